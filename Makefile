@@ -1,0 +1,39 @@
+# draftree: `make demo` runs the main job on a real model, `make test` runs the tests; both set everything up.
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: setup demo test check bench docs clean
+
+setup: $(VENV)/.setup-done
+
+# torch first and by itself, so that the build named in TORCH (a CPU or a CUDA one) is the one that stays
+$(VENV)/.setup-done: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftree needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet --editable ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/draftree demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/draftree bench smollm2-135m-instruct --draft none --draft ngram --peer
+
+docs: setup
+	$(BIN)/python docs/build.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

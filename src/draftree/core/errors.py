@@ -1,0 +1,89 @@
+"""Every error that Draftree raises on purpose.
+
+    DraftreeError
+    ├── ConfigurationError (ValueError)     a method, option or combination that can not be honoured
+    │   └── VocabularyMismatchError         drafter and target do not share one vocabulary
+    ├── InvalidRequestError (ValueError)    a prompt or sampling parameter that can not be honoured
+    ├── ModelError (RuntimeError)
+    │   ├── ModelNotFoundError              no such name, folder, file or hub id
+    │   ├── ModelLoadError                  found, but broken or unreadable
+    │   └── UnsupportedModelError           read, but its kind can not be decoded here
+    ├── WeightsError (RuntimeError)         weights could not be fetched, checked or converted
+    └── GenerationError (RuntimeError)      a request failed while it was being written
+        └── NonFiniteLogitsError            the model gave NaN, or no token was left to choose
+
+A message has three parts: what was asked, what is the case, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigurationError",
+    "DraftreeError",
+    "GenerationError",
+    "InvalidRequestError",
+    "ModelError",
+    "ModelLoadError",
+    "ModelNotFoundError",
+    "NonFiniteLogitsError",
+    "UnsupportedModelError",
+    "VocabularyMismatchError",
+    "WeightsError",
+    "suggestion",
+]
+
+
+class DraftreeError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigurationError(DraftreeError, ValueError):
+    """A method, an option or a combination that can not be honoured."""
+
+
+class VocabularyMismatchError(ConfigurationError):
+    """Drafter and target do not share one vocabulary."""
+
+
+class InvalidRequestError(DraftreeError, ValueError):
+    """A prompt or a sampling parameter that can not be honoured."""
+
+
+class ModelError(DraftreeError, RuntimeError):
+    """A model that can not be had or used."""
+
+
+class ModelNotFoundError(ModelError):
+    """No such name, folder, file or hub id."""
+
+
+class ModelLoadError(ModelError):
+    """The model was found, but is broken or unreadable."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model was read, but its kind can not be decoded here."""
+
+
+class WeightsError(DraftreeError, RuntimeError):
+    """Weights could not be fetched, checked or converted."""
+
+
+class GenerationError(DraftreeError, RuntimeError):
+    """A request failed while it was being written."""
+
+
+class NonFiniteLogitsError(GenerationError):
+    """The model gave NaN or infinite logits, or the sampling controls left no token."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known word, or all of them: the last part of an error message."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'? (known: {', '.join(names)})"
+    return f"known: {', '.join(names)}"

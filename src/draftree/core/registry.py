@@ -1,0 +1,197 @@
+"""Methods by name: a file in a seam's folder is a method, and the file's name is its name everywhere.
+
+Nothing is listed by hand. `Registry` reads a package's folder; a method's file holds one subclass of the seam's
+base with an inner `Config` (a frozen dataclass), and its summary is the first line of the file's docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from draftree.core.errors import ConfigurationError, suggestion
+
+Base = TypeVar("Base")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A method as a user writes it: `name`, `name:argument`, `name:argument,key=value,...`."""
+
+    name: str
+    argument: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        head = self.name if self.argument is None else f"{self.name}:{self.argument}"
+        return ",".join([head, *(f"{key}={value}" for key, value in self.options)])
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method found in a folder, not imported yet."""
+
+    name: str
+    module: str
+    summary: str
+
+
+class Registry(Generic[Base]):
+    """The methods of one seam.
+
+    Args:
+        package: dotted name of the seam's package.
+        base: dotted name of the abstract class, as "module:Class".
+        kind: what a method is called in messages ("drafter").
+        support: modules of the folder that are no methods.
+    """
+
+    def __init__(self, package: str, base: str, *, kind: str, support: frozenset[str] = frozenset({"base"})) -> None:
+        self.package = package
+        self.kind = kind
+        self._base = base
+        self._support = support
+
+    def methods(self) -> list[Method]:
+        """All methods of the folder, by name; reads files, imports none of them."""
+        folder = importlib.import_module(self.package).__path__
+        found = []
+        for info in pkgutil.iter_modules(folder):
+            if info.name not in self._support and not info.name.startswith("_"):
+                path = Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
+                docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+                name = info.name.replace("_", "-")
+                found.append(Method(name, f"{self.package}.{info.name}", docstring.split("\n", 1)[0]))
+        return sorted(found, key=lambda method: method.name)
+
+    def names(self) -> list[str]:
+        """Names of all methods."""
+        return [method.name for method in self.methods()]
+
+    def find(self, name: str) -> type[Base]:
+        """The class of a method.
+
+        Raises:
+            ConfigurationError: no such method.
+        """
+        for method in self.methods():
+            if method.name == name:
+                return self._class_in(method.module)
+        raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, self.names())}")
+
+    def _class_in(self, module_name: str) -> type[Base]:
+        home, _, attribute = self._base.partition(":")
+        base = getattr(importlib.import_module(home), attribute)
+        module = importlib.import_module(module_name)
+        classes = [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
+        ]
+        if len(classes) != 1:
+            raise ConfigurationError(f"{module_name} must define exactly one {self.kind}, it defines {len(classes)}")
+        return classes[0]
+
+    def configure(self, spec: Spec) -> tuple[type[Base], Any]:
+        """The class of a spec and its validated configuration.
+
+        Raises:
+            ConfigurationError: no such method, unknown option, wrong type or value out of range.
+        """
+        cls = self.find(spec.name)
+        return cls, build_config(cls.Config, spec, self.kind)  # type: ignore[attr-defined]
+
+    def parse(self, text: str) -> list[Spec]:
+        """Specs of `a+b:x,key=value`. A plus sign parts two specs only where a known name follows it.
+
+        Raises:
+            ConfigurationError: unknown name or malformed option.
+        """
+        known = "|".join(re.escape(name) for name in sorted(self.names(), key=len, reverse=True))
+        pieces = re.split(rf"\+(?=(?:{known})(?:[:,+]|$))", text) if known else [text]
+        return [self._parse_one(piece.strip()) for piece in pieces]
+
+    def _parse_one(self, text: str) -> Spec:
+        head, *rest = text.split(",")
+        name, colon, argument = head.partition(":")
+        if not name:
+            raise ConfigurationError(f"empty {self.kind} in '{text}': {suggestion('', self.names())}")
+        options = []
+        for item in rest:
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise ConfigurationError(f"option '{item}' of {self.kind} '{name}' is not of the form key=value")
+            options.append((key.strip(), value.strip()))
+        return Spec(name.strip(), argument if colon else None, tuple(options))
+
+
+def build_config(config_class: type, spec: Spec, kind: str) -> Any:
+    """A config dataclass from a spec. The part behind the colon goes to the field marked `argument`.
+
+    Raises:
+        ConfigurationError: unknown option, missing argument, wrong type or value out of range.
+    """
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    hints = typing.get_type_hints(config_class)
+    values: dict[str, Any] = {}
+    for name, text in _named_values(spec, fields, kind):
+        values[name] = _convert(text, hints[name], f"option '{name}' of {kind} '{spec.name}'")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigurationError(f"{kind} '{spec.name}' needs {missing[0]}: write {spec.name}:{missing[0].upper()}")
+    try:
+        return config_class(**values)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"{kind} '{spec}': {error}") from error
+
+
+def _named_values(spec: Spec, fields: dict[str, dataclasses.Field[Any]], kind: str) -> Iterator[tuple[str, str]]:
+    positional = next((field.name for field in fields.values() if field.metadata.get("argument")), None)
+    if spec.argument is not None:
+        if positional is None:
+            raise ConfigurationError(f"{kind} '{spec.name}' takes nothing behind a colon, got '{spec.argument}'")
+        if not spec.argument:
+            raise ConfigurationError(f"{kind} '{spec.name}:' needs {positional} behind the colon")
+        yield positional, spec.argument
+    seen = set() if spec.argument is None else {positional}
+    for key, value in spec.options:
+        name = key.replace("-", "_")
+        if name not in fields:
+            known = [field.replace("_", "-") for field in fields]
+            hint = suggestion(key, known) if known else "it takes none"
+            raise ConfigurationError(f"unknown option '{key}' of {kind} '{spec.name}': {hint}")
+        if name in seen:
+            raise ConfigurationError(f"option '{key}' of {kind} '{spec.name}' is given twice")
+        seen.add(name)
+        yield name, value
+
+
+def _convert(text: str, hint: Any, what: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    try:
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+        return hint(text)
+    except (ValueError, KeyError) as error:
+        raise ConfigurationError(f"{what} must be {_article(hint)}, got '{text}'") from error
+
+
+def _article(hint: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, hint.__name__)

@@ -1,0 +1,70 @@
+"""Small values that pass through the seams: budgets, verdicts and the record of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a sequence may draft in one round. Zero nodes is allowed: the round is then plain decoding.
+
+    Attributes:
+        num_nodes: nodes at most.
+        depth: levels at most.
+        min_confidence: a drafter stops below a node whose probability under its own law is under this;
+            the node itself is kept, since dropping it would bias rules that look at the draft law.
+    """
+
+    num_nodes: int
+    depth: int
+    min_confidence: float = 0.0
+
+    def within(self, num_nodes: int, depth: int) -> Budget:
+        """The same budget, held to these limits."""
+        return Budget(max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth)), self.min_confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier keeps of a tree.
+
+    Attributes:
+        path: accepted nodes from the root down, as indices into the tree; may be empty.
+        bonus: the token chosen where the walk ends; it was not drafted.
+    """
+
+    path: tuple[int, ...]
+    bonus: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRecord:
+    """What one sequence did in one round; raw counts, from which readers derive rates.
+
+    `num_accepted` counts drafted tokens that were written: tokens cut by a stop or a limit are not in it.
+    """
+
+    request_id: str
+    prefix_length: int
+    num_drafted: int
+    draft_depth: int
+    num_accepted: int
+    num_written: int
+    num_in_path: int
+    """Drafted tokens the verifier accepted, before any cut by a stop or a limit: what planners learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One pass of the loop: seconds by phase, and a row for every sequence in the batch."""
+
+    plan_seconds: float
+    draft_seconds: float
+    score_seconds: float
+    verify_seconds: float
+    commit_seconds: float
+    total_seconds: float
+    num_rows: int
+    """Tokens in the target's pass: roots and drafted nodes."""
+    sequences: tuple[SequenceRecord, ...] = field(default=())

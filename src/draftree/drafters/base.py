@@ -1,0 +1,111 @@
+"""The draft seam: a drafter guesses a token tree for every sequence of a batch.
+
+A drafter holds weights and configuration. What it knows about one sequence lies in the state that `open` gives
+and the engine keeps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from draftree.core.registry import Registry
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget, Verdict
+from draftree.models.base import LanguageModel
+from draftree.sampling.controls import Controls
+from draftree.sampling.history import History
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """What a drafter sees of a sequence: the written tokens (read only) and the request's controls."""
+
+    history: History
+    controls: Controls
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraftModel:
+    """A model that a drafter steps, and the tokens it knows by id (None where the model has no tokenizer)."""
+
+    model: LanguageModel
+    vocabulary: Sequence[str] | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What the front gives a drafter when it builds it.
+
+    Attributes:
+        target: the model whose text is wanted.
+        vocabulary: the target's tokens by id, None where it has no tokenizer.
+        draw: how children must be drawn, as agreed with the verifier.
+        shares_noise: whether candidates are ranked with the request's own noise (else with another stream).
+        load_model: loads the model that a spec names.
+    """
+
+    target: LanguageModel
+    vocabulary: Sequence[str] | None
+    draw: Draw
+    shares_noise: bool
+    load_model: Callable[[str], LoadedDraftModel]
+
+
+class Drafter(ABC, Generic[State]):
+    """Guesses ahead. Built as `cls(config, context)`."""
+
+    Config: ClassVar[type]
+    needs_trees: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def draws(cls, config: Any) -> frozenset[Draw]:
+        """The draws that this configuration can give; known before weights are loaded."""
+
+    @classmethod
+    @abstractmethod
+    def default_depth(cls, config: Any) -> int:
+        """Tokens ahead that this configuration guesses where the planner does not say."""
+
+    @abstractmethod
+    def __init__(self, config: Any, context: DraftContext) -> None: ...
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for this many open sequences of this many tokens."""
+
+    @abstractmethod
+    def open(self, sequence: SequenceView) -> State:
+        """State for a new sequence."""
+
+    @abstractmethod
+    def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, within its budget; an empty tree is always allowed."""
+
+    def observe(self, states: Sequence[State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        """What became of the last trees. The histories already hold the written tokens."""
+
+    def close(self, state: State) -> None:
+        """Give back what a sequence held."""
+
+
+class SequenceDrafter(Drafter[State]):
+    """A drafter that thinks of one sequence at a time."""
+
+    def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """Draft one sequence after the other."""
+        return [self.draft_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
+
+    @abstractmethod
+    def draft_one(self, state: State, budget: Budget) -> TokenTree:
+        """The tree of one sequence."""
+
+
+DRAFTERS: Registry[Drafter] = Registry(  # type: ignore[type-arg]
+    "draftree.drafters", "draftree.drafters.base:Drafter", kind="drafter", support=frozenset({"base", "growth"})
+)

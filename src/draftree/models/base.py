@@ -1,0 +1,124 @@
+"""The model seam: a slot holds a committed prefix and a tentative tree.
+
+Prefill, decoding, verification, a drafter that grows its tree level by level and beam search are all `extend`
+and `commit`. So is a model behind a network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Slot(ABC):
+    """One sequence's place in the memory of a model. Mutated by its model only."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+
+    @property
+    @abstractmethod
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Tokens to append to a slot's tentative tree in one pass.
+
+    Attributes:
+        slot: where.
+        tokens: the token ids.
+        parents: for each token the tentative node it follows (counted over the slot's whole tentative tree, so
+            earlier calls' nodes can be named), or -1 for the end of the committed prefix.
+        logits_at: which of these tokens' logits are wanted, ascending; None for all.
+    """
+
+    slot: Slot
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    logits_at: Sequence[int] | None = None
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits this job asks for."""
+        return len(self.tokens) if self.logits_at is None else len(self.logits_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a pass gave: the asked logits of all jobs, job after job.
+
+    Attributes:
+        logits: shape (asked rows, vocab); float32, or float64 for a float64 model.
+        starts: first row of each job, and the total behind them.
+    """
+
+    logits: Tensor
+    starts: tuple[int, ...]
+
+    def of(self, job: int) -> Tensor:
+        """Logits of one job, shape (asked rows, vocab); a view."""
+        return self.logits[self.starts[job] : self.starts[job + 1]]
+
+
+class LanguageModel(ABC):
+    """A causal language model with slots."""
+
+    vocab_size: int
+    max_length: int
+    """Positions the model knows: longest prefix plus tree depth."""
+    supports_trees: bool
+    """False: only chains may be tentative."""
+    device: torch.device
+    dtype: torch.dtype
+
+    @abstractmethod
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room for this many open slots of this many tokens, tentative ones included. Never shrinks."""
+
+    @abstractmethod
+    def open(self) -> Slot:
+        """An empty slot."""
+
+    @abstractmethod
+    def extend(self, jobs: Sequence[Extend]) -> Scores:
+        """Append tentative nodes to slots, all in one batched pass; a slot occurs in one job at most."""
+
+    @abstractmethod
+    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+        """These tentative nodes, in order from the prefix down, become prefix; the rest is dropped."""
+
+    @abstractmethod
+    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
+        """Drop all tentative nodes but these, which keep their order and are renumbered 0, 1, ...
+
+        A kept node needs its parent kept.
+        """
+
+    @abstractmethod
+    def fork(self, slot: Slot) -> Slot:
+        """A new slot with the same committed prefix and an empty tree."""
+
+    @abstractmethod
+    def close(self, slot: Slot) -> None:
+        """Give the slot back. A closed slot must not be used again."""
+
+    def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
+        """`commit` for a batch; a model may do it in fewer operations."""
+        for slot, nodes in zip(slots, paths, strict=True):
+            self.commit(slot, nodes)
+
+
+def starts_of(jobs: Sequence[Extend]) -> tuple[int, ...]:
+    """First row of each job in `Scores.logits`, and the total behind them."""
+    starts = [0]
+    for job in jobs:
+        starts.append(starts[-1] + job.num_logits)
+    return tuple(starts)

@@ -1,0 +1,52 @@
+"""The tokens of one sequence, prompt and output, in one growing array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class History:
+    """Tokens written so far. Only the engine appends; drafters and processors read.
+
+    Args:
+        prompt: token ids of the prompt, at least one.
+        capacity: tokens to make room for at first; the array doubles when it is full.
+    """
+
+    __slots__ = ("_buffer", "_length", "prompt_length")
+
+    def __init__(self, prompt: Sequence[int], *, capacity: int = 0) -> None:
+        self.prompt_length = len(prompt)
+        self._buffer = np.empty(max(capacity, len(prompt), 16), dtype=np.int64)
+        self._buffer[: len(prompt)] = prompt
+        self._length = len(prompt)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All tokens, int64 of shape (tokens,): a view, valid until the next append."""
+        return self._buffer[: self._length]
+
+    @property
+    def output(self) -> np.ndarray:
+        """Tokens behind the prompt: a view, valid until the next append."""
+        return self._buffer[self.prompt_length : self._length]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens written behind the prompt."""
+        return self._length - self.prompt_length
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Write tokens behind the others."""
+        end = self._length + len(tokens)
+        if end > len(self._buffer):
+            grown = np.empty(max(2 * len(self._buffer), end), dtype=np.int64)
+            grown[: self._length] = self.tokens
+            self._buffer = grown
+        self._buffer[self._length : end] = tokens
+        self._length = end

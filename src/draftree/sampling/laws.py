@@ -1,0 +1,164 @@
+"""Logits become laws and picks: for target and drafter alike, here and nowhere else.
+
+A row is a node of a token tree (or its root). Its law depends on the request's controls and on the tokens
+before it: the history and the drafted tokens on the way from the root to the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.core.noise import Noise, gumbel
+from draftree.sampling.controls import Controls
+from draftree.sampling.history import History
+from draftree.sampling.processors import RowContext
+
+
+@dataclass(frozen=True, slots=True)
+class LawRows:
+    """Rows of logits that belong to one sequence.
+
+    Attributes:
+        history: the written tokens; the last one is the root.
+        controls: the request's sampling controls.
+        paths: for each row the drafted tokens from the root down to its node; empty for the root itself.
+    """
+
+    history: History
+    controls: Controls
+    paths: Sequence[Sequence[int]]
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of the token that each row chooses."""
+        start = len(self.history)
+        return [start + len(path) for path in self.paths]
+
+
+class Laws:
+    """The processed laws of all rows of a pass.
+
+    Args:
+        raw: the model's logits, shape (rows, vocab).
+        rows: whose rows they are, in order; together they cover `raw`.
+    """
+
+    def __init__(self, raw: Tensor, rows: Sequence[LawRows]) -> None:
+        self.raw = raw
+        self.rows = rows
+        starts = [0]
+        for entry in rows:
+            starts.append(starts[-1] + len(entry.paths))
+        self._starts = starts
+        self.logits = self._processed()
+        self._picks: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, index: int) -> NodeLaws:
+        """The laws of one sequence."""
+        return NodeLaws(self, index)
+
+    def span(self, index: int) -> slice:
+        """Where the rows of a sequence lie."""
+        return slice(self._starts[index], self._starts[index + 1])
+
+    def _processed(self) -> Tensor:
+        if all(entry.controls.is_plain for entry in self.rows):
+            return self.raw
+        logits = self.raw.clone()
+        for index, entry in enumerate(self.rows):
+            controls = entry.controls
+            if controls.is_plain:
+                continue
+            span = self.span(index)
+            part = logits[span]
+            if controls.processors:
+                context = RowContext(entry.history, entry.paths, part.device)
+                for processor in controls.processors:
+                    part = processor.apply(part, context)
+            if controls.temperature > 0:
+                part = part / controls.temperature
+            for keep in controls.filters:
+                part = keep.apply(part)
+            logits[span] = part
+        return logits
+
+    def finite(self) -> list[bool]:
+        """For each sequence, whether every row has a token to choose and no NaN."""
+        if not self.rows:
+            return []
+        good = self.logits.amax(dim=-1).isfinite().tolist()
+        return [all(good[self.span(index)]) for index in range(len(self.rows))]
+
+    def perturbed(self, streams: Sequence[Noise]) -> Tensor:
+        """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
+
+        Args:
+            streams: one noise a sequence.
+
+        Returns:
+            Shape (rows, vocab). The largest entry of a row is its pick; the k largest are k draws without
+            replacement from its law (Gumbel-top-k).
+        """
+        noisy = [index for index, entry in enumerate(self.rows) if entry.controls.temperature > 0]
+        if not noisy:
+            return self.logits
+        token_ids = torch.arange(self.logits.shape[-1], dtype=torch.int32, device=self.logits.device)
+        if len(noisy) == len(self.rows):
+            return self.logits + gumbel(self._keys(noisy, streams), token_ids)
+        scores = self.logits.clone()
+        for index in noisy:
+            scores[self.span(index)] += gumbel(self._keys([index], streams), token_ids)
+        return scores
+
+    def _keys(self, indices: Sequence[int], streams: Sequence[Noise]) -> list[tuple[int, int]]:
+        return [streams[index].keys(position) for index in indices for position in self.rows[index].positions]
+
+    def picks(self) -> list[int]:
+        """The pick of every row under its request's own noise; one transfer from the device."""
+        if self._picks is None:
+            scores = self.perturbed([entry.controls.noise for entry in self.rows])
+            self._picks = scores.argmax(dim=-1).tolist()
+        return self._picks
+
+
+class NodeLaws:
+    """The laws of one sequence: row 0 is the root's, row 1 + i is tree node i's."""
+
+    __slots__ = ("_index", "_laws")
+
+    def __init__(self, laws: Laws, index: int) -> None:
+        self._laws = laws
+        self._index = index
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of the token that each row chooses."""
+        return self._laws.rows[self._index].positions
+
+    @property
+    def logits(self) -> Tensor:
+        """Processed logits over temperature, shape (rows, vocab); -inf where a control forbids the token."""
+        return self._laws.logits[self._laws.span(self._index)]
+
+    @property
+    def raw(self) -> Tensor:
+        """The model's own logits, shape (rows, vocab)."""
+        return self._laws.raw[self._laws.span(self._index)]
+
+    def picks(self) -> list[int]:
+        """The request's pick at every row."""
+        return self._laws.picks()[self._laws.span(self._index)]
+
+    def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        """The law of these rows, shape (rows, vocab), sums to 1; at temperature 0 all on the largest logit."""
+        logits = self.logits[rows]
+        if self._laws.rows[self._index].controls.temperature > 0:
+            return torch.softmax(logits, dim=-1)
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
