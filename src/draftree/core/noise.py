@@ -62,9 +62,10 @@ class Noise:
         return _signed32(state), _signed32(state >> 32)
 
     def uniform(self, position: int, index: int = 0) -> float:
-        """A number in (0, 1) with 53 bits, for a position and an index at it."""
+        """A number in (0, 1) with 52 bits, for a position and an index at it."""
         state = _mix64(_mix64(self.seed ^ 0xD1342543DE82EF95) + _mix64((position << 20) ^ index))
-        return ((state >> 11) + 0.5) * 2.0**-53
+        # a 53rd bit would leave no room for the half, and the largest number would round up to 1
+        return ((state >> 12) + 0.5) * 2.0**-52
 
     def gumbel(self, position: int, token_ids: Tensor) -> Tensor:
         """Standard Gumbel noise of some tokens at a position; float32, shape of `token_ids`."""

@@ -1,4 +1,4 @@
-"""The verify seam: a pure function of a tree, the target's laws and noise.
+"""The verify seam: a pure function of a tree, the target's laws and chance.
 
 A verifier sees no model, cache, tokenizer or clock.
 """
@@ -6,13 +6,14 @@ A verifier sees no model, cache, tokenizer or clock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from draftree.core.noise import Noise
 from draftree.core.registry import Registry
-from draftree.core.tree import Draw, TokenTree
+from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.chance import Chance
 
 
 class Verifier(ABC):
@@ -28,20 +29,42 @@ class Verifier(ABC):
     """Whether the drafter may rank with the request's own noise. Rules that look at the draft law must not share:
     a draw that the verifier's noise explains is no draw."""
     needs_laws: ClassVar[bool] = False
-    """Whether trees must carry the laws that their nodes were drawn from."""
+    """Whether trees must carry the laws that their nodes were drawn from (point draws need none)."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     @abstractmethod
-    def verify(self, tree: TokenTree, laws: NodeLaws, noise: Noise) -> Verdict:
+    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
         """Walk the tree.
 
         Args:
             tree: the drafted tree, possibly empty.
             laws: the target's laws; row 0 at the root, row 1 + i at node i.
-            noise: a stream of this round alone, independent of whatever drafted.
+            chance: decisions of this round alone, independent of whatever drafted.
         """
 
 
-VERIFIERS: Registry[Verifier] = Registry("draftree.verifiers", "draftree.verifiers.base:Verifier", kind="verifier")
+def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
+    """The longest way down from the root over kept nodes; the first drafted among equals.
+
+    Args:
+        tree: the drafted tree.
+        is_kept: asked once for every node whose parent is kept, or is the root.
+    """
+    depth_of = {ROOT: 0}
+    deepest = ROOT
+    for node, parent in enumerate(tree.parents):
+        if parent in depth_of and is_kept(node):
+            depth_of[node] = depth_of[parent] + 1
+            if depth_of[node] > depth_of[deepest]:
+                deepest = node
+    return tree.path(deepest)
+
+
+VERIFIERS: Registry[Verifier] = Registry(
+    "draftree.verifiers",
+    "draftree.verifiers.base:Verifier",
+    kind="verifier",
+    support=frozenset({"base", "chance", "ratios"}),
+)

@@ -1,0 +1,42 @@
+"""Keeps what the target itself would have written: its picks under the request's own noise. Any tree, any drafter.
+
+At every node the target's pick is argmax(log law + noise), a function of the seed, the position and the logits.
+The walk goes on for as long as the pick is one of the children; the pick where it ends is the bonus. The text is
+therefore plain decoding's, token for token, whatever was drafted and however; at temperature 0 there is no noise
+and the rule is greedy verification.
+
+Source: Daliri, Musco, Suresh, arXiv 2408.07978 (drafter-invariant speculative decoding by Gumbel coupling);
+Kobus, Gündüz, arXiv 2504.15475 (exponential races; trees). Greedy: SpecInfer, arXiv 2305.09781, VerifyGreedy.
+Lossless, and drafter-invariant. Costs nothing beyond the picks. A drafter that ranks with the same noise offers
+the pick first with probability J(T, D) = sum_i 1 / sum_j max(T_j/T_i, D_j/D_i): on a chain that is less than the
+sum of min(T, D) that `token` reaches, so a single chain at high temperature loses some acceptance to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Verdict
+from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.base import Verifier, deepest_path
+from draftree.verifiers.chance import Chance
+
+
+@final
+class Coupled(Verifier):
+    """Walks while the pick is a child; looks at no draft law, hence takes all draws."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Takes no options."""
+
+    accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    shares_noise: ClassVar[bool] = True
+
+    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+        """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
+        picks = laws.picks()
+        path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
+        return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])

@@ -1,0 +1,39 @@
+"""Keeps the target's picks, as `coupled` does, with noise that the drafter does not share.
+
+The target samples its own token at every node, and a child is kept if it is that token: nothing is asked of the
+drafter but a guess. The walk and the text are those of `coupled`; only the drafter ranks its candidates without
+the request's noise (at temperature 0 the two are one rule).
+
+Source: naive sampling in SpecInfer, arXiv 2305.09781, section 4.3; the usual rule where a drafter gives no
+probabilities. Lossless, and drafter-invariant. Costs nothing beyond the picks. A drawn child is kept with
+probability sum(T * D), at most what `coupled` or any rule with ratios keeps: here to be compared with, and for
+drafters that must not see the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Verdict
+from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.base import Verifier, deepest_path
+from draftree.verifiers.chance import Chance
+
+
+@final
+class Match(Verifier):
+    """Walks while the pick is a child; looks at no draft law, hence takes all draws."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Takes no options."""
+
+    accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+
+    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+        """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
+        picks = laws.picks()
+        path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
+        return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])

@@ -1,0 +1,115 @@
+"""What the rules that compare the target's law with the draft law have in common.
+
+All in float64 on the host: ratios and residuals of float32 laws lose digits that decide rare tokens, and sums
+there depend on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import ROOT, Draw, TokenTree, is_chain
+from draftree.core.types import Verdict
+from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.chance import Chance
+
+WITH_LAWS = frozenset({Draw.IID, Draw.POINT, Draw.WITHOUT_REPLACEMENT})
+"""All draws of which a law is known."""
+
+
+def require_chain(tree: TokenTree, rule: str) -> None:
+    """Refuse a tree with branches.
+
+    Raises:
+        ConfigurationError: a node has two children.
+    """
+    if not is_chain(tree.parents):
+        raise ConfigurationError(
+            f"verifier '{rule}' reads chains, and was given a tree with branches: "
+            "draft a chain, or verify with coupled, multistep, recursive or traversal"
+        )
+
+
+def target_law(laws: NodeLaws, row: int) -> Tensor:
+    """The target's law at a row (0 the root, 1 + i node i); float64, sums to 1."""
+    law = laws.probs([row])[0].to("cpu", torch.float64)
+    return law / law.sum()
+
+
+def draft_law(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
+    """The law that a node was drawn from once the tokens in `used` were gone; float64, sums to 1.
+
+    A token to which its law gives nothing (float32 may be too small for what was left) counts as chosen with
+    certainty, as a point draw does: a law all on that token, under which every rule is right for any choice.
+
+    Raises:
+        ConfigurationError: the tree's draw has a law, and the tree carries none.
+    """
+    token = tree.tokens[node]
+    if tree.draw is Draw.POINT:
+        law = torch.zeros(vocab_size, dtype=torch.float64)
+    elif tree.laws is None:
+        raise ConfigurationError(
+            f"a tree of {tree.draw.value} draws came without the draft laws that this verifier compares with: "
+            "take a drafter that gives them, or verify with coupled or match"
+        )
+    else:
+        law = tree.laws[node].to("cpu", torch.float64, copy=True)
+        law[list(used)] = 0.0
+    if law[token] <= 0:
+        law.zero_()[token] = 1.0
+    return law / law.sum()
+
+
+def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[int]:
+    """Tokens that were gone from the draft law when the index-th of these siblings was drawn."""
+    if tree.draw is not Draw.WITHOUT_REPLACEMENT:
+        return []
+    return [tree.tokens[node] for node in siblings[:index]]
+
+
+def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0) -> float:
+    """min(1, weight * T(token) / D(token)); D(token) is positive."""
+    return min(1.0, weight * target[token].item() / draft[token].item())
+
+
+def residual(target: Tensor, draft: Tensor, *, weight: float = 1.0) -> Tensor:
+    """What is left of the target's law once the draft's share is taken: (weight * T - D)+, not normalised."""
+    return (weight * target - draft).clamp_(min=0.0)
+
+
+def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
+    """Weights over their sum; `otherwise` where nothing is left.
+
+    Nothing is left of a law that equals the draft's: then the reject that led here was a rounding error, and any
+    law is as right as another.
+    """
+    total = weights.sum()
+    return weights / total if total > 0 else otherwise
+
+
+def walk_siblings(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    """Try the children of a node in draw order, each against what the rejected ones left; go down where one is kept.
+
+    Child x_i, drawn from D_i, is kept with probability min(1, T(x_i) / D_i(x_i)), or T becomes norm((T - D_i)+).
+    Where children were drawn without replacement, D_i is the draft law without the earlier children.
+    """
+    children = tree.children()
+    path: list[int] = []
+    node = ROOT
+    while True:
+        target = target_law(laws, node + 1)
+        siblings = children[node + 1]
+        for index, child in enumerate(siblings):
+            draft = draft_law(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
+            if chance.accepts(acceptance(target, draft, tree.tokens[child])):
+                path.append(child)
+                node = child
+                break
+            target = normalised(residual(target, draft), otherwise=target)
+        else:
+            return Verdict(tuple(path), chance.draw(target))
