@@ -1,0 +1,94 @@
+"""Processors that forbid tokens: repeated n-grams, bad words, and an end that comes too early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from draftree.sampling.processors import NO_TOKEN, Processor, RowContext, forbid
+
+_ANY_TOKEN = NO_TOKEN - 1
+
+
+class NoRepeatNgram(Processor):
+    """Forbids every token that would end a run of `size` tokens that is in prompt, output and path already.
+
+    Args:
+        size: tokens in a run, at least 1.
+    """
+
+    __slots__ = ("_size",)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Logits with such tokens at -inf."""
+        tokens = context.tokens
+        if tokens.shape[1] < self._size:
+            return logits
+        rows, starts = self._repeats(tokens)
+        return forbid(logits, rows, tokens[rows, starts + self._size - 1])
+
+    def _repeats(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row and first column of every run whose tokens but the last are the row's newest tokens."""
+        last = self._size - 1
+        if last == 0:
+            rows, starts = np.nonzero(tokens != NO_TOKEN)
+            return rows, starts
+        # One dense comparison, with the newest token; few places are left for the others. A row shorter than
+        # a run has NO_TOKEN among its newest: only its own end fits that, and nothing follows the end.
+        newest = tokens[:, -last:]
+        rows, starts = np.nonzero(tokens[:, last - 1 : -1] == newest[:, -1:])
+        for column in range(last - 1):
+            fits = tokens[rows, starts + column] == newest[rows, column]
+            rows, starts = rows[fits], starts[fits]
+        return rows, starts
+
+
+class BadWords(Processor):
+    """Forbids the last token of a word where prompt, output and path end with its other tokens.
+
+    Args:
+        words: token ids of each, at least one.
+    """
+
+    __slots__ = ("_lasts", "_prefixes")
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        longest = max(map(len, words))
+        self._lasts = np.array([word[-1] for word in words], dtype=np.int64)
+        self._prefixes = np.full((len(words), longest - 1), _ANY_TOKEN, dtype=np.int64)
+        for row, word in enumerate(words):
+            self._prefixes[row, longest - len(word) :] = word[:-1]
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Logits with such tokens at -inf."""
+        tails = context.tails(self._prefixes.shape[1])[:, None]
+        fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
+        rows, words = np.nonzero(fits.all(axis=-1))
+        return forbid(logits, rows, self._lasts[words])
+
+
+class MinTokens(Processor):
+    """Forbids the tokens that would end the text before it has so many tokens, path included.
+
+    Args:
+        least: tokens behind the prompt that must be there before the end.
+        stop_ids: the tokens that end the text.
+    """
+
+    __slots__ = ("_least", "_stop_ids")
+
+    def __init__(self, least: int, stop_ids: Sequence[int]) -> None:
+        self._least = least
+        self._stop_ids = np.array(stop_ids, dtype=np.int64)
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Logits with these tokens at -inf in rows that come too early."""
+        early = np.flatnonzero(context.num_output_tokens < self._least)
+        if not len(early):
+            return logits
+        return forbid(logits, np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early)))

@@ -1,0 +1,136 @@
+"""A request's sampling parameters made ready for one model: what is applied to its logits, and in which order.
+
+Order: logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, bad words, minimum of
+tokens; then temperature; then top-k, top-p, min-p. Where transformers has these controls it has them in this
+order. At temperature 0 the filters are left out: they never remove the likeliest token, so they change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from draftree.core.errors import InvalidRequestError
+from draftree.core.noise import Noise
+from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
+from draftree.sampling.filters import Filter, MinP, TopK, TopP
+from draftree.sampling.params import SamplingParams
+from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
+from draftree.sampling.processors import Processor
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """How the logits of one sequence become laws and picks.
+
+    Attributes:
+        params: what the user asked for.
+        noise: the sequence's own noise.
+        temperature: 0 takes the largest logit.
+        processors: applied to the model's logits, in order.
+        filters: applied behind the temperature, in order; empty at temperature 0.
+        stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
+    """
+
+    params: SamplingParams
+    noise: Noise
+    temperature: float
+    processors: tuple[Processor, ...]
+    filters: tuple[Filter, ...]
+    stop_ids: frozenset[int]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model's logits are used as they are."""
+        return not self.processors and not self.filters and self.temperature in (0.0, 1.0)
+
+
+def build_controls(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    eos_ids: Sequence[int] = (),
+    encode: Encode | None = None,
+    seed: int,
+) -> Controls:
+    """Make a request's parameters ready for a model.
+
+    Args:
+        params: what the user asked for.
+        vocab_size: width of the model's logits.
+        eos_ids: the model's end-of-text ids.
+        encode: text to token ids without special tokens; needed for bad words only.
+        seed: the sequence's seed; `params.seed` is not read, since a fresh seed or one of n may stand for it.
+
+    Raises:
+        InvalidRequestError: a token id outside the vocabulary, or bad words without a tokenizer.
+    """
+    _check_ids("logit_bias", params.logit_bias or (), vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise InvalidRequestError(
+            f"logprobs={params.logprobs} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most"
+        )
+    stop_ids = frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else eos_ids)
+    return Controls(
+        params=params,
+        noise=Noise(seed),
+        temperature=params.temperature,
+        processors=tuple(_processors(params, stop_ids, encode)),
+        filters=tuple(_filters(params, vocab_size)),
+        stop_ids=stop_ids,
+    )
+
+
+def _processors(params: SamplingParams, stop_ids: frozenset[int], encode: Encode | None) -> Iterable[Processor]:
+    if params.logit_bias:
+        yield LogitBias(params.logit_bias)
+    if params.repetition_penalty != 1.0:
+        yield RepetitionPenalty(params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        yield CountPenalty(params.presence_penalty, params.frequency_penalty)
+    if params.no_repeat_ngram_size:
+        yield NoRepeatNgram(params.no_repeat_ngram_size)
+    if params.bad_words:
+        yield BadWords(_encoded(params.bad_words, encode))
+    if params.min_tokens and stop_ids:
+        yield MinTokens(params.min_tokens, sorted(stop_ids))
+
+
+def _filters(params: SamplingParams, vocab_size: int) -> Iterable[Filter]:
+    if params.temperature == 0:
+        return
+    if 0 < params.top_k < vocab_size:
+        yield TopK(params.top_k)
+    if params.top_p < 1:
+        yield TopP(params.top_p)
+    if params.min_p > 0:
+        yield MinP(params.min_p)
+
+
+def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
+    """Token ids of every word as it stands and behind a space, where many vocabularies have another token."""
+    if encode is None:
+        raise InvalidRequestError(
+            f"bad_words={list(words)!r} need a tokenizer, and this model has none: "
+            "forbid token ids instead, by logit_bias={id: -inf}"
+        )
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word}"):
+            ids = tuple(encode(text))
+            if not ids:
+                raise InvalidRequestError(f"bad_words: the tokenizer has no tokens for {word!r}: leave it out")
+            found[ids] = None
+    return [list(ids) for ids in found]
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    outside = [token for token in ids if not 0 <= token < vocab_size]
+    if outside:
+        raise InvalidRequestError(
+            f"{name} names token {outside[0]}, but the model's vocabulary ends at {vocab_size - 1}: "
+            f"take ids from 0 to {vocab_size - 1}"
+        )

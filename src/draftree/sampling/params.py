@@ -1,0 +1,225 @@
+"""What a user may ask of sampling: names and defaults of vLLM's `SamplingParams`, where it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftree.core.errors import InvalidRequestError
+
+_MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
+_MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
+
+
+def _field(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of a request are chosen. Checked when built.
+
+    Sequences are kept as tuples (an absent one is empty) and numbers as Python's own; `logit_bias` is copied.
+
+    Raises:
+        InvalidRequestError: a wrong type, a value out of range, or two values that contradict each other.
+
+    Example:
+        >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1, stop="###").stop
+        ('###',)
+    """
+
+    n: int = _field(1, "texts to write for each prompt")
+    temperature: float = _field(1.0, "0 takes the likeliest token; larger values flatten the law")
+    top_p: float = _field(1.0, "keep the likeliest tokens that together have this probability; 1 keeps all")
+    top_k: int = _field(0, "keep this many of the likeliest tokens; 0 or -1 keeps all")
+    min_p: float = _field(0.0, "keep tokens at least this fraction as likely as the likeliest; 0 keeps all")
+    repetition_penalty: float = _field(1.0, "above 1 makes tokens of the prompt and the output less likely; 1 is off")
+    presence_penalty: float = _field(0.0, "subtracted from the logit of every token that is in the output")
+    frequency_penalty: float = _field(0.0, "subtracted from a token's logit once for each time it is in the output")
+    logit_bias: Mapping[int, float] | None = _field(
+        None, "added to the logits of these token ids; -inf forbids a token"
+    )
+    no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice in prompt and output; 0 is off")
+    bad_words: Sequence[str] | None = _field(None, "words that are never written")
+    min_tokens: int = _field(0, "no end of text and no stop token before this many tokens")
+    max_tokens: int | None = _field(16, "tokens to write at most; none goes on to the end of the model's context")
+    stop: str | Sequence[str] | None = _field(None, "strings that end the text; they are not part of it")
+    stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the text")
+    ignore_eos: bool = _field(False, "go on after the model's end-of-text token")
+    include_stop_str_in_output: bool = _field(False, "keep the stop string at the end of the text")
+    skip_special_tokens: bool = _field(True, "leave special tokens out of the text")
+    seed: int | None = _field(None, "the same seed gives the same text; none takes a fresh one and reports it")
+    logprobs: int | None = _field(
+        None, "report log-probabilities: 0 of the chosen tokens, n of the n likeliest as well"
+    )
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.n > 1 and self.temperature == 0:
+            raise InvalidRequestError(
+                f"n={self.n} texts at temperature=0 would all be the same: set n=1 or a temperature above 0"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
+                "lower the one or raise the other"
+            )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, typed as the tuple it is."""
+        return tuple(self.stop or ())
+
+    @classmethod
+    def field_help(cls) -> dict[str, str]:
+        """One line about each parameter, by name."""
+        return {field.name: field.metadata["help"] for field in dataclasses.fields(cls)}
+
+
+def _refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
+    shown = repr(value)
+    return InvalidRequestError(
+        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'} is refused: {name} must be {allowed}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    low: int
+    high: int | None = None
+    optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        bounds = f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+        return f"a whole number {bounds}" + (" or None" if self.optional else "")
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        if value is None and self.optional:
+            return None
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise _refuse(name, value, self.allowed)
+        number = int(value)
+        if number < self.low or (self.high is not None and number > self.high):
+            raise _refuse(name, value, self.allowed)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    low: float
+    high: float
+    allowed: str
+    above_low: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise _refuse(name, value, self.allowed)
+        # compared before it is converted: a whole number may be too large for a float
+        if not self.low <= value <= self.high or (self.above_low and value == self.low):  # type: ignore[operator]
+            raise _refuse(name, value, self.allowed)
+        return float(value)
+
+
+def _temperature(name: str, value: Any) -> float:
+    allowed = f"0 (the likeliest token) or a number from {_MIN_TEMPERATURE} to {_MAX_TEMPERATURE:.0f}"
+    number = _Number(0.0, _MAX_TEMPERATURE, allowed)(name, value)
+    if 0 < number < _MIN_TEMPERATURE:
+        raise _refuse(name, value, allowed)
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise _refuse(name, value, "True or False")
+    return bool(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    allowed = "a list of strings that are not empty"
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refuse(name, value, allowed)
+    if not all(isinstance(item, str) and item for item in value):
+        raise _refuse(name, value, allowed)
+    return tuple(value)
+
+
+def _stop(name: str, value: Any) -> tuple[str, ...]:
+    return _strings(name, (value,) if isinstance(value, str) else value)
+
+
+def _bad_words(name: str, value: Any) -> tuple[str, ...]:
+    words = _strings(name, value)
+    if not all(word.strip() for word in words):
+        raise _refuse(name, value, "a list of strings with more than spaces in them")
+    return words
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    allowed = "a list of token ids, which are whole numbers of at least 0"
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+        raise _refuse(name, value, allowed)
+    if not all(_is_token_id(item) for item in value):
+        raise _refuse(name, value, allowed)
+    return tuple(int(item) for item in value)
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
+    allowed = "a mapping from token ids, which are whole numbers of at least 0, to numbers"
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, allowed)
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        if not _is_token_id(token):
+            raise _refuse(name, value, allowed)
+        biases[int(token)] = _bias(f"{name}[{token}]", bias)
+    return biases or None
+
+
+def _bias(name: str, value: Any) -> float:
+    allowed = "a number from -100 to 100, or -inf to forbid the token"
+    if isinstance(value, numbers.Real) and value == -math.inf:
+        return -math.inf
+    return _Number(-100.0, 100.0, allowed)(name, value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "n": _Whole(1),
+    "temperature": _temperature,
+    "top_p": _Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
+    "top_k": _Whole(-1),
+    "min_p": _Number(0.0, 1.0, "a number from 0 to 1"),
+    "repetition_penalty": _Number(0.01, 100.0, "a number from 0.01 to 100 (1 is off)"),
+    "presence_penalty": _Number(-2.0, 2.0, "a number from -2 to 2"),
+    "frequency_penalty": _Number(-2.0, 2.0, "a number from -2 to 2"),
+    "logit_bias": _logit_bias,
+    "no_repeat_ngram_size": _Whole(0),
+    "bad_words": _bad_words,
+    "min_tokens": _Whole(0),
+    "max_tokens": _Whole(1, optional=True),
+    "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _flag,
+    "include_stop_str_in_output": _flag,
+    "skip_special_tokens": _flag,
+    "seed": _Whole(-(2**63), 2**64 - 1, optional=True),
+    "logprobs": _Whole(0, optional=True),
+}
