@@ -1,0 +1,125 @@
+"""The load-time self-check: a small tree scored in one pass against each of its branches scored alone.
+
+The model itself, with transformers' own cacheless forward, is the judge. Families whose attention knows
+positions by key index fail on trees and keep chains; those that fail on chains are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.base import Extend, LanguageModel
+
+logger = logging.getLogger(__name__)
+
+PREFIX_LENGTH = 5
+TREE_PARENTS = (-1, 0, 0, -1, 1)
+BRANCHES = ((0, 1, 4), (0, 2), (3,))
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 3e-2}
+"""Largest accepted difference, as a share of the spread of the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Largest difference from the judge, as a share of the spread of the logits."""
+
+    chain_error: float
+    tree_error: float
+    tolerance: float
+
+    @property
+    def chains_ok(self) -> bool:
+        """Whether a chain scored in our slots is right."""
+        return self.chain_error <= self.tolerance
+
+    @property
+    def trees_ok(self) -> bool:
+        """Whether a tree scored in one pass is right."""
+        return self.tree_error <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the model itself says of every branch, before anything of it was changed.
+
+    Attributes:
+        ids: the prefix, then the nodes of the tree.
+        logits: for each branch the rows from the end of the prefix on.
+    """
+
+    ids: tuple[int, ...]
+    logits: dict[tuple[int, ...], Tensor]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens before the tree."""
+        return self.ids[:PREFIX_LENGTH]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The tokens of the tree."""
+        return self.ids[PREFIX_LENGTH:]
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest logit, the scale of all errors."""
+        return max(float(row.amax() - row.amin()) for rows in self.logits.values() for row in rows) or 1.0
+
+
+@torch.inference_mode()
+def judge(model: Any) -> Judgement:
+    """Score every branch alone, without a cache.
+
+    Args:
+        model: the transformers model.
+    """
+    vocab = int(model.config.get_text_config().vocab_size)
+    ids = tuple((7 + max(1, vocab // 17) * i) % vocab for i in range(PREFIX_LENGTH + len(TREE_PARENTS)))
+    logits = {}
+    for branch in BRANCHES:
+        tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + n] for n in branch)]], device=model.device)
+        rows = model(input_ids=tokens, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]
+        logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
+    return Judgement(ids, logits)
+
+
+@torch.inference_mode()
+def check(model: LanguageModel, wanted: Judgement) -> CheckResult:
+    """Score the tree in one pass, and a chain, and compare."""
+    chain_error = _chain_error(model, wanted) / wanted.spread
+    tree_error = float("inf")
+    if model.supports_trees:
+        slot = _filled(model, wanted.prefix)
+        scores = model.extend([Extend(slot, wanted.nodes, TREE_PARENTS)]).logits
+        model.close(slot)
+        tree_error = max(float((scores[list(b)] - wanted.logits[b][1:]).abs().max()) for b in BRANCHES) / wanted.spread
+    return CheckResult(_comparable(chain_error), _comparable(tree_error), TOLERANCE[model.dtype])
+
+
+def _comparable(error: float) -> float:
+    # NaN compares false with everything: it must count as an error, not as none
+    return float("inf") if error != error else error
+
+
+def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
+    slot = model.open()
+    model.extend([Extend(slot, prefix, range(-1, len(prefix) - 1), logits_at=[len(prefix) - 1])])
+    model.commit(slot, range(len(prefix)))
+    return slot
+
+
+def _chain_error(model: LanguageModel, wanted: Judgement) -> float:
+    branch = BRANCHES[0]
+    slot = model.open()
+    last = len(wanted.prefix) - 1
+    first = model.extend([Extend(slot, wanted.prefix, range(-1, last), logits_at=[last])]).logits
+    model.commit(slot, range(last + 1))
+    rest = model.extend([Extend(slot, [wanted.nodes[n] for n in branch], range(-1, len(branch) - 1))]).logits
+    model.close(slot)
+    return float((torch.cat([first, rest]) - wanted.logits[branch]).abs().max())

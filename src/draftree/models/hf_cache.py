@@ -1,0 +1,138 @@
+"""Families that do not call the registered attention (bloom, mpt, falcon, gptj, …): chains, by transformers' cache.
+
+Each slot holds a cache of its own; a tentative chain is appended to it, and what is not kept is cropped off.
+One sequence is one forward pass, so a batch costs as much as its sequences one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+
+
+class CacheSlot(Slot):
+    """A slot with a transformers cache. Mutated by its model only."""
+
+    __slots__ = ("_length", "cache", "tentative")
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self._length = 0
+        self.tentative = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self._length
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative chain."""
+        return self.tentative
+
+    def set_length(self, length: int) -> None:
+        """Crop the cache to this prefix; nothing is tentative any more."""
+        surplus = self._length + self.tentative - length
+        if surplus:
+            self.cache.crop(-surplus)
+        self._length, self.tentative = length, 0
+
+
+class CachedModel(LanguageModel):
+    """A transformers model that keeps its own attention and cache; chains only.
+
+    Args:
+        model: any `…ForCausalLM` whose cache can be cropped.
+
+    Raises:
+        UnsupportedModelError: the model keeps recurrent state.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if getattr(model, "_is_stateful", False) or any("linear" in kind or "conv" in kind for kind in kinds):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} keeps a recurrent state, which can not be rolled back after a rejected "
+                "draft: use a model whose layers all attend"
+            )
+        self.vocab_size = int(config.vocab_size)
+        known = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+        self.max_length = int(known or 1 << 20)
+        self.supports_trees = False
+        self.device, self.dtype = model.device, next(model.parameters()).dtype
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Nothing to do: transformers' caches grow by themselves."""
+
+    def open(self) -> CacheSlot:
+        """An empty slot."""
+        from transformers import DynamicCache
+
+        # without the configuration no layer is a sliding one: those forget, and could not be rolled back
+        return CacheSlot(DynamicCache())
+
+    @torch.inference_mode()
+    def extend(self, jobs: Sequence[Extend]) -> Scores:
+        """One forward pass for each job."""
+        parts: list[Tensor] = []
+        for job in jobs:
+            slot = _slot(job.slot)
+            expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
+            assert list(job.parents) == list(expected), "this model scores chains only"
+            start = slot.length + slot.tentative
+            count = len(job.tokens)
+            output = self.model(
+                input_ids=torch.tensor([list(job.tokens)], device=self.device),
+                attention_mask=torch.ones(1, start + count, dtype=torch.long, device=self.device),
+                past_key_values=slot.cache,
+                use_cache=True,
+            )
+            slot.tentative += count
+            logits = output.logits[0]
+            if job.logits_at is not None:
+                logits = logits[list(job.logits_at)]
+            parts.append(logits if logits.dtype == torch.float64 else logits.float())
+        return Scores(torch.cat(parts), starts_of(jobs))
+
+    @torch.inference_mode()
+    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+        """Keep the first tokens of the chain."""
+        assert list(path) == list(range(len(path))), "a path of a chain starts at its first node"
+        kept = _slot(slot)
+        kept.set_length(kept.length + len(path))
+
+    @torch.inference_mode()
+    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
+        """Keep the first tokens of the chain, still tentative."""
+        pruned, count = _slot(slot), len(keep)
+        assert list(keep) == list(range(count)), "a kept chain starts at its first node"
+        length = pruned.length
+        pruned.set_length(length + count)
+        pruned._length, pruned.tentative = length, count
+
+    @torch.inference_mode()
+    def fork(self, slot: Slot) -> CacheSlot:
+        """Copy the prefix into a new slot."""
+        source = _slot(slot)
+        twin = CacheSlot(copy.deepcopy(source.cache))
+        twin._length, twin.tentative = source.length, source.tentative
+        twin.set_length(source.length)
+        return twin
+
+    def close(self, slot: Slot) -> None:
+        """Let the cache go."""
+        _slot(slot).cache = None
+
+
+def _slot(slot: Slot) -> CacheSlot:
+    assert isinstance(slot, CacheSlot), "a slot belongs to the model that opened it"
+    return slot

@@ -1,0 +1,172 @@
+"""From a name to a model behind the seam: files, dtype, device, packing, self-check."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
+from draftree.models.base import LanguageModel
+from draftree.models.check import check, judge
+from draftree.models.hf import HFModel
+from draftree.models.hf_cache import CachedModel
+from draftree.models.packing import can_pack, pack
+from draftree.models.resolve import resolve_model
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+ROW_BUCKETS = (2,)
+"""A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
+processor has bfloat16 instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and where it came from."""
+
+    model: LanguageModel
+    folder: Path | None
+    eos_ids: tuple[int, ...]
+    name: str
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device a user means; "auto" is CUDA where there is a card.
+
+    Raises:
+        ConfigurationError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use --device cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
+    return found
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 by instructions of its own."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return True
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, probe, lambda: False)()) for probe in probes)
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype a user means; "auto" is bfloat16 where the device computes in it, else float32.
+
+    Raises:
+        ConfigurationError: unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(dtype, ['auto', *DTYPES])}")
+    return DTYPES[dtype]
+
+
+def load_model(
+    name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", device: str = "auto", packed: bool = True
+) -> LoadedModel:
+    """Load a model by catalogue name, folder, GGUF file or hub id.
+
+    Args:
+        name: what to load.
+        dtype: "auto", "float32", "bfloat16", "float16" or "float64".
+        device: "auto", "cpu", "cuda", "cuda:N".
+        packed: whether float32 weights on a CPU are packed ahead.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or it can not be had here.
+        ModelLoadError: its files are broken.
+        UnsupportedModelError: its kind can not be decoded here.
+    """
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, where)
+    folder = resolve_model(name)
+    return wrap_model(_read(folder, kind, where), folder=folder, name=str(name), packed=packed)
+
+
+def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
+    except Exception as error:  # every library below raises its own kinds for broken files
+        detail = str(error).strip().split("\n")[0][:300]
+        raise ModelLoadError(f"model '{folder}' could not be read: {detail or type(error).__name__}") from error
+
+
+def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False) -> LoadedModel:
+    """Put a transformers model behind the seam and check it.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: where it came from, if from files.
+        name: what messages call it.
+        packed: whether its float32 linear layers may be replaced by packed ones.
+
+    Raises:
+        UnsupportedModelError: it can not be decoded here, with the reason.
+    """
+    model.eval().requires_grad_(False)
+    if packed and can_pack(model.device, next(model.parameters()).dtype):
+        logger.info("%s: packed %d linear layers", name, pack(model))
+    wrapped = _behind_seam(model, name)
+    return LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+
+
+def _behind_seam(model: Any, name: str) -> LanguageModel:
+    wanted = judge(model)  # before the attention is exchanged
+    try:
+        ours = HFModel(model, row_buckets=_buckets(model))
+    except UnsupportedModelError as reason:
+        logger.info("%s: %s; falling back to transformers' own cache, chains only", name, reason)
+    else:
+        result = check(ours, wanted)
+        if result.chains_ok:
+            ours.supports_trees = result.trees_ok
+            if not result.trees_ok:
+                logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
+            return ours
+        logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
+    cached = CachedModel(model)
+    result = check(cached, wanted)
+    if not result.chains_ok:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} gives other logits token by token than at once (error {result.chain_error:.1e} of "
+            "their spread): its kind can not be decoded here"
+        )
+    return cached
+
+
+def _buckets(model: Any) -> tuple[int, ...]:
+    half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    return ROW_BUCKETS if half and has_native_bfloat16(model.device) else ()
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    configs = (getattr(model, "generation_config", None), model.config.get_text_config())
+    eos = next((c.eos_token_id for c in configs if getattr(c, "eos_token_id", None) is not None), None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)

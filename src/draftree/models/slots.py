@@ -1,0 +1,138 @@
+"""Slots of a model that runs here: preallocated keys and values, compacted in place.
+
+All layers of one shape share one tensor of shape (layers, slots, kv_heads, length, head_dim), so that keeping
+an accepted path is two copies for the whole model. A token's keys depend on its depth, not on its index, so a
+tentative node can be moved to the place where it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.core.tree import ROOT
+from draftree.models.base import Slot
+
+
+class KVSlot(Slot):
+    """A slot's bookkeeping. Mutated by its model only."""
+
+    __slots__ = ("_length", "depths", "index", "parents")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._length = 0
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self._length
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+        return len(self.parents)
+
+    def append(self, parents: Sequence[int]) -> None:
+        """Note new tentative nodes."""
+        for parent in parents:
+            assert ROOT <= parent < len(self.parents), "a parent must be an earlier tentative node"
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+            self.parents.append(parent)
+
+    def commit(self, count: int) -> None:
+        """The first `count` stored tentative tokens are prefix now; the rest is forgotten."""
+        self._length += count
+        self.parents.clear()
+        self.depths.clear()
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Renumber the tentative tree to these nodes."""
+        place = {node: new for new, node in enumerate(nodes)} | {ROOT: ROOT}
+        self.parents, self.depths = [place[self.parents[n]] for n in nodes], [self.depths[n] for n in nodes]
+
+    def copy_prefix(self, other: KVSlot) -> None:
+        """Take over the length of another slot's prefix."""
+        self._length = other._length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Shape of one layer's keys and values, for one token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVMemory:
+    """Keys and values of all layers and slots. Mutated by passes and commits.
+
+    Args:
+        shapes: one a layer that attends, by the layer's index.
+        dtype: of keys and values.
+        device: where they lie.
+    """
+
+    def __init__(self, shapes: dict[int, LayerShape], *, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = shapes
+        self._dtype = dtype
+        self._device = device
+        self.num_slots = 0
+        self.length = 0
+        self._stores: list[tuple[Tensor, Tensor]] = []
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(t.numel() * t.element_size() for pair in self._stores for t in pair)
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room for so many slots and tokens; what is stored stays. Never shrinks."""
+        num_slots, length = max(num_slots, self.num_slots), max(length, self.length)
+        if (num_slots, length) == (self.num_slots, self.length):
+            return
+        old_stores, old_slots, old_length = self._stores, self.num_slots, self.length
+        self._stores = []
+        for position, (shape, layers) in enumerate(self._layers_by_shape().items()):
+            pair = []
+            for side, dim in enumerate((shape.key_dim, shape.value_dim)):
+                store = torch.zeros(
+                    (len(layers), num_slots, shape.kv_heads, length, dim), dtype=self._dtype, device=self._device
+                )
+                if old_slots:
+                    store[:, :old_slots, :, :old_length] = old_stores[position][side]
+                pair.append(store)
+            self._stores.append((pair[0], pair[1]))
+            for place, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = pair[0][place], pair[1][place]
+        self.num_slots, self.length = num_slots, length
+
+    def _layers_by_shape(self) -> dict[LayerShape, list[int]]:
+        groups: dict[LayerShape, list[int]] = {}
+        for layer, shape in sorted(self._shapes.items()):
+            groups.setdefault(shape, []).append(layer)
+        return groups
+
+    def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
+        """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
+        if list(offsets) == list(range(len(offsets))):
+            return
+        source = torch.tensor([start + offset for offset in offsets], device=self._device)
+        for pair in self._stores:
+            for store in pair:
+                view = store[:, slot]
+                view[:, :, start : start + len(offsets)] = view.index_select(2, source)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of a slot to another."""
+        for pair in self._stores:
+            for store in pair:
+                store[:, target, :, :length] = store[:, source, :, :length]
