@@ -4,7 +4,7 @@ The target samples its own token at every node, and a child is kept if it is tha
 drafter but a guess. The walk and the text are those of `coupled`; only the drafter ranks its candidates without
 the request's noise (at temperature 0 the two are one rule).
 
-Source: naive sampling in SpecInfer, arXiv 2305.09781, section 4.3; the usual rule where a drafter gives no
+Source: naive sampling in SpecInfer, arXiv 2305.09781; the usual rule where a drafter gives no
 probabilities. Lossless, and drafter-invariant. Costs nothing beyond the picks. A drawn child is kept with
 probability sum(T * D), at most what `coupled` or any rule with ratios keeps: here to be compared with, and for
 drafters that must not see the noise.

@@ -3,7 +3,7 @@
 Child x_i, drawn from D_i, is kept with probability min(1, T(x_i)/D_i(x_i)); a reject turns T into norm((T - D_i)+),
 which is just what of the target is not yet written. After the last reject the bonus is drawn from what is left.
 
-Source: SpecInfer, arXiv 2305.09781, VerifyStochastic (algorithm 2, theorem 4.2); their P(. | u, LLM) is our T, their
+Source: SpecInfer, arXiv 2305.09781, VerifyStochastic; their P(. | u, LLM) is our T, their
 P(. | u, SSM_s) our D_i, which may differ from child to child.
 Lossless in law; the text depends on what was drafted. Costs a pass over the vocabulary for every child tried.
 Children must stand in draw order, duplicates kept: a twin of a rejected child is never kept itself, but what it takes

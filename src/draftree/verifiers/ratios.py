@@ -113,3 +113,11 @@ def walk_siblings(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
             target = normalised(residual(target, draft), otherwise=target)
         else:
             return Verdict(tuple(path), chance.draw(target))
+
+
+def share_left(rest: Tensor, weight: float) -> float:
+    """Chance to stop at a node once all below it is rejected: s / (s + 1 - weight), s the sum of its residual."""
+    total = rest.sum().item()
+    # grouped so that a small sum is not lost beside 1 where the weight is 1
+    rejected = total + (1.0 - weight)
+    return total / rejected if rejected > 0 else 0.0

@@ -5,7 +5,7 @@ drawn token is also gone from the draft law: D_(i+1) is D_i with D_i(x_i) set to
 that the next child was really drawn from. No draw repeats another, so a second child is never wasted.
 
 Source: recursive speculative decoding, Jeon et al., arXiv 2402.14160, recursive rejection sampling; Sequoia, Chen et
-al., arXiv 2402.12374, algorithm 2. The k largest of log D + Gumbel noise, in order, are such draws.
+al., arXiv 2402.12374. The k largest of log D + Gumbel noise, in order, are such draws.
 Lossless in law; the text depends on what was drafted. Costs two passes over the vocabulary for every child tried.
 Needs draw order: children sorted by probability are no draws. Takes draws without replacement whose siblings carry
 one and the same law; point draws (any number, each its own law); and iid draws, which use nothing up, so that D stays

@@ -1,0 +1,76 @@
+"""Keeps a drafted token that the target finds likely enough, measured against the draft law or by rank.
+
+A child x is kept if T(x) is at least `tolerance` times D(x) (so always where the draft is not above the target), or
+if x is among the target's `top_k` likeliest tokens, or in the smallest set of likeliest tokens that holds `top_p`. No
+coin is tossed; of the branches kept the deepest is written, and the bonus is the target's own pick behind it.
+
+Source: soft matching, as overviews of assisted generation describe it; no paper's exact rule.
+LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
+model gives it at least `tolerance` of what the drafter gives it (1: only tokens the drafter does not overrate; 0.1:
+ten times overrated is still kept), or ranks it within `top_k` or `top_p` (0: these are off). Where a tree carries no
+draft laws D(x) is 1, so `tolerance` is the least probability. At temperature 0 the law is one token, and the
+text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Verdict
+from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.base import Verifier, deepest_path
+from draftree.verifiers.chance import Chance
+
+
+@final
+class Soft(Verifier):
+    """Walks to the deepest node whose whole path the target finds likely enough."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """What is likely enough.
+
+        Attributes:
+            tolerance: least T(x) / D(x), above 0, at most 1; 1 is the strictest.
+            top_k: ranks that are kept whatever the ratio; 0 for none.
+            top_p: mass of the likeliest tokens that are kept whatever the ratio; 0 for none, below 1.
+        """
+
+        tolerance: float = 0.3
+        top_k: int = 0
+        top_p: float = 0.0
+
+        def __post_init__(self) -> None:
+            if not 0 < self.tolerance <= 1:
+                raise ValueError(f"tolerance must be above 0 and at most 1, got {self.tolerance}")
+            if self.top_k < 0:
+                raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
+            if not 0 <= self.top_p < 1:
+                raise ValueError(f"top_p must be from 0 to below 1, got {self.top_p}")
+
+    accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    lossless: ClassVar[bool] = False
+
+    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+        """Walk while a child is likely enough."""
+        path = deepest_path(tree, lambda node: self._is_likely(tree, laws, node))
+        return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
+
+    def _is_likely(self, tree: TokenTree, laws: NodeLaws, node: int) -> bool:
+        token = tree.tokens[node]
+        law = laws.probs([tree.parents[node] + 1])[0]
+        probability = law[token].item()
+        if probability == 0:  # forbidden by a filter, or not the greedy choice
+            return False
+        share = 1.0 if tree.laws is None else tree.laws[node, token].item()
+        return probability >= self.config.tolerance * share or self._is_in_front(law, probability)
+
+    def _is_in_front(self, law: Tensor, probability: float) -> bool:
+        likelier = law > probability
+        if int(likelier.sum()) < self.config.top_k:
+            return True
+        return self.config.top_p > 0 and float(law[likelier].sum()) < self.config.top_p

@@ -1,0 +1,62 @@
+"""Keeps a drafted token that is typical of the target's law: likely, or no less likely than the law is uncertain.
+
+A child x is kept if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's law at its parent: where
+the model is sure only its own choice passes, where it wavers much does. Of the branches kept the deepest is written,
+and the bonus is the target's own pick behind it.
+
+Source: typical acceptance, Medusa, arXiv 2401.10774; epsilon and delta are theirs.
+LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
+model gives it at least `epsilon`, or at least `delta` of the geometric mean of its law. Smaller is faster and further
+from the model; with both at 1 a token must reach that mean. At temperature 0 the law is one token, and the text greedy
+decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Verdict
+from draftree.sampling.laws import NodeLaws
+from draftree.verifiers.base import Verifier, deepest_path
+from draftree.verifiers.chance import Chance
+
+
+@final
+class Typical(Verifier):
+    """Walks to the deepest node whose whole path is typical."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """What is typical.
+
+        Attributes:
+            epsilon: a probability that always suffices, above 0, at most 1.
+            delta: share of exp(-entropy) that suffices, above 0, at most 1.
+        """
+
+        epsilon: float = 0.09
+        delta: float = 0.3
+
+        def __post_init__(self) -> None:
+            for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
+                if not 0 < value <= 1:
+                    raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
+
+    accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    lossless: ClassVar[bool] = False
+
+    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+        """Walk while a child is typical."""
+        path = deepest_path(tree, lambda node: self._is_typical(tree, laws, node))
+        return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
+
+    def _is_typical(self, tree: TokenTree, laws: NodeLaws, node: int) -> bool:
+        law = laws.probs([tree.parents[node] + 1])[0]
+        entropy = torch.special.entr(law).sum().item()
+        threshold = min(self.config.epsilon, self.config.delta * math.exp(-entropy))
+        return law[tree.tokens[node]].item() >= threshold
