@@ -1,0 +1,214 @@
+"""A model that is a probability table: float64 logits that depend on the tokens before, and on nothing else.
+
+The oracle of the exact tests and the quickest model there is. It has real slots and tentative trees, computes each
+row from the tokens on its own path, and refuses every misuse of the model seam that a real model might not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.core.tree import ROOT, path
+from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+
+Table = Callable[[tuple[int, ...]], Tensor]
+"""Tokens before a position to logits there: float64 of shape (vocab,)."""
+
+
+def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
+    """Logits that are a hash of all the tokens given: as good as random, the same on every machine.
+
+    Args:
+        vocab_size: tokens.
+        seed: another seed is another table.
+        scale: logits are standard Gumbel noise times this; 0 is the uniform law, 1 the law of a typical softmax.
+    """
+    token_ids = torch.arange(vocab_size)
+    noise = Noise(seed)
+
+    def logits(context: tuple[int, ...]) -> Tensor:
+        return scale * noise.stream("table", len(context), *context).gumbel(0, token_ids).to(torch.float64)
+
+    return logits
+
+
+def near(table: Table, seed: int, *, distance: float) -> Table:
+    """A drafter's table: another's logits plus hashed noise times `distance`; at 0 they are the same."""
+
+    def logits(context: tuple[int, ...]) -> Tensor:
+        base = table(context)
+        return base + hashed(len(base), seed, scale=distance)(context)
+
+    return logits
+
+
+def listed(laws: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Table:
+    """Logits from laws written out by context; a law of 0 is a logit of -inf."""
+    rows = {context: torch.tensor(law, dtype=torch.float64).log() for context, law in laws.items()}
+    default = torch.tensor(otherwise, dtype=torch.float64).log()
+    return lambda context: rows.get(context, default)
+
+
+class _TableSlot(Slot):
+    __slots__ = ("parents", "prefix", "tokens")
+
+    def __init__(self, prefix: Sequence[int]) -> None:
+        self.prefix = list(prefix)
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.prefix)
+
+    @property
+    def num_tentative(self) -> int:
+        return len(self.tokens)
+
+    def context(self, node: int) -> list[int]:
+        return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
+
+
+@final
+class TableLM(LanguageModel):
+    """A language model out of a table.
+
+    Args:
+        table: logits by the tokens before.
+        order: how many of the last tokens the table is shown; None for all of them. With an order, rows are kept
+            and computed once.
+        max_length: longest prefix plus tree depth.
+        supports_trees: False refuses everything but chains.
+
+    Example:
+        >>> model = TableLM(hashed(8, seed=1), order=2)
+        >>> slot = model.open()
+        >>> model.extend([Extend(slot, [3, 5], [-1, 0])]).logits.shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self, table: Table, *, order: int | None = None, max_length: int = 4096, supports_trees: bool = True
+    ) -> None:
+        if order is not None and order < 0:
+            raise ConfigurationError(f"order must be 0 or more, got {order}")
+        self._table = table
+        self._order = order
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+        self._slots: dict[Slot, _TableSlot] = {}
+        self._room: tuple[int, int] | None = None
+        self.vocab_size = len(table(()))
+        self.max_length = max_length
+        self.supports_trees = supports_trees
+        self.device = torch.device("cpu")
+        self.dtype = torch.float64
+
+    def logits(self, context: Sequence[int]) -> Tensor:
+        """Logits behind these tokens, shape (vocab,); not to be written to."""
+        if self._order is None:
+            return self._table(tuple(context))
+        shown = tuple(context[max(0, len(context) - self._order) :])
+        if shown not in self._rows:
+            self._rows[shown] = self._table(shown)
+        return self._rows[shown]
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room. Once called, more slots or longer ones are refused; until then there is no limit."""
+        held_slots, held_length = self._room or (0, 0)
+        self._room = (max(num_slots, held_slots), max(length, held_length))
+
+    def open(self) -> Slot:
+        """An empty slot."""
+        return self._open(())
+
+    def fork(self, slot: Slot) -> Slot:
+        """A new slot with the same prefix and an empty tree."""
+        return self._open(self._checked(slot).prefix)
+
+    def _open(self, prefix: Sequence[int]) -> _TableSlot:
+        if self._room is not None and len(self._slots) >= self._room[0]:
+            raise ValueError(f"a slot beyond the {self._room[0]} reserved: reserve more, or close one first")
+        slot = _TableSlot(prefix)
+        self._slots[slot] = slot
+        return slot
+
+    def close(self, slot: Slot) -> None:
+        """Give the slot back."""
+        del self._slots[self._checked(slot)]
+
+    def extend(self, jobs: Sequence[Extend]) -> Scores:
+        """Append tentative nodes and compute the asked rows; on a refusal no slot has changed."""
+        slots = [self._checked(job.slot) for job in jobs]
+        if len(set(map(id, slots))) != len(slots):
+            raise ValueError("a slot occurs in two jobs of one pass: give it one job with all its tokens")
+        for job, slot in zip(jobs, slots, strict=True):
+            self._check_job(job, slot)
+        rows = []
+        for job, slot in zip(jobs, slots, strict=True):
+            first = slot.num_tentative
+            slot.tokens.extend(int(token) for token in job.tokens)
+            slot.parents.extend(int(parent) for parent in job.parents)
+            wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
+            rows += [self.logits(slot.context(first + index)) for index in wanted]
+        logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
+        return Scores(logits, starts_of(jobs))
+
+    def _check_job(self, job: Extend, slot: _TableSlot) -> None:
+        if not 0 < len(job.tokens) == len(job.parents):
+            raise ValueError(f"a job of {len(job.tokens)} tokens has {len(job.parents)} parents: give one a token")
+        parents = slot.parents + list(job.parents)
+        for node in range(slot.num_tentative, len(parents)):
+            if not ROOT <= parents[node] < node:
+                raise ValueError(f"parent of tentative node {node} is {parents[node]}: name an earlier node, or -1")
+            if not self.supports_trees and parents[node] != node - 1:
+                raise ValueError(f"parent of tentative node {node} is {parents[node]}: this model takes chains only")
+        for token in job.tokens:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token {token} is not in the vocabulary of {self.vocab_size}")
+        if job.logits_at is not None:
+            wanted = list(job.logits_at)
+            if wanted != sorted(set(wanted)) or any(not 0 <= index < len(job.tokens) for index in wanted):
+                raise ValueError(
+                    f"logits_at={wanted} must ascend and name tokens of the job, 0 to {len(job.tokens) - 1}"
+                )
+        self._check_length(slot, parents)
+
+    def _check_length(self, slot: _TableSlot, parents: Sequence[int]) -> None:
+        depth = max(len(path(parents, node)) for node in range(slot.num_tentative, len(parents)))
+        if slot.length + depth > self.max_length:
+            raise ValueError(f"position {slot.length + depth} is beyond max_length={self.max_length}")
+        if self._room is not None and slot.length + len(parents) > self._room[1]:
+            raise ValueError(f"{slot.length + len(parents)} tokens in a slot of {self._room[1]}: reserve more")
+
+    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+        """These nodes, each the parent of the next and the first a child of the prefix, become prefix."""
+        held = self._checked(slot)
+        for node, parent in zip(path, [ROOT, *path], strict=False):
+            if not 0 <= node < held.num_tentative or held.parents[node] != parent:
+                raise ValueError(f"commit of {list(path)}: node {node} is no child of node {parent}")
+        held.prefix += [held.tokens[node] for node in path]
+        held.tokens.clear()
+        held.parents.clear()
+
+    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
+        """Keep these nodes, in their old order."""
+        held = self._checked(slot)
+        kept = sorted(set(keep))
+        place = {node: new for new, node in enumerate(kept)} | {ROOT: ROOT}
+        for node in kept:
+            if not 0 <= node < held.num_tentative or held.parents[node] not in place:
+                raise ValueError(f"prune to {list(keep)}: node {node} does not exist, or its parent is not kept")
+        held.parents = [place[held.parents[node]] for node in kept]
+        held.tokens = [held.tokens[node] for node in kept]
+
+    def _checked(self, slot: Slot) -> _TableSlot:
+        held = self._slots.get(slot)
+        if held is None:
+            raise ValueError("the slot was closed, or belongs to another model: open one here")
+        return held
