@@ -1,0 +1,119 @@
+"""Stop strings: found wherever tokens divide them, and never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from draftree.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StopState:
+    """What pieces of text led to.
+
+    Attributes:
+        text: what may be shown now, after everything that was shown before.
+        matched: the stop string that was found; None if writing goes on.
+        num_pieces: pieces read, the one that completed the stop string included. Tokens after that one are dropped.
+    """
+
+    text: str
+    matched: str | None
+    num_pieces: int
+
+
+class StopChecker:
+    """Looks for stop strings in the text of one sequence and holds back what could become one.
+
+    The first stop string to be completed ends the text; of two completed by the same character, the longer one does.
+    What is held back is the longest end of the text that begins a stop string. Each character costs a constant time
+    for each stop string.
+
+    Args:
+        stop: the stop strings; none is allowed.
+        include_in_output: end the text behind the stop string instead of before it.
+
+    Raises:
+        InvalidRequestError: a stop string that is empty or not text.
+    """
+
+    def __init__(self, stop: Sequence[str], *, include_in_output: bool) -> None:
+        if isinstance(stop, str):
+            raise InvalidRequestError(f"Stop strings must be a list, but got the text {stop!r}: write [{stop!r}].")
+        for entry in stop:
+            if not isinstance(entry, str) or not entry:
+                raise InvalidRequestError(f"A stop string must be text of one character or more, but got {entry!r}.")
+        self._include = include_in_output
+        self._searches = [_Search(entry) for entry in dict.fromkeys(stop)]
+        self._held = ""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matched
+
+    def push(self, piece: str) -> StopState:
+        """Reads the next piece."""
+        return self.push_all((piece,))
+
+    def push_all(self, pieces: Iterable[str]) -> StopState:
+        """Reads pieces in order, up to the one that completes a stop string."""
+        assert self._matched is None, "push after a match"
+        shown: list[str] = []
+        num_pieces = 0
+        for piece in pieces:
+            num_pieces += 1
+            shown.append(self._read(piece))
+            if self._matched is not None:
+                break
+        return StopState("".join(shown), self._matched, num_pieces)
+
+    def flush(self) -> str:
+        """What is still held back when the sequence ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _read(self, piece: str) -> str:
+        if not self._searches:
+            return piece
+        text = self._held + piece
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            completed = [search.stop for search in self._searches if search.advance(character)]
+            if completed:
+                self._matched = max(completed, key=len)
+                self._held = ""
+                return text[: end if self._include else end - len(self._matched)]
+        num_held = 0 if self._include else max(search.num_matched for search in self._searches)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+
+class _Search:
+    """One stop string and how much of it the text read so far ends with.
+
+    Source: Knuth, Morris and Pratt, "Fast Pattern Matching in Strings", 1977.
+    """
+
+    __slots__ = ("_shorter", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        # _shorter[n]: the next shorter beginning of `stop` that its first n characters end with
+        self._shorter = [0] * (len(stop) + 1)
+        length = 0
+        for n in range(2, len(stop) + 1):
+            while length and stop[length] != stop[n - 1]:
+                length = self._shorter[length]
+            length += stop[length] == stop[n - 1]
+            self._shorter[n] = length
+
+    def advance(self, character: str) -> bool:
+        """Reads a character; True if it completes the stop string. Not called again after that."""
+        n = self.num_matched
+        while n and self.stop[n] != character:
+            n = self._shorter[n]
+        self.num_matched = n + (self.stop[n] == character)
+        return self.num_matched == len(self.stop)

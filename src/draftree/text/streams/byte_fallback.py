@@ -1,0 +1,92 @@
+"""Byte-fallback tokenizers (Llama 2, Mistral, Gemma): a token is text, or one byte of a character without a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from draftree.text.streams.base import BROKEN, TextStream, byte_of_name
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackDecoding:
+    """How a byte-fallback tokenizer writes its text.
+
+    Attributes:
+        replacements: (old, new) pairs, applied to each token in this order.
+        strip_character: this character is taken from the beginning of the text …
+        strip_count: … up to so many times.
+    """
+
+    replacements: tuple[tuple[str, str], ...]
+    strip_character: str
+    strip_count: int
+
+
+class ByteFallbackStream(TextStream):
+    """A token stands for text, or, named <0x00> to <0xFF>, for one byte.
+
+    A run of byte tokens is text only if all of its bytes together are UTF-8; if not, each becomes U+FFFD, even
+    those that form characters. So a run is held back until it ends.
+    """
+
+    def __init__(self, part_of: Callable[[int], str | int | None], decoding: FallbackDecoding) -> None:
+        self._part_of = part_of
+        self._strip_character = decoding.strip_character
+        self._strip_left = decoding.strip_count
+        self._run = bytearray()
+
+    @classmethod
+    def opener(cls, tokens: Mapping[int, str], decoding: FallbackDecoding) -> Callable[[], TextStream]:
+        """Opens streams that share one table of what the ids stand for."""
+
+        @cache
+        def part_of(token_id: int) -> str | int | None:
+            token = tokens.get(token_id)
+            if token is None:
+                return None
+            for old, new in decoding.replacements:
+                token = token.replace(old, new)
+            byte = byte_of_name(token)
+            return token if byte is None else byte
+
+        return lambda: cls(part_of, decoding)
+
+    def push(self, token_id: int) -> str:
+        """The run of bytes that this token ends, and its own text."""
+        part = self._part_of(token_id)
+        if part is None:
+            return ""
+        if isinstance(part, int):
+            self._run.append(part)
+            return ""
+        return self._stripped(self._end_run() + part)
+
+    def finish(self) -> str:
+        """The run of bytes that the sequence ends with."""
+        return self._stripped(self._end_run())
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Only the beginning of a text is stripped."""
+        if ids:
+            self._strip_left = 0
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        try:
+            text = self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            text = BROKEN * len(self._run)
+        self._run.clear()
+        return text
+
+    def _stripped(self, text: str) -> str:
+        while self._strip_left and text:
+            if text[0] != self._strip_character:
+                self._strip_left = 0
+            else:
+                text = text[1:]
+                self._strip_left -= 1
+        return text

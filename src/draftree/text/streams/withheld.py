@@ -1,0 +1,31 @@
+"""Tokenizers whose text changes as tokens follow: it is given out when it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftree.text.streams.base import Decode, TextStream, text_after
+
+
+class WithheldStream(TextStream):
+    """Gives the whole text at the end: for tokenizers whose text changes as tokens follow."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._before: list[int] = []
+        self._ids: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Nothing yet."""
+        self._ids.append(token_id)
+        return ""
+
+    def finish(self) -> str:
+        """The whole text."""
+        if not self._ids:
+            return ""
+        return text_after(self._decode(self._before), self._decode(self._before + self._ids))
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """The whole text is taken from behind theirs."""
+        self._before = list(ids)

@@ -1,0 +1,210 @@
+"""Text to token ids and back, and conversations to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.text.schemes import TextScheme, choose_scheme
+
+VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MESSAGE_KEYS = ("role", "content")
+
+
+class Tokenizer:
+    """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded.
+
+    Args:
+        backend: a tokenizer object of transformers.
+        name: how error messages call the model it belongs to.
+    """
+
+    def __init__(self, backend: Any, *, name: str = "this model") -> None:
+        self._backend = backend
+        self.name = name
+        self._schemes: dict[bool, TextScheme] = {}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer | None:
+        """Reads the tokenizer of a model folder; None if the folder has no tokenizer files.
+
+        Only tokenizers that keep their vocabulary in a file are known, and no code from the folder is run.
+
+        Raises:
+            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them.
+        """
+        folder = Path(folder)
+        if not _holds(folder, VOCABULARY_FILES):
+            if not _holds(folder, SETTINGS_FILES):
+                return None
+            raise _broken(folder, "there are settings, but no vocabulary file such as tokenizer.json")
+        from transformers import AutoTokenizer
+
+        try:
+            backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            tokenizer = cls(backend, name=folder.name)
+            num_tokens = len(tokenizer._tokens)
+        except Exception as error:  # the libraries below raise bare Exception for a damaged file
+            raise _broken(folder, _first_line(error)) from error
+        if num_tokens == 0:
+            raise _broken(folder, "the vocabulary is empty")
+        return tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` adds what the model wants around a plain prompt (such as BOS).
+
+        Raises:
+            InvalidRequestError: not a string, or a string that is not valid Unicode.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequestError(
+                f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
+            )
+        _require_unicode(text, "The prompt")
+        return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
+        """The exact text of token ids; bytes that form no character become U+FFFD."""
+        return self._backend.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own form.
+
+        The template writes BOS where the model wants it, so none is added after it.
+
+        Args:
+            messages: each with exactly a "role" and a "content", both text.
+            add_generation_prompt: end with what opens the assistant's answer.
+
+        Raises:
+            InvalidRequestError: a message of another shape, a conversation that the template refuses, or no template.
+        """
+        _check_messages(messages)
+        if not self.has_chat_template:
+            raise InvalidRequestError(
+                f"A chat was asked of {self.name}, which has no chat template: "
+                "give a plain prompt instead (on the command line: --no-chat)."
+            )
+        try:
+            text = self._backend.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            raise InvalidRequestError(
+                f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
+                "change the messages, or give a plain prompt."
+            ) from error
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work."""
+        return bool(getattr(self._backend, "chat_template", None))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end-of-text token; a model may stop at others too."""
+        return self._backend.eos_token_id
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The tokenizer's own begin-of-text token."""
+        return self._backend.bos_token_id
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out when special tokens are skipped."""
+        if self._backend.is_fast:
+            return frozenset(int(i) for i, token in self._backend.added_tokens_decoder.items() if token.special)
+        return frozenset(int(i) for i in self._backend.all_special_ids)
+
+    @cached_property
+    def _tokens(self) -> dict[int, str]:
+        tokens = {int(i): token for token, i in self._backend.get_vocab().items()}
+        # an id may be given twice: decoding looks at the added tokens first
+        tokens.update({int(i): token.content for i, token in self._backend.added_tokens_decoder.items()})
+        return tokens
+
+    def vocabulary(self) -> list[str]:
+        """The written form of every token by id, added tokens included; "" for an id without a token."""
+        tokens = self._tokens
+        return [tokens.get(i, "") for i in range(max(tokens, default=-1) + 1)]
+
+    def text_scheme(self, *, skip_special_tokens: bool) -> TextScheme:
+        """How ids become text piece by piece; chosen and checked at the first call, then kept."""
+        if skip_special_tokens not in self._schemes:
+            decoder = self._backend.backend_tokenizer.decoder if self._backend.is_fast else None
+            self._schemes[skip_special_tokens] = choose_scheme(
+                lambda ids: self.decode(ids, skip_special_tokens),
+                self._tokens,
+                skipped=self.special_ids if skip_special_tokens else frozenset(),
+                decoder=decoder,
+            )
+        return self._schemes[skip_special_tokens]
+
+
+def _holds(folder: Path, patterns: Iterable[str]) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def _broken(folder: Path, reason: str) -> ModelLoadError:
+    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): get the folder's files again.")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:200] if lines else type(error).__name__
+
+
+def _require_unicode(text: str, what: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{what} is not valid Unicode text (character {error.start} is half of a surrogate pair): "
+            "decode the bytes as UTF-8 before."
+        ) from error
+
+
+def _check_messages(messages: object) -> None:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            f"A chat must be a list of messages, but got {type(messages).__name__}: "
+            'pass [{"role": "user", "content": "…"}].'
+        )
+    if not messages:
+        raise InvalidRequestError("A chat must have at least one message, but the list is empty: add a user message.")
+    for number, message in enumerate(messages):
+        _check_message(message, number)
+
+
+def _check_message(message: object, number: int) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"Message {number} of the chat must be a dictionary, but is of type {type(message).__name__}: "
+            'write {"role": "user", "content": "…"}.'
+        )
+    unknown = [key for key in message if key not in MESSAGE_KEYS]
+    if unknown:
+        raise InvalidRequestError(
+            f"Message {number} of the chat has the key {unknown[0]!r}, which is not known: "
+            'a message has just "role" and "content".'
+        )
+    for key in MESSAGE_KEYS:
+        value = message.get(key)
+        if not isinstance(value, str):
+            case = "is missing" if key not in message else f"is of type {type(value).__name__}"
+            raise InvalidRequestError(f'"{key}" of message {number} of the chat {case}: it must be text.')
+        _require_unicode(value, f'"{key}" of message {number} of the chat')
+    if not message["role"].strip():
+        raise InvalidRequestError(
+            f'"role" of message {number} of the chat is empty: write "system", "user" or "assistant".'
+        )

@@ -1,0 +1,93 @@
+"""Whether two models mean the same tokens by the same ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftree.core.errors import VocabularyMismatchError
+
+NUM_DIFFERENCES = 5
+PADDING_NAME = re.compile(
+    r"[<\[]\|?_?(pad|padding|unused|reserved|dummy|placeholder|extra)(_?special)?(_?(token|id))?[_ -]?\d*_?\|?[>\]]",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """An id that means different tokens; None where a vocabulary has no such id."""
+
+    token_id: int
+    target: str | None
+    draft: str | None
+
+    def __str__(self) -> str:
+        return f"{self.token_id} ({_shown(self.target)} / {_shown(self.draft)})"
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyComparison:
+    """What `compare_vocabularies` found.
+
+    Attributes:
+        same: every id below both sizes means the same token, and ids beyond are padding.
+        first_differences: the first differing ids, five at most.
+        target_size: ids of the target.
+        draft_size: ids of the drafter.
+    """
+
+    same: bool
+    first_differences: tuple[TokenDifference, ...]
+    target_size: int
+    draft_size: int
+
+    @property
+    def common_size(self) -> int:
+        """Ids that both have: the drafter's laws are cut to these."""
+        return min(self.target_size, self.draft_size)
+
+
+def compare_vocabularies(target: Sequence[str], draft: Sequence[str]) -> VocabularyComparison:
+    """Compares two vocabularies, given as the written form of every token by id, token by token.
+
+    Models often round the number of their ids up. So ids that only the larger vocabulary has are no difference if they
+    are padding: without a token ("") or with a name like <pad>, [PAD7], <unused3>, <|reserved_special_token_0|>.
+    """
+    size = min(len(target), len(draft))
+    differences: list[TokenDifference] = []
+    if list(target[:size]) != list(draft[:size]):
+        differences += [
+            TokenDifference(i, target[i] or None, draft[i] or None) for i in range(size) if target[i] != draft[i]
+        ]
+    differences += [TokenDifference(i, target[i], None) for i in range(size, len(target)) if not _is_padding(target[i])]
+    differences += [TokenDifference(i, None, draft[i]) for i in range(size, len(draft)) if not _is_padding(draft[i])]
+    return VocabularyComparison(not differences, tuple(differences[:NUM_DIFFERENCES]), len(target), len(draft))
+
+
+def require_same(
+    target: Sequence[str], draft: Sequence[str], target_name: str, draft_name: str
+) -> VocabularyComparison:
+    """The comparison of two vocabularies that are the same.
+
+    Raises:
+        VocabularyMismatchError: they are not; names the first differing ids.
+    """
+    comparison = compare_vocabularies(target, draft)
+    if comparison.same:
+        return comparison
+    listed = ", ".join(str(difference) for difference in comparison.first_differences)
+    raise VocabularyMismatchError(
+        f"{draft_name} can not draft for {target_name}: their vocabularies ({comparison.draft_size} and "
+        f"{comparison.target_size} tokens) differ, first at the ids ({target_name} / {draft_name}) {listed}. "
+        "Choose a drafter that was trained with the same tokenizer, or one that needs no model, such as ngram."
+    )
+
+
+def _is_padding(token: str) -> bool:
+    return not token or PADDING_NAME.fullmatch(token) is not None
+
+
+def _shown(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
