@@ -1,0 +1,179 @@
+"""Registries: a file in a folder is a method everywhere, and what users write about it is read strictly."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.registry import Registry, Spec, build_config
+
+BASE = """
+class Base:
+    pass
+"""
+
+METHOD = '''"""Does {what} to tokens.
+
+More of it.
+"""
+
+from dataclasses import dataclass, field
+
+from {package}.base import Base
+
+
+class Method(Base):
+    @dataclass(frozen=True)
+    class Config:
+        path: str = field(default="here", metadata={{"argument": True}})
+        width: int = 2
+
+        def __post_init__(self):
+            if self.width < 1:
+                raise ValueError(f"width must be at least 1, got {{self.width}}")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    package = tmp_path / "sample_methods"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text(BASE)
+    (package / "one.py").write_text(METHOD.format(what="one thing", package=package.name))
+    (package / "two_words.py").write_text(METHOD.format(what="two things", package=package.name))
+    (package / "_private.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    for name in [name for name in sys.modules if name.split(".")[0] == "sample_methods"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def registry(folder: Path) -> Registry[object]:
+    return Registry("sample_methods", "sample_methods.base:Base", kind="gadget")
+
+
+def test_folder_is_the_list(registry: Registry[object]) -> None:
+    assert registry.names() == ["one", "two-words"]
+    assert [method.summary for method in registry.methods()] == [
+        "Does one thing to tokens.",
+        "Does two things to tokens.",
+    ]
+
+
+def test_listing_imports_no_method(registry: Registry[object]) -> None:
+    registry.methods()
+    assert "sample_methods.one" not in sys.modules
+
+
+def test_a_new_file_is_a_new_method(registry: Registry[object], folder: Path) -> None:
+    (folder / "three.py").write_text(METHOD.format(what="three things", package="sample_methods"))
+    assert "three" in registry.names()
+    assert registry.find("three").__module__ == "sample_methods.three"
+    assert [spec.name for spec in registry.parse("one+three")] == ["one", "three"]
+
+
+def test_support_files_are_no_methods(folder: Path) -> None:
+    registry: Registry[object] = Registry(
+        "sample_methods", "sample_methods.base:Base", kind="gadget", support=frozenset({"base", "one"})
+    )
+    assert registry.names() == ["two-words"]
+
+
+def test_unknown_names_get_a_suggestion(registry: Registry[object]) -> None:
+    with pytest.raises(ConfigurationError, match="unknown gadget 'two-word': did you mean 'two-words'"):
+        registry.find("two-word")
+    with pytest.raises(ConfigurationError, match="known: one, two-words"):
+        registry.find("zzzzz")
+
+
+ONE = METHOD.format(what="odd things", package="sample_methods")
+
+
+@pytest.mark.parametrize("text", ["x = 1\n", ONE + "\n\nclass Second(Base):\n    pass\n"])
+def test_a_file_defines_exactly_one_class(registry: Registry[object], folder: Path, text: str) -> None:
+    (folder / "odd.py").write_text(text)
+    with pytest.raises(ConfigurationError, match="exactly one gadget"):
+        registry.find("odd")
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("one", [Spec("one")]),
+        ("one:a/b", [Spec("one", "a/b")]),
+        ("one:C++lib", [Spec("one", "C++lib")]),
+        ("one,width=3", [Spec("one", None, (("width", "3"),))]),
+        ("one:x,width=3+two-words", [Spec("one", "x", (("width", "3"),)), Spec("two-words")]),
+        ("two-words:a+one:b", [Spec("two-words", "a"), Spec("one", "b")]),
+    ],
+)
+def test_specs_are_parsed(registry: Registry[object], text: str, specs: list[Spec]) -> None:
+    assert registry.parse(text) == specs
+    assert "+".join(str(spec) for spec in specs) == text
+
+
+@pytest.mark.parametrize(("text", "says"), [("one,width", "key=value"), ("one,=3", "key=value"), ("", "empty gadget")])
+def test_malformed_specs_are_refused(registry: Registry[object], text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        registry.parse(text)
+
+
+def test_configuration_is_built_and_checked(registry: Registry[object]) -> None:
+    cls, config = registry.configure(Spec("one", "there", (("width", "5"),)))
+    assert cls.__name__ == "Method"
+    assert (config.path, config.width) == ("there", 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (Spec("one", None, (("widht", "1"),)), "unknown option 'widht' of gadget 'one': did you mean 'width'"),
+        (Spec("one", None, (("width", "wide"),)), "must be a whole number, got 'wide'"),
+        (Spec("one", None, (("width", "0"),)), "width must be at least 1, got 0"),
+        (Spec("one", None, (("width", "1"), ("width", "2"))), "given twice"),
+        (Spec("one", "a", (("path", "b"),)), "given twice"),
+        (Spec("one", ""), "needs path behind the colon"),
+    ],
+)
+def test_bad_configurations_are_refused(registry: Registry[object], spec: Spec, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        registry.configure(spec)
+
+
+@dataclass(frozen=True)
+class Options:
+    name: str = field(metadata={"argument": True})
+    share: float = 0.5
+    limit: int | None = None
+    on: bool = False
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+def test_values_are_converted_by_their_types() -> None:
+    spec = Spec("x", "n", (("share", "0.25"), ("limit", "7"), ("on", "yes")))
+    assert build_config(Options, spec, "gadget") == Options("n", 0.25, 7, True)
+
+
+def test_missing_arguments_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="gadget 'x' needs name: write x:NAME"):
+        build_config(Options, Spec("x"), "gadget")
+
+
+def test_arguments_and_options_of_methods_without_them_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="takes nothing behind a colon"):
+        build_config(NoOptions, Spec("x", "y"), "gadget")
+    with pytest.raises(ConfigurationError, match="it takes none"):
+        build_config(NoOptions, Spec("x", None, (("a", "1"),)), "gadget")
+    with pytest.raises(ConfigurationError, match="true or false"):
+        build_config(Options, Spec("x", "n", (("on", "maybe"),)), "gadget")

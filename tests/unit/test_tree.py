@@ -1,0 +1,135 @@
+"""Token trees: hand-made cases and properties of every pure function."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, ancestor_mask, chain, depths, is_chain, path, prune
+
+#        root ── 0 ── 1 ── 4
+#          │      └── 2
+#          └──── 3
+PARENTS = (-1, 0, 0, -1, 1)
+
+
+@st.composite
+def parent_lists(draw: st.DrawFn, max_size: int = 16) -> tuple[int, ...]:
+    size = draw(st.integers(0, max_size))
+    return tuple(draw(st.integers(ROOT, node - 1)) for node in range(size))
+
+
+def test_path_and_depths_by_hand() -> None:
+    assert path(PARENTS, 4) == [0, 1, 4]
+    assert path(PARENTS, 3) == [3]
+    assert path(PARENTS, ROOT) == []
+    assert depths(PARENTS) == [1, 2, 2, 1, 3]
+
+
+def test_children_by_hand() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), PARENTS)
+    assert tree.children() == [[0, 3], [1, 2], [4], [], [], []]
+    assert tree.path(4) == [0, 1, 4]
+
+
+def test_mask_by_hand() -> None:
+    expected = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
+    assert ancestor_mask(PARENTS).tolist() == np.array(expected, dtype=bool).tolist()
+
+
+def test_chain_is_a_tree_without_branches() -> None:
+    tree = chain([7, 8, 9], scores=[0.0, -1.0, -2.0], draw=Draw.IID, laws=torch.ones(3, 4))
+    assert tree.parents == (-1, 0, 1)
+    assert tree.draw is Draw.IID
+    assert is_chain(tree.parents)
+    assert chain(np.array([3, 4])).tokens == (3, 4)
+
+
+@pytest.mark.parametrize(("parents", "answer"), [((), True), ((-1,), True), ((-1, -1), False), ((-1, 0, 0), False)])
+def test_is_chain(parents: tuple[int, ...], answer: bool) -> None:
+    assert is_chain(parents) is answer
+
+
+def test_empty_tree() -> None:
+    assert len(EMPTY) == 0
+    assert EMPTY.children() == [[]]
+    assert EMPTY.path(ROOT) == []
+    assert ancestor_mask(()).shape == (0, 0)
+    assert len(prune(EMPTY, [])) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (((1, 2), (-1,)), "2 tokens has 1 parents"),
+        (((1,), (0,)), "parent of node 0 is 0"),
+        (((1, 2), (-1, -2)), "parent of node 1 is -2"),
+        (((1, 2), (-1, 0), (0.5,)), "2 tokens has 1 scores"),
+        (((1,), (-1,), (), Draw.FREE, None, (("a",), ("b",))), "1 tokens has 2 sources"),
+    ],
+)
+def test_malformed_trees_are_refused(arguments: tuple[object, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TokenTree(*arguments)  # type: ignore[arg-type]
+
+
+def test_prune_keeps_every_column() -> None:
+    tree = TokenTree(
+        (5, 6, 7, 8, 9),
+        PARENTS,
+        (0.0, 0.1, 0.2, 0.3, 0.4),
+        Draw.IID,
+        torch.arange(5.0)[:, None].expand(5, 3),
+        (("a",), ("a", "b"), ("b",), ("a",), ("b",)),
+    )
+    cut = prune(tree, [4, 0, 1])
+    assert cut.tokens == (5, 6, 9)
+    assert cut.parents == (-1, 0, 1)
+    assert cut.scores == (0.0, 0.1, 0.4)
+    assert cut.draw is Draw.IID
+    assert cut.laws is not None
+    assert cut.laws[:, 0].tolist() == [0.0, 1.0, 4.0]
+    assert cut.sources == (("a",), ("a", "b"), ("b",))
+
+
+def test_prune_refuses_orphans() -> None:
+    with pytest.raises(ValueError, match="node 4 is kept but its parent 1 is not"):
+        prune(TokenTree((5, 6, 7, 8, 9), PARENTS), [0, 4])
+
+
+@given(parent_lists())
+def test_depth_is_the_length_of_the_path(parents: tuple[int, ...]) -> None:
+    assert depths(parents) == [len(path(parents, node)) for node in range(len(parents))]
+
+
+@given(parent_lists())
+def test_mask_rows_are_paths(parents: tuple[int, ...]) -> None:
+    mask = ancestor_mask(parents)
+    for node in range(len(parents)):
+        assert np.flatnonzero(mask[node]).tolist() == path(parents, node)
+
+
+@given(parent_lists())
+def test_children_and_parents_agree(parents: tuple[int, ...]) -> None:
+    lists = TokenTree(tuple(range(len(parents))), parents).children()
+    assert sorted(node for nodes in lists for node in nodes) == list(range(len(parents)))
+    assert all(nodes == sorted(nodes) for nodes in lists)
+    assert all(parents[node] + 1 == row for row, nodes in enumerate(lists) for node in nodes)
+
+
+@given(parent_lists(), st.data())
+def test_pruning_to_a_closed_set_keeps_its_paths(parents: tuple[int, ...], data: st.DataObject) -> None:
+    seeds = data.draw(st.sets(st.sampled_from(range(len(parents))))) if parents else set()
+    keep = sorted({node for seed in seeds for node in path(parents, seed)})
+    cut = prune(TokenTree(tuple(100 + node for node in range(len(parents))), parents), keep)
+    for new, old in enumerate(keep):
+        assert [cut.tokens[node] - 100 for node in cut.path(new)] == path(parents, old)
