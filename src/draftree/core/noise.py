@@ -4,12 +4,14 @@ The same numbers come out on every device and in every batch, whatever was draft
 a position is a plain function of its logits. Rules that need uniforms or residual draws take them from other
 streams: sharing the noise that drafted would bias the law.
 
-Integers are hashed in 32 bits (a multiply and xor-shift finaliser, twice, keyed by row), 31 of which become
-a uniform; -log1p(-v) keeps full precision for the small values that decide who wins.
+Integers are hashed in 32 bits (multiplications and xor-shifts, with a key of the row before each of the last two
+multiplications), 31 of which become a uniform; -log1p(-u) keeps full precision for the small values that decide
+who wins. Everything is done in place: at the width of a vocabulary, fresh memory costs more than arithmetic.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,16 +47,8 @@ class Noise:
 
     def stream(self, *salts: int | str) -> Noise:
         """Another noise, independent of this one for all purposes, named by its salts."""
-        state = _mix64(self.seed ^ 0x5851F42D4C957F2D)
-        for salt in salts:
-            if isinstance(salt, str):
-                salt = int.from_bytes(salt.encode(), "little")
-            while True:
-                state = _mix64((state + 0x9E3779B97F4A7C15) ^ (salt & _MASK64))
-                salt >>= 64
-                if salt in (0, -1):
-                    break
-        return Noise(state)
+        name = repr((self.seed & _MASK64, *(salt if isinstance(salt, str) else int(salt) for salt in salts)))
+        return Noise(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
 
     def keys(self, position: int) -> tuple[int, int]:
         """Two signed 32-bit keys for the noise at a position."""
@@ -62,7 +56,7 @@ class Noise:
         return _signed32(state), _signed32(state >> 32)
 
     def uniform(self, position: int, index: int = 0) -> float:
-        """A number in (0, 1) with 52 bits, for a position and an index at it."""
+        """A number in (0, 1) with 52 bits, for a position and an index (below 2**20) at it."""
         state = _mix64(_mix64(self.seed ^ 0xD1342543DE82EF95) + _mix64((position << 20) ^ index))
         # a 53rd bit would leave no room for the half, and the largest number would round up to 1
         return ((state >> 12) + 0.5) * 2.0**-52
@@ -83,17 +77,24 @@ def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
         float32 of shape (rows, tokens).
     """
     key = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)
-    x = token_ids.to(torch.int32) * -1640531527 + key[:, :1]  # odd: a bijection of tokens
-    x ^= (x >> 15) & 0x1FFFF
-    x *= 739982445  # 0x2C1B3C6D
-    x ^= (x >> 12) & 0xFFFFF
-    x += key[:, 1:]
-    x ^= (x >> 16) & 0xFFFF
-    x *= 2146121005  # 0x7FEB352D
-    x ^= (x >> 15) & 0x1FFFF
-    x *= -2073254261  # 0x846CA68B
-    x ^= (x >> 16) & 0xFFFF
-    uniform = (x & 0x7FFFFFFF).to(torch.float32)
-    # float32 rounds the largest values up to 1: held below it, or a token could never be chosen
-    uniform.add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    # what depends on the token alone is done once, not for every row
+    token = token_ids.to(torch.int32) * -1640531527
+    _fold(token, torch.empty_like(token), 15)
+    token *= 2146121005  # 0x7FEB352D
+    x = token + key[:, :1]
+    scratch = torch.empty_like(x)
+    _fold(x, scratch, 16)
+    x.mul_(739982445).add_(key[:, 1:])  # 0x2C1B3C6D
+    _fold(x, scratch, 15)
+    x.mul_(-2073254261)  # 0x846CA68B
+    # the 31 high bits, where a product is mixed best, as a negative number: minus the uniform in units of 2**-31
+    x.bitwise_right_shift_(1).bitwise_or_(-_SIGN32)
+    minus_uniform = scratch.view(torch.float32).copy_(x).add_(0.5).mul_(2.0**-31)
+    # float32 rounds the largest uniforms up to 1: held below it, or a token could never be chosen
+    return minus_uniform.clamp_(min=2.0**-24 - 1.0).log1p_().neg_().log_().neg_()
+
+
+def _fold(x: Tensor, scratch: Tensor, shift: int) -> None:
+    """Does `x ^= x >> shift` on unsigned integers, in place: a bijection."""
+    torch.bitwise_right_shift(x, shift, out=scratch)
+    x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftree.sampling.processors import NO_TOKEN, Processor, RowContext, forbid
@@ -26,6 +28,8 @@ class NoRepeatNgram(Processor):
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
         """Logits with such tokens at -inf."""
+        if self._size == 1:
+            return context.all_counts.update(logits, lambda values, _: torch.full_like(values, -math.inf))
         tokens = context.tokens
         if tokens.shape[1] < self._size:
             return logits
@@ -35,9 +39,6 @@ class NoRepeatNgram(Processor):
     def _repeats(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row and first column of every run whose tokens but the last are the row's newest tokens."""
         last = self._size - 1
-        if last == 0:
-            rows, starts = np.nonzero(tokens != NO_TOKEN)
-            return rows, starts
         # One dense comparison, with the newest token; few places are left for the others. A row shorter than
         # a run has NO_TOKEN among its newest: only its own end fits that, and nothing follows the end.
         newest = tokens[:, -last:]

@@ -16,6 +16,7 @@ from draftree.core.noise import Noise, gumbel
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
+from draftree.sampling.search import argmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,12 @@ class Laws:
                 context = RowContext(entry.history, entry.paths, part.device)
                 for processor in controls.processors:
                     part = processor.apply(part, context)
-            if controls.temperature > 0:
-                part = part / controls.temperature
+            if controls.temperature not in (0.0, 1.0):
+                part = part.div_(controls.temperature)
             for keep in controls.filters:
                 part = keep.apply(part)
-            logits[span] = part
+            if part.data_ptr() != logits[span].data_ptr():
+                logits[span] = part
         return logits
 
     def finite(self) -> list[bool]:
@@ -123,8 +125,7 @@ class Laws:
     def picks(self) -> list[int]:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
-            scores = self.perturbed([entry.controls.noise for entry in self.rows])
-            self._picks = scores.argmax(dim=-1).tolist()
+            self._picks = argmax(self.perturbed([entry.controls.noise for entry in self.rows]))
         return self._picks
 
 
