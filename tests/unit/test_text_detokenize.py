@@ -1,0 +1,208 @@
+"""Pieces of text, put together, are the tokenizer's own decoding; no piece ever changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, word_piece
+from tokenizers import decoders
+
+from draftree.text.detokenize import Detokenizer
+from draftree.text.schemes import choose_scheme
+from draftree.text.streams.base import byte_of_name
+from draftree.text.streams.byte_fallback import ByteFallbackStream
+from draftree.text.streams.byte_level import ByteLevelStream, byte_alphabet
+from draftree.text.streams.window import WindowStream
+from draftree.text.streams.withheld import WithheldStream
+from draftree.text.tokenizer import Tokenizer
+
+ALL_BACKENDS = TABLE_BACKENDS + OTHER_BACKENDS
+MIXED_TEXT = "The fox 日本語は 😀🎉 naïve café 👨‍👩‍👧\n\n\tdef f(x):\n        return x  # 東京"
+
+
+@cache
+def built(backend: Callable[[], object]) -> Tokenizer:
+    return Tokenizer(backend())
+
+
+def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True, prompt: Sequence[int] = ()) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, prompt_ids=prompt)
+    pieces = detokenizer.push(ids)
+    assert len(pieces) == len(ids)
+    return [*pieces, detokenizer.finish()]
+
+
+@st.composite
+def id_sequences(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
+    """Random ids; parts of characters, special tokens and tokens of a real text come often."""
+    tokens = tokenizer.vocabulary()
+    short = [i for i, token in enumerate(tokens) if len(token) == 1 or byte_of_name(token) is not None]
+    kinds = [st.integers(0, len(tokens) - 1), st.sampled_from(sorted(tokenizer.special_ids))]
+    kinds += [st.sampled_from(pool) for pool in (short, tokenizer.encode(MIXED_TEXT)) if pool]
+    return draw(st.lists(st.one_of(kinds), max_size=70))
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("skip", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_ids_give_the_text_that_decode_gives(
+    backend: Callable[[], object], skip: bool, data: st.DataObject
+) -> None:
+    tokenizer = built(backend)
+    ids = data.draw(id_sequences(tokenizer))
+    assert "".join(pieces_of(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_a_round_of_tokens_and_single_tokens_give_the_same_pieces(backend: Callable[[], object]) -> None:
+    tokenizer = built(backend)
+    ids = tokenizer.encode(MIXED_TEXT)
+    one_by_one = Detokenizer(tokenizer, skip_special_tokens=True)
+    assert [one_by_one.push([i])[0] for i in ids] + [one_by_one.finish()] == pieces_of(tokenizer, ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.lists(st.sampled_from([0x41, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])))
+@pytest.mark.parametrize("backend", [byte_level, byte_fallback])
+def test_any_bytes_give_the_text_that_decode_gives(backend: Callable[[], object], content: list[int]) -> None:
+    tokenizer = built(backend)
+    names = {byte: name for name, byte in byte_alphabet().items()} if backend is byte_level else {}
+    ids = [tokenizer.vocabulary().index(names.get(byte, f"<0x{byte:02X}>")) for byte in content]
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, True)
+
+
+@pytest.mark.parametrize(("backend", "stream"), [(byte_level, ByteLevelStream), (byte_fallback, ByteFallbackStream)])
+@pytest.mark.parametrize("skip", [True, False])
+def test_usual_tokenizers_need_no_decoding_while_text_is_written(
+    backend: Callable[[], object], stream: type, skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = built(backend)
+    scheme = tokenizer.text_scheme(skip_special_tokens=skip)
+    assert isinstance(scheme.open(), stream)
+    assert tokenizer.text_scheme(skip_special_tokens=skip) is scheme
+    ids = tokenizer.encode(MIXED_TEXT)
+    expected = tokenizer.decode(ids, skip)
+    monkeypatch.setattr(Tokenizer, "decode", lambda *_: pytest.fail("decode was called"))
+    assert "".join(pieces_of(tokenizer, ids, skip=skip)) == expected
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+def test_other_tokenizers_decode_a_short_window(backend: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = built(backend)
+    assert isinstance(tokenizer.text_scheme(skip_special_tokens=True).open(), WindowStream)
+    ids = tokenizer.encode(CORPUS[0] * 20)
+    expected = tokenizer.decode(ids, True)
+    lengths: list[int] = []
+    decode = Tokenizer.decode
+
+    def counted(self: Tokenizer, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        lengths.append(len(ids))
+        return decode(self, ids, skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    assert "".join(pieces_of(tokenizer, ids)) == expected
+    assert len(ids) > 100
+    assert max(lengths) <= 3 * WindowStream.CONTEXT
+    assert len(lengths) < 1.3 * len(ids)
+
+
+def test_a_character_is_shown_with_its_last_byte() -> None:
+    tokenizer = built(byte_level)
+    ids = [tokenizer.vocabulary().index(name) for name in ["a", "ð", "Ł", "ĺ", "Ģ", "b"]]
+    assert pieces_of(tokenizer, ids) == ["a", "", "", "", "😀", "b", ""]
+    assert pieces_of(tokenizer, ids[:3]) == ["a", "", "", "\ufffd"]
+    assert pieces_of(tokenizer, [ids[1], ids[0], ids[1], ids[2]]) == ["", "\ufffda", "", "", "\ufffd"]
+
+
+def test_a_run_of_byte_tokens_is_shown_when_it_ends() -> None:
+    tokenizer = built(byte_fallback)
+
+    def pieces(*names: str) -> list[str]:
+        return pieces_of(tokenizer, [tokenizer.vocabulary().index(name) for name in names])
+
+    assert pieces("T", "<0x0A>", "<0x0A>", "T") == ["T", "", "", "\n\nT", ""]
+    assert pieces("<0xE6>", "<0x97>", "<0xA5>") == ["", "", "", "日"]
+    # one wrong byte spoils the whole run, even the character before it
+    assert pieces("<0xE6>", "<0x97>", "<0xA5>", "<0xFF>", "T") == ["", "", "", "", "\ufffd" * 4 + "T", ""]
+
+
+def test_special_tokens_are_shown_or_left_out() -> None:
+    tokenizer = built(byte_level)
+    a, b, special = (tokenizer.vocabulary().index(name) for name in ("a", "b", "<|im_end|>"))
+    assert pieces_of(tokenizer, [a, special, b], skip=True) == ["a", "", "b", ""]
+    assert pieces_of(tokenizer, [a, special, b], skip=False) == ["a", "<|im_end|>", "b", ""]
+    # a special token that is left out does not part the bytes of a character
+    first, second = (tokenizer.vocabulary().index(name) for name in ("Ã", "©"))
+    assert pieces_of(tokenizer, [first, special, second], skip=True) == ["", "", "é", ""]
+    assert pieces_of(tokenizer, [first, special, second], skip=False) == ["", "\ufffd<|im_end|>", "\ufffd", ""]
+
+
+def test_ids_without_a_token_show_nothing() -> None:
+    tokenizer = built(byte_level)
+    beyond = len(tokenizer.vocabulary()) + 7
+    assert pieces_of(tokenizer, [beyond, *tokenizer.encode("Hi"), beyond])[-1] == ""
+    assert "".join(pieces_of(tokenizer, [beyond, *tokenizer.encode("Hi"), beyond])) == "Hi"
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_text_goes_on_from_a_prompt(backend: Callable[[], object]) -> None:
+    tokenizer = built(backend)
+    ids = tokenizer.encode("The quick brown fox jumps over the lazy dog", add_special_tokens=False)
+    whole = tokenizer.decode(ids, True)
+    for cut in range(1, len(ids)):
+        prompt, written = ids[:cut], ids[cut:]
+        text = "".join(pieces_of(tokenizer, written, prompt=prompt))
+        assert tokenizer.decode(prompt, True) + text == whole
+
+
+def test_the_space_before_the_first_word() -> None:
+    for backend in (byte_fallback, metaspace):
+        tokenizer = built(backend)
+        word = tokenizer.encode("The", add_special_tokens=False)
+        assert "".join(pieces_of(tokenizer, word)) == "The"
+        assert "".join(pieces_of(tokenizer, word, prompt=word)) == " The"
+        assert "".join(pieces_of(tokenizer, word, prompt=[tokenizer.bos_token_id])) == "The"
+
+
+def test_a_decoder_that_does_something_else_than_it_says_is_not_imitated() -> None:
+    tokens = {0: "a", 1: "b", 2: "Ġc"}
+
+    def shouting(ids: Sequence[int]) -> str:
+        return "".join(tokens[i] for i in ids).replace("Ġ", " ").upper()
+
+    scheme = choose_scheme(shouting, tokens, skipped=frozenset(), decoder=decoders.ByteLevel())
+    assert isinstance(scheme.open(), WindowStream)
+    assert scheme.text_of([0, 1, 2, 0] * 20) == "AB CA" * 20
+
+
+def test_text_that_changes_later_is_withheld_and_exact(caplog: pytest.LogCaptureFixture) -> None:
+    tokens = {i: chr(97 + i) for i in range(26)}
+
+    def backwards(ids: Sequence[int]) -> str:
+        return "".join(tokens[i] for i in reversed(ids))
+
+    scheme = choose_scheme(backwards, tokens, skipped=frozenset(), decoder=None)
+    stream = scheme.open()
+    assert isinstance(stream, WithheldStream)
+    assert [stream.push(i) for i in (0, 1, 2)] == ["", "", ""]
+    assert stream.finish() == "cba"
+    assert "can not be streamed" in caplog.text
+
+
+def test_no_text_at_all() -> None:
+    for backend in ALL_BACKENDS:
+        assert pieces_of(built(backend), []) == [""]
+    scheme = choose_scheme(lambda ids: "", {}, skipped=frozenset(), decoder=None)
+    assert scheme.text_of([]) == ""
+
+
+def test_a_finished_sequence_takes_no_more_tokens() -> None:
+    detokenizer = Detokenizer(built(word_piece), skip_special_tokens=True)
+    detokenizer.finish()
+    with pytest.raises(AssertionError):
+        detokenizer.push([1])
