@@ -1,0 +1,118 @@
+"""Turns whatever a user names a model by into a local folder that transformers can load."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from draftree.core.errors import ModelLoadError, ModelNotFoundError, suggestion
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.catalogue import CATALOGUE
+from draftree.models.weights.folder_check import check_model_folder
+from draftree.models.weights.install import install_entry, install_gguf
+from draftree.models.weights.progress import Progress, silent
+
+__all__ = ["resolve_model"]
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]|.*[/\\]$|.*\.gguf$|.*/.*/", re.IGNORECASE)
+"""Spelled as a path: neither a name nor a hub id may begin or end so, nor have two slashes."""
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+HUB_FILES_LEFT_OUT = ("*/*", "consolidated*")
+PICKLED_HUB_FILES = ("pytorch_model*.bin",)
+HUB_TIMEOUT_SECONDS = 10.0
+
+
+def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress: Progress = silent) -> Path:
+    """The local folder of a model: its settings and weights are there and readable.
+
+    `name` is, in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the cache);
+    the name of a folder in the cache; a hub id `owner/name`. A `Path` is never a name. With `fetch=False` nothing is
+    downloaded.
+
+    Raises:
+        ModelNotFoundError: Nothing of that name can be had.
+        ModelLoadError: It was found, but is damaged or is no model.
+        UnsupportedModelError: A GGUF file whose architecture is not known.
+        WeightsError: It could not be fetched or converted.
+
+    Example:
+        >>> resolve_model("smollm2-135m-instruct")  # doctest: +SKIP
+        PosixPath('/home/me/.cache/draftree/models/smollm2-135m-instruct')
+    """
+    cache = Cache()
+    if isinstance(name, str) and name in CATALOGUE:
+        return install_entry(CATALOGUE[name], cache, fetch=fetch, progress=progress)
+    spelled = os.fspath(name)
+    if not spelled.strip():
+        raise ModelNotFoundError(f"no model was named: {ways_to_name()}")
+    path = Path(spelled).expanduser()
+    if path.is_dir():
+        check_model_folder(path)
+        return path
+    if path.is_file():
+        return resolve_file(path, cache, progress=progress)
+    if not isinstance(name, str) or PATH_LIKE.match(spelled):
+        raise ModelNotFoundError(f"the model '{spelled}' is not there: no such folder or file; check the path")
+    if cache.manifest(spelled) is not None:
+        check_model_folder(cache.folder(spelled))
+        return cache.folder(spelled)
+    if HUB_ID.fullmatch(spelled):
+        folder = hub_folder(spelled, fetch=fetch)
+        check_model_folder(folder)
+        return folder
+    raise ModelNotFoundError(f"no model is called '{spelled}': {suggestion(spelled, CATALOGUE)}; else {ways_to_name()}")
+
+
+def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
+    with path.open("rb") as stream:
+        is_gguf = stream.read(4) == b"GGUF"
+    if is_gguf or path.suffix.lower() == ".gguf":
+        return install_gguf(path, cache, progress=progress)
+    raise ModelLoadError(
+        f"'{path}' is no GGUF file: to use the model it belongs to, name the folder that holds config.json"
+    )
+
+
+def ways_to_name() -> str:
+    return "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
+
+
+def hub_folder(repository: str, *, fetch: bool) -> Path:
+    """The snapshot of a hub repository in the hub's own cache; fetched if it is not there and may be."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    def snapshot(files: tuple[str, ...]) -> Path:
+        return Path(
+            snapshot_download(
+                repository,
+                allow_patterns=list(files),
+                ignore_patterns=list(HUB_FILES_LEFT_OUT),
+                etag_timeout=HUB_TIMEOUT_SECONDS,
+                local_files_only=not fetch,
+            )
+        )
+
+    try:
+        folder = snapshot(HUB_FILES)
+        if not any(folder.glob("*.safetensors")):
+            folder = snapshot(HUB_FILES + PICKLED_HUB_FILES)
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"the hub gives '{repository}' only to those who accepted its terms: "
+            "accept them on its page, then log in with 'hf auth login'"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = "the hub can not be reached" if fetch else "nothing may be fetched"
+        raise ModelNotFoundError(
+            f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
+            f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
+        ) from error
+    return folder

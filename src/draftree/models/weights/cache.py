@@ -1,0 +1,214 @@
+"""The user's cache of model folders: found by name, written by one process at a time, never half-written.
+
+A folder is made under a temporary name beside its place and renamed once it is complete and on the disk. All work on a
+name happens under that name's lock, so whatever temporary folder lies there when the lock is got belongs to a process
+that is gone, and is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from draftree.core.errors import WeightsError
+
+__all__ = ["Cache", "disk_full", "require_space"]
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "draftree.json"
+"""Written last into every model folder: where it came from and by which converter."""
+
+
+class Cache:
+    """Model folders below one root.
+
+    The root is `DRAFTREE_CACHE`, else `XDG_CACHE_HOME/draftree`, else `~/.cache/draftree`.
+    Thread- and process-safe for writers; readers need no lock, because folders appear by one rename.
+    """
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root if root is not None else default_root()
+
+    @property
+    def models(self) -> Path:
+        """The folder of complete model folders."""
+        return self.root / "models"
+
+    @property
+    def work(self) -> Path:
+        """The folder of locks and unfinished model folders; on the same file system as `models`."""
+        return self.root / "work"
+
+    def folder(self, name: str) -> Path:
+        """Where the model of that name lies, or would lie."""
+        return self.models / name
+
+    def manifest(self, name: str) -> dict[str, object] | None:
+        """What the folder of that name says of itself; None if there is no complete one."""
+        try:
+            content = json.loads((self.folder(name) / MANIFEST).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    def holds(self, name: str, manifest: Mapping[str, object]) -> bool:
+        """Whether a complete folder of that name was made from this very source by this very converter."""
+        return self.manifest(name) == dict(manifest)
+
+    def names(self) -> list[str]:
+        """Names of all complete folders."""
+        if not self.models.is_dir():
+            return []
+        return sorted(path.name for path in self.models.iterdir() if (path / MANIFEST).is_file())
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Holds the name for this process; waits for another one that holds it, and clears what dead ones left."""
+        self._make_work_folder()
+        lock = FileLock(self.work / f"{name}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            logger.warning("another process is making '%s': waiting for it", name)
+            lock.acquire()
+        try:
+            self._clear_unfinished(name)
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def publish(self, name: str, manifest: Mapping[str, object]) -> Iterator[Path]:
+        """Yields an empty folder to fill; on success it becomes the folder of that name, else it vanishes.
+
+        The caller holds `locked(name)`.
+
+        Raises:
+            WeightsError: The disk is full.
+        """
+        with self.scratch(name) as parts:
+            fresh = parts / "fresh"
+            fresh.mkdir()
+            yield fresh
+            (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+            make_durable(fresh)
+            place = self.folder(name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists():
+                place.rename(parts / "replaced")
+            fresh.rename(place)
+            sync(place.parent)
+
+    @contextlib.contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A temporary folder for work on that name, removed in every case.
+
+        Raises:
+            WeightsError: The disk is full.
+        """
+        self._make_work_folder()
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=self.work))
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise disk_full(name, folder) from error
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self, name: str) -> bool:
+        """Removes the folder of that name; False if there was none."""
+        with self.locked(name):
+            place = self.folder(name)
+            if not place.exists():
+                return False
+            with self.scratch(name) as parts:
+                # Renamed first: a reader never meets a folder that is half gone.
+                place.rename(parts / "removed")
+            return True
+
+    def sweep(self) -> None:
+        """Removes the unfinished folders of all names that no living process works on."""
+        if not self.work.is_dir():
+            return
+        for name in {path.name.partition(".part-")[0] for path in self.work.glob("*.part-*")}:
+            with contextlib.suppress(Timeout), FileLock(self.work / f"{name}.lock", blocking=False):
+                self._clear_unfinished(name)
+
+    def _make_work_folder(self) -> None:
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WeightsError(
+                f"the cache folder '{self.root}' can not be written ({error.strerror}): "
+                "set DRAFTREE_CACHE to a folder that can"
+            ) from error
+
+    def _clear_unfinished(self, name: str) -> None:
+        for leftover in self.work.glob(f"{name}.part-*"):
+            logger.info("removing '%s', left unfinished by a process that is gone", leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def default_root() -> Path:
+    """The cache root the environment asks for."""
+    if own := os.environ.get("DRAFTREE_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "draftree"
+    return Path.home() / ".cache" / "draftree"
+
+
+def require_space(name: str, folder: Path, needed_bytes: int) -> None:
+    """Refuses work that would not fit on the disk of `folder`.
+
+    Raises:
+        WeightsError: Fewer than `needed_bytes` are free.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise WeightsError(
+            f"'{name}' needs {needed_bytes / 1e6:.0f} MB of disk while it is made, and '{folder}' has "
+            f"{free_bytes / 1e6:.0f} MB free: make room, or set DRAFTREE_CACHE to a folder on another disk"
+        )
+
+
+def disk_full(name: str, folder: Path) -> WeightsError:
+    """The error for a disk that ran full on the way."""
+    free_bytes = shutil.disk_usage(folder).free
+    return WeightsError(
+        f"the disk of '{folder.parent.parent}' ran full while '{name}' was being made "
+        f"({free_bytes / 1e6:.0f} MB free); nothing was kept: make room, or set DRAFTREE_CACHE to a folder on another disk"
+    )
+
+
+def make_durable(folder: Path) -> None:
+    """Waits until every file below `folder` is on the disk, so that a rename can not outrun the content."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sync(path)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    if os.name == "nt":
+        return  # Windows flushes neither a folder nor a file that is open for reading only.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,194 @@
+"""Reads a GGUF file: its metadata as Python values, its tensors as float32 arrays.
+
+Source: the GGUF specification of ggml (docs/gguf.md), versions 2 and 3, little-endian. The blocks of quantised tensors
+are unpacked by the `gguf` package. Every read is checked against the end of the file, so that a damaged file gives one
+sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from draftree.core.errors import ModelLoadError, WeightsError
+
+__all__ = ["Dtype", "GgufFile", "GgufTensor", "require_gguf"]
+
+DEFAULT_ALIGNMENT = 32
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+MAX_DIMENSIONS = 4
+FLOAT32, FLOAT16 = 0, 1
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+def require_gguf() -> None:
+    """Refuses GGUF work early where the package that unpacks its blocks is not installed.
+
+    Raises:
+        WeightsError: The `gguf` package is missing.
+    """
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise WeightsError(
+            "a GGUF file can not be unpacked, because the Python package 'gguf' is not installed: "
+            "run pip install 'draftree[gguf]'"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where one tensor lies; `shape` is outermost first, as numpy and torch have it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    first_byte: int
+    num_bytes: int
+
+
+class GgufFile:
+    """One GGUF file, mapped into memory.
+
+    Raises:
+        ModelLoadError: It is not a GGUF file, is truncated, or uses a version or block type that is not known.
+    """
+
+    __slots__ = ("_bytes", "_position", "metadata", "path", "tensors")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._position = 0
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        if path.stat().st_size < 24:
+            raise self.broken("it is shorter than a header")
+        self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        self._read_header()
+
+    @property
+    def natural_dtype(self) -> Dtype:
+        """The floating-point type that the file's matrices are kept in when unpacked: their own, or bfloat16."""
+        kinds = {tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1}
+        if FLOAT32 in kinds:
+            return "float32"
+        return "float16" if kinds == {FLOAT16} else "bfloat16"
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Size of all tensors in `natural_dtype`."""
+        item_bytes = 4 if self.natural_dtype == "float32" else 2
+        return item_bytes * sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def broken(self, why: str) -> ModelLoadError:
+        """The error for a file that can not be read on."""
+        return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {why}; get the file again")
+
+    def tensor(self, name: str) -> GgufTensor:
+        """Where the tensor of that name lies.
+
+        Raises:
+            ModelLoadError: The file has none.
+        """
+        if name not in self.tensors:
+            raise self.broken(f"it lacks the tensor '{name}'")
+        return self.tensors[name]
+
+    def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The tensor's values, unpacked to float32."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        tensor = self.tensor(name)
+        kind = GGMLQuantizationType(tensor.kind)
+        packed = self._bytes[tensor.first_byte : tensor.first_byte + tensor.num_bytes]
+        if kind.name == "BF16":
+            return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
+        rows = packed.reshape(math.prod(tensor.shape[:-1]), -1)
+        try:
+            return dequantize(rows, kind).reshape(tensor.shape)
+        except NotImplementedError as error:
+            raise ModelLoadError(
+                f"'{self.path}' holds '{name}' in blocks of type {kind.name}, which can not be unpacked here: "
+                "use a file of another quantisation"
+            ) from error
+
+    def _read_header(self) -> None:
+        if bytes(self._bytes[:4]) != b"GGUF":
+            raise self.broken("it does not begin with the letters GGUF")
+        self._position = 4
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise self.broken(f"it says version {version}, and versions 2 and 3 are known")
+        num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
+        for _ in range(num_keys):
+            key = self._string()
+            self.metadata[key] = self._value(self._scalar("I"))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+        if alignment <= 0:
+            raise self.broken(f"it says that tensors are aligned to {alignment} bytes")
+        start = -(-self._position // alignment) * alignment
+        for name, shape, kind, offset in infos:
+            self.tensors[name] = self._place(name, shape, kind=kind, first_byte=start + offset)
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        num_dimensions = self._scalar("I")
+        if num_dimensions > MAX_DIMENSIONS:
+            raise self.broken(f"tensor '{name}' has {num_dimensions} dimensions")
+        shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
+        return name, shape, self._scalar("I"), self._scalar("Q")
+
+    def _place(self, name: str, shape: tuple[int, ...], *, kind: int, first_byte: int) -> GgufTensor:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        try:
+            block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (ValueError, KeyError):
+            raise self.broken(f"tensor '{name}' has blocks of the unknown type {kind}") from None
+        if not shape or shape[-1] % block_values:
+            raise self.broken(f"tensor '{name}' of shape {list(shape)} is not made of blocks of {block_values}")
+        num_bytes = math.prod(shape) // block_values * block_bytes
+        if first_byte + num_bytes > len(self._bytes):
+            raise self.broken(
+                f"tensor '{name}' would end at byte {first_byte + num_bytes}, and the file at {len(self._bytes)}"
+            )
+        return GgufTensor(name, shape, kind, first_byte, num_bytes)
+
+    def _take(self, num_bytes: int) -> bytes:
+        end = self._position + num_bytes
+        if end > len(self._bytes):
+            raise self.broken(f"it ends at byte {len(self._bytes)}, in the middle of its header")
+        taken = self._bytes[self._position : end].tobytes()
+        self._position = end
+        return taken
+
+    def _scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+
+    def _string(self) -> str:
+        return self._take(self._scalar("Q")).decode("utf-8", errors="replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind == ARRAY:
+            item, count = self._scalar("I"), self._scalar("Q")
+            if item in SCALARS:
+                code = SCALARS[item]
+                return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize("<" + code))))
+            # Nothing is smaller than a byte: a larger count is damage, and would only fill the memory.
+            if count > len(self._bytes):
+                raise self.broken(f"a list claims {count} items")
+            return [self._value(item) for _ in range(count)]
+        if kind in SCALARS:
+            return self._scalar(SCALARS[kind])
+        raise self.broken(f"a value has the unknown type {kind}")

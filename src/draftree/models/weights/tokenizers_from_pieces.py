@@ -1,0 +1,119 @@
+"""Builds a fast tokenizer from what weight files carry: a list of pieces, with scores or with merges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenizers import Tokenizer
+
+__all__ = ["TokenizerSettings", "byte_level_tokenizer", "save_tokenizer", "sentencepiece_tokenizer"]
+
+WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """What a tokenizer needs beyond its pieces; `special` and `whole` are ids of pieces that are never cut.
+
+    Special pieces are left out of decoded text on request, `whole` ones are ordinary text.
+    """
+
+    special: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """Ids by role: `bos_token`, `eos_token`, `unk_token`, `pad_token`."""
+    adds_bos: bool = False
+    context_length: int = 0
+    chat_template: str | None = None
+
+
+def sentencepiece_tokenizer(
+    pieces: Sequence[str], ranks: Sequence[float], *, starts_with_space: bool, unknown: str | None
+) -> Tokenizer:
+    """A SentencePiece BPE vocabulary with byte fallback; of two merges the one with the smaller rank goes first.
+
+    With `starts_with_space`, every stretch of text between special tokens gets a space in front, as in the models
+    that were trained so; decoding takes the first one off.
+    """
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    model = BPE(vocab, merges_from_ranks(vocab, ranks), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    respelling = normalizers.Replace(" ", WORD_START)
+    decoding = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if starts_with_space:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(WORD_START), respelling])
+        decoding.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = respelling
+    tokenizer.decoder = decoders.Sequence(decoding)
+    return tokenizer
+
+
+def merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, best piece first.
+
+    SentencePiece scores the piece that a merge makes, the BPE of `tokenizers` ranks the pair: pairs that make the same
+    piece stand together, in the order of their own ids.
+    """
+    merges: list[tuple[float, int, int, tuple[str, str]]] = []
+    for piece, index in vocab.items():
+        if BYTE_PIECE.fullmatch(piece):
+            continue  # Stands for a byte that no piece covers; the same letters in a text are ordinary text.
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocab and right in vocab:
+                merges.append((ranks[index], vocab[left], vocab[right], (left, right)))
+    merges.sort()
+    return [pair for *_, pair in merges]
+
+
+def byte_level_tokenizer(pieces: Sequence[str], merges: Sequence[str], *, splits_digits: bool) -> Tokenizer:
+    """A byte-level BPE as of GPT-2; with `splits_digits`, every digit stands alone."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    tokenizer = Tokenizer(BPE(vocab, pairs))
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words]) if splits_digits else words
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, pieces: Sequence[str], settings: TokenizerSettings, *, folder: Path) -> None:
+    """Completes the tokenizer with its special tokens and writes it as a transformers tokenizer."""
+    from tokenizers import AddedToken
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    special = sorted({*settings.special, *settings.roles.values()})
+    tokenizer.add_special_tokens([AddedToken(pieces[index], normalized=False, special=True) for index in special])
+    tokenizer.add_tokens([AddedToken(pieces[index], normalized=False) for index in settings.whole])
+    assert tokenizer.get_vocab_size() == len(pieces), "an added token must be one of the pieces"
+    names = {role: pieces[index] for role, index in settings.roles.items()}
+    if settings.adds_bos:
+        bos = names["bos_token"]
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, settings.roles["bos_token"])]
+        )
+    complete = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=settings.context_length,
+        clean_up_tokenization_spaces=False,
+        **names,
+    )
+    if settings.chat_template is not None:
+        complete.chat_template = settings.chat_template
+    complete.save_pretrained(folder)
