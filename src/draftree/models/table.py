@@ -6,14 +6,15 @@ row from the tokens on its own path, and refuses every misuse of the model seam 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, path
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 
@@ -22,28 +23,29 @@ Table = Callable[[tuple[int, ...]], Tensor]
 
 
 def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
-    """Logits that are a hash of all the tokens given: as good as random, the same on every machine.
+    """Logits that are a hash of all the tokens given: as good as random, the same everywhere and always.
 
     Args:
         vocab_size: tokens.
         seed: another seed is another table.
-        scale: logits are standard Gumbel noise times this; 0 is the uniform law, 1 the law of a typical softmax.
+        scale: logits are standard Gumbel noise times this; at 0 the law is uniform.
     """
-    token_ids = torch.arange(vocab_size)
-    noise = Noise(seed)
 
     def logits(context: tuple[int, ...]) -> Tensor:
-        return scale * noise.stream("table", len(context), *context).gumbel(0, token_ids).to(torch.float64)
+        # not the requests' own noise: a model that knew it would be no model
+        digest = hashlib.shake_128(repr((seed, *map(int, context))).encode()).digest(8 * vocab_size)
+        uniform = (np.frombuffer(digest, dtype="<u8") >> np.uint64(12)).astype(np.float64) + 0.5
+        return torch.from_numpy(-scale * np.log(-np.log(uniform * 2.0**-52)))
 
     return logits
 
 
 def near(table: Table, seed: int, *, distance: float) -> Table:
     """A drafter's table: another's logits plus hashed noise times `distance`; at 0 they are the same."""
+    shift = hashed(len(table(())), seed, scale=distance)
 
     def logits(context: tuple[int, ...]) -> Tensor:
-        base = table(context)
-        return base + hashed(len(base), seed, scale=distance)(context)
+        return table(context) + shift(context)
 
     return logits
 

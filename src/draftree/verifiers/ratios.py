@@ -59,7 +59,8 @@ def draft_law(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int
         )
     else:
         law = tree.laws[node].to("cpu", torch.float64, copy=True)
-        law[list(used)] = 0.0
+        for gone in used:
+            law[gone] = 0.0
     if law[token] <= 0:
         law.zero_()[token] = 1.0
     return law / law.sum()
