@@ -1,1 +1,33 @@
+"""Draftree: any Hugging Face causal language model writes the same text in less time."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from draftree.version import __version__
+
+if TYPE_CHECKING:
+    from draftree.completion import Completion, CompletionStats
+    from draftree.llm import LLM
+    from draftree.sampling.params import SamplingParams
+
+__all__ = ["LLM", "Completion", "CompletionStats", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "draftree.llm",
+    "Completion": "draftree.completion",
+    "CompletionStats": "draftree.completion",
+    "SamplingParams": "draftree.sampling.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import: the command line's help must not wait for it
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'draftree' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,7 +18,7 @@ A message has three parts: what was asked, what is the case, what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ConfigurationError",
@@ -73,7 +73,15 @@ class WeightsError(DraftreeError, RuntimeError):
 
 
 class GenerationError(DraftreeError, RuntimeError):
-    """A request failed while it was being written."""
+    """A request failed while it was being written.
+
+    Attributes:
+        completions: what the other requests of the batch gave.
+    """
+
+    def __init__(self, message: str, completions: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.completions = list(completions)
 
 
 class NonFiniteLogitsError(GenerationError):

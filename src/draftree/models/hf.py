@@ -129,12 +129,14 @@ class HFModel(LanguageModel):
             for node in (range(len(extend.tokens)) if extend.logits_at is None else extend.logits_at)
         ]
         padding = self._padding(len(tokens))
-        rows = torch.tensor(asked) if padding or len(asked) != len(tokens) or order != list(range(len(jobs))) else None
+        rows = None
+        if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
+            rows = torch.tensor(asked or [0])  # the head can not be asked for no row at all
         with announced(current):
             logits = self._forward(
                 torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding]), rows
             )
-        return Scores(logits, starts_of(jobs))
+        return Scores(logits[: len(asked)], starts_of(jobs))
 
     def _make_room(self, slots: Sequence[KVSlot]) -> None:
         longest = max(slot.length + slot.num_tentative for slot in slots)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,11 +106,26 @@ def load_model(
     return wrap_model(_read(folder, kind, where), folder=folder, name=str(name), packed=packed)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers inside: standard error belongs to whoever uses us."""
+    from transformers.utils import logging as library
+
+    was_enabled = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            library.enable_progress_bar()
+
+
 def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+        with _quiet():
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files

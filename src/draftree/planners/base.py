@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Registry
 from draftree.core.types import Budget, RoundRecord
 
@@ -39,3 +41,26 @@ class Planner(ABC, Generic[State]):
 
 
 PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")  # type: ignore[type-arg]
+
+
+@dataclass(slots=True)
+class Length:
+    """A draft length that follows what was accepted. Mutated by `adapt`."""
+
+    k: int
+
+
+def adapt(states: Sequence[Length], record: RoundRecord, *, up: int, down: int) -> None:
+    """Lengthen after full acceptance, shorten otherwise; rounds without a draft teach nothing."""
+    for state, row in zip(states, record.sequences, strict=True):
+        if row.num_drafted and row.num_in_path == row.draft_depth:
+            # a drafter that had less to offer than it might was no test of this length
+            state.k = max(state.k, min(state.k + up, row.draft_depth + up))
+        elif row.num_drafted:
+            state.k = max(1, state.k - down)
+
+
+def check_start(planner: str, value: int | None) -> None:
+    """Raise ConfigurationError unless the first length is absent or at least one."""
+    if value is not None and value < 1:
+        raise ConfigurationError(f"planner '{planner}' starts with {value} tokens: it must be at least 1")

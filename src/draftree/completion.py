@@ -1,0 +1,131 @@
+"""What a request gives: the text, its tokens, and how it came about in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionStats:
+    """Counts and seconds of one text. In a batch, seconds are of the rounds it took part in, shared with others.
+
+    Attributes:
+        rounds: passes of the loop; plain decoding has one a token.
+        draft_tokens: tokens that were drafted.
+        accepted_tokens: drafted tokens that are in the text; none that a stop or a limit cut off.
+        acceptance_length: tokens written a round, the bonus included.
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens of the text.
+        prefill_seconds: until the first round's tokens were written; reads the prompt.
+        decode_seconds: all rounds behind the first.
+        tokens_per_second: tokens written behind the first round, over `decode_seconds`; over all seconds if there
+            was only one round.
+        phase_seconds: `decode_seconds` by phase: plan, draft, score, verify, commit.
+        drafted_by_depth: drafted tokens at depth 1, 2, …
+        accepted_by_depth: accepted tokens at depth 1, 2, …
+    """
+
+    rounds: int
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance_length: float
+    prompt_tokens: int
+    completion_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+    phase_seconds: dict[str, float]
+    drafted_by_depth: tuple[int, ...]
+    accepted_by_depth: tuple[int, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Prefill and decoding together."""
+        return self.prefill_seconds + self.decode_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One text of a request.
+
+    Attributes:
+        text: without stop strings, and without special tokens unless they were asked for.
+        token_ids: what was written, the token that ended it included.
+        finish_reason: "stop" (end of text, a stop token or string) or "length".
+        seed: gives the same text again.
+        logprobs: one entry a token, if asked for.
+        stats: counts and seconds.
+        prompt_index: which of the prompts.
+        index: which of the request's n.
+        drafted: for each token whether it was drafted and accepted; False: picked by the target.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    logprobs: tuple[TokenLogprob, ...] | None
+    stats: CompletionStats
+    prompt_index: int = 0
+    index: int = 0
+    drafted: tuple[bool, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
+        stats["seconds"] = self.stats.seconds
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = [{"token_id": e.token_id, "logprob": e.logprob, "top": dict(e.top)} for e in self.logprobs]
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            **({} if logprobs is None else {"logprobs": logprobs}),
+            "stats": stats,
+        }
+
+
+def completion_of(sequence: WritingSequence, *, prompt_index: int) -> Completion:
+    """The completion of a finished sequence."""
+    assert sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), "only a finished text is a completion"
+    return Completion(
+        text="".join(sequence.texts),
+        token_ids=tuple(sequence.history.output.tolist()),
+        finish_reason=str(sequence.finish_reason),
+        seed=sequence.controls.noise.seed,
+        logprobs=tuple(sequence.logprobs) if sequence.controls.params.logprobs is not None else None,
+        stats=stats_of(sequence),
+        prompt_index=prompt_index,
+        index=sequence.index,
+        drafted=tuple(sequence.drafted),
+    )
+
+
+def stats_of(sequence: WritingSequence) -> CompletionStats:
+    """The numbers of a sequence so far."""
+    counts, written = sequence.counts, sequence.history.num_output_tokens
+    if counts.decode_seconds > 0:
+        speed = (written - counts.first_tokens) / counts.decode_seconds
+    else:
+        speed = written / counts.prefill_seconds if counts.prefill_seconds else 0.0
+    return CompletionStats(
+        rounds=counts.rounds,
+        draft_tokens=counts.draft_tokens,
+        accepted_tokens=counts.accepted_tokens,
+        acceptance_length=written / counts.rounds if counts.rounds else 0.0,
+        prompt_tokens=sequence.history.prompt_length,
+        completion_tokens=written,
+        prefill_seconds=counts.prefill_seconds,
+        decode_seconds=counts.decode_seconds,
+        tokens_per_second=speed,
+        phase_seconds={
+            phase: getattr(counts, f"{phase}_seconds") for phase in ("plan", "draft", "score", "verify", "commit")
+        },
+        drafted_by_depth=tuple(counts.drafted_by_depth),
+        accepted_by_depth=tuple(counts.accepted_by_depth),
+    )

@@ -1,0 +1,84 @@
+"""A smaller model with the same vocabulary guesses the next tokens, one pass a token.
+
+It ranks its candidates with the request's own noise where the verifier allows it, which makes its guess the
+target's pick more often than an independent draw would. The vocabularies are compared token by token.
+
+Source: Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318; shared noise: Daliri et al.,
+arXiv 2408.07978. Costs one pass of the small model for every level; loses when that is not small beside a pass
+of the target, or when the two models rarely agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.drafters.growth import Growth, GrowthState
+from draftree.text.vocab import require_same
+
+
+@final
+class ModelDrafter(Drafter[GrowthState]):
+    """Grows chains with a loaded model."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id; `k`: tokens ahead at most."""
+
+        name: str = field(metadata={"argument": True})
+        k: int = 5
+
+        def __post_init__(self) -> None:
+            if self.k < 1:
+                raise ConfigurationError(f"option k of drafter 'model' is {self.k}: it must be at least 1")
+
+    DRAWS: ClassVar[frozenset[Draw]] = frozenset({Draw.FREE, Draw.IID})
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        """Best by rank, or drawn from its law."""
+        return cls.DRAWS
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        """As configured."""
+        return config.k
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        loaded = context.load_model(config.name)
+        if context.vocabulary is not None and loaded.vocabulary is not None:
+            require_same(context.vocabulary, loaded.vocabulary, "the target", loaded.name)
+        elif loaded.model.vocab_size != context.target.vocab_size:
+            raise ConfigurationError(
+                f"drafter '{loaded.name}' has {loaded.model.vocab_size} tokens and the target "
+                f"{context.target.vocab_size}, and there are no tokenizers to compare: take a drafter of the same family"
+            )
+        self._config = config
+        self._growth = Growth(loaded.model, draw=context.draw, shares_noise=context.shares_noise)
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in the small model's slots."""
+        self._growth.reserve(num_sequences, length)
+
+    def open(self, sequence: SequenceView) -> GrowthState:
+        """A slot of the small model."""
+        return self._growth.open(sequence)
+
+    def draft(self, states: Sequence[GrowthState], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A chain for every sequence, all sequences in one pass a level."""
+        return self._growth.grow(states, [budget.within(budget.num_nodes, self._config.k) for budget in budgets])
+
+    def observe(
+        self, states: Sequence[GrowthState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Keep the accepted tokens in the slots."""
+        self._growth.observe(states, verdicts)
+
+    def close(self, state: GrowthState) -> None:
+        """Free the slot."""
+        self._growth.close(state)

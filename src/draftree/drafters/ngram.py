@@ -1,0 +1,90 @@
+"""Prompt lookup: what followed the last few tokens when they stood in the text before is guessed to follow again.
+
+The longest run of last tokens that occurs earlier in prompt or output is looked for, at most `max` and at least
+`min` of them; of several places the latest counts. No model, no state; a round without a match is plain decoding.
+
+Source: prompt lookup decoding (A. Saxena, 2023); n-gram assisted generation as in transformers and vLLM.
+Costs a scan over the tokens, some tens of microseconds. Pays where text is copied: rewriting code, summaries,
+answers from given documents. On open prompts matches are rare and often wrong: little is won, and each wrong guess
+makes the pass wider for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain
+from draftree.core.types import Budget
+from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+
+
+@final
+class NgramDrafter(SequenceDrafter[SequenceView]):
+    """Copies what followed the longest earlier match."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`max` and `min`: length of the run that must match; `k`: tokens ahead at most."""
+
+        max: int = 4
+        min: int = 2
+        k: int = 10
+
+        def __post_init__(self) -> None:
+            if not 1 <= self.min <= self.max:
+                raise ConfigurationError(
+                    f"drafter 'ngram' has min={self.min} and max={self.max}: they must be at least 1, max not below min"
+                )
+            if self.k < 1:
+                raise ConfigurationError(f"option k of drafter 'ngram' is {self.k}: it must be at least 1")
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        """One certain child a node."""
+        return frozenset({Draw.FREE, Draw.POINT})
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        """As configured."""
+        return config.k
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._config = config
+        self._draw = context.draw
+
+    def open(self, sequence: SequenceView) -> SequenceView:
+        """The text itself is all there is to know."""
+        return sequence
+
+    def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
+        """The tokens behind the best match."""
+        count = min(budget.num_nodes, budget.depth, self._config.k)
+        tokens = state.history.tokens
+        start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None
+        return EMPTY if start is None else chain(tokens[start : start + count], draw=self._draw)
+
+
+def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int | None:
+    """Index behind the latest, longest earlier occurrence of the last tokens.
+
+    Args:
+        tokens: integers of shape (tokens,).
+        longest: tokens that are compared at most.
+        shortest: tokens that must match at least.
+    """
+    last = len(tokens) - 1
+    ends = np.flatnonzero(tokens[:last] == tokens[last])
+    found = None
+    for length in range(1, longest + 1):
+        if length > 1:
+            ends = ends[ends >= length - 1]
+            ends = ends[tokens[ends - (length - 1)] == tokens[last - (length - 1)]] if last >= length - 1 else ends[:0]
+        if not len(ends):
+            break
+        if length >= shortest:
+            found = int(ends[-1]) + 1
+    return found

@@ -1,0 +1,42 @@
+"""The parts of one engine, and whether they fit together: decided before any weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw
+from draftree.drafters.base import Drafter
+from draftree.models.base import LanguageModel
+from draftree.planners.base import Planner
+from draftree.verifiers.base import Verifier
+
+PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
+"""Draws from the one that binds a drafter least to the one that binds it most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a round works with. Without a drafter it is plain decoding."""
+
+    target: LanguageModel
+    verifier: Verifier
+    planner: Planner[Any]
+    drafter: Drafter[Any] | None = None
+
+
+def agree(drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw]) -> Draw:
+    """The draw that both sides can work with.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    for draw in PREFERENCE:
+        if draw in draws and draw in accepts:
+            return draw
+    gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (draws, accepts))
+    raise ConfigurationError(
+        f"drafter '{drafter}' gives {gives} draws, but verifier '{verifier}' takes {takes}: "
+        "use verifier 'coupled', which takes all, or another drafter"
+    )

@@ -1,0 +1,192 @@
+"""The loop: plan, draft, score, verify, commit, learn. Plain decoding is the same with an empty tree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Series
+
+from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.tree import EMPTY, TokenTree, depths, is_chain
+from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.engine.logprobs import token_logprobs
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.models.base import Extend, Slot
+from draftree.sampling.laws import Laws, LawRows
+from draftree.verifiers.chance import NoiseChance
+
+PREFILL_ROWS = 512
+"""Prompt tokens of one sequence that one pass reads at most."""
+MAX_NODES = 256
+"""Nodes of a sequence's tree at most, whatever a planner says."""
+
+
+def prefill(parts: Parts, sequences: Series[WritingSequence]) -> float:
+    """Read one chunk of every long prompt among these; returns the seconds it took.
+
+    What is left (up to a chunk, the root included) is read in the sequence's first round, beside its first tree.
+    """
+    long = [s for s in sequences if s.num_pending > PREFILL_ROWS]
+    if not long:
+        return 0.0
+    start = time.perf_counter()
+    jobs = [Extend(_slot(s), _pending(s)[:PREFILL_ROWS], range(-1, PREFILL_ROWS - 1), logits_at=()) for s in long]
+    parts.target.extend(jobs)
+    parts.target.commit_many([_slot(s) for s in long], [range(PREFILL_ROWS)] * len(long))
+    seconds = time.perf_counter() - start
+    for sequence in long:
+        sequence.counts.prefill_seconds += seconds
+    return seconds
+
+
+def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
+    """Write at least one token of every sequence; a sequence that fails is marked and fails alone."""
+    clock = [time.perf_counter()]
+    states = [s.plan_state for s in sequences]
+    budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
+    clock.append(time.perf_counter())
+    trees = _draft(parts, sequences, budgets)
+    clock.append(time.perf_counter())
+    pending = [_pending(s) for s in sequences]
+    scores = parts.target.extend([_job(s, p, t) for s, p, t in zip(sequences, pending, trees, strict=True)])
+    clock.append(time.perf_counter())
+    laws = Laws(scores.logits, [_rows(s, tree) for s, tree in zip(sequences, trees, strict=True)])
+    verdicts = _verify(parts, sequences, trees, laws)
+    clock.append(time.perf_counter())
+    rows = tuple(
+        _write(s, tree, verdict, laws, index)
+        for index, (s, tree, verdict) in enumerate(zip(sequences, trees, verdicts, strict=True))
+    )
+    _commit(parts, sequences, pending, trees, verdicts)
+    clock.append(time.perf_counter())
+    seconds = [after - before for before, after in zip(clock, clock[1:], strict=False)]
+    num_rows = sum(len(p) + len(tree) for p, tree in zip(pending, trees, strict=True))
+    record = RoundRecord(*seconds, total_seconds=clock[-1] - clock[0], num_rows=num_rows, sequences=rows)
+    parts.planner.observe(states, record)
+    for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
+        _count(sequence, record, row, tree, verdict)
+    return record
+
+
+def _slot(sequence: WritingSequence) -> Slot:
+    assert sequence.slot is not None, "a sequence in a round has a slot"
+    return sequence.slot
+
+
+def _pending(sequence: WritingSequence) -> list[int]:
+    tokens: list[int] = sequence.history.tokens[_slot(sequence).length :].tolist()
+    return tokens
+
+
+def _held(budget: Budget, sequence: WritingSequence) -> Budget:
+    # a round writes one token more than it drafts: the bonus needs room as well
+    return budget.within(MAX_NODES, sequence.room - 1)
+
+
+def _draft(parts: Parts, sequences: Series[WritingSequence], budgets: Series[Budget]) -> list[TokenTree]:
+    trees = [EMPTY] * len(sequences)
+    asked = [i for i, budget in enumerate(budgets) if budget.num_nodes and budget.depth]
+    if parts.drafter is None or not asked:
+        return trees
+    drafted = parts.drafter.draft([sequences[i].draft_state for i in asked], [budgets[i] for i in asked])
+    for i, tree in zip(asked, drafted, strict=True):
+        if not parts.target.supports_trees and not is_chain(tree.parents):
+            raise AssertionError("a target that scores chains only was given a tree")
+        trees[i] = tree
+    return trees
+
+
+def _job(sequence: WritingSequence, pending: Series[int], tree: TokenTree) -> Extend:
+    """The pending tokens as a chain, and the tree at its end, which is the root."""
+    root = len(pending) - 1
+    parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
+    return Extend(_slot(sequence), [*pending, *tree.tokens], parents, logits_at=range(root, root + 1 + len(tree)))
+
+
+def _rows(sequence: WritingSequence, tree: TokenTree) -> LawRows:
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((*paths[parent + 1], token))
+    return LawRows(sequence.history, sequence.controls, paths)
+
+
+def _verify(
+    parts: Parts, sequences: Series[WritingSequence], trees: Series[TokenTree], laws: Laws
+) -> list[Verdict | None]:
+    verdicts: list[Verdict | None] = []
+    for index, (sequence, tree, finite) in enumerate(zip(sequences, trees, laws.finite(), strict=True)):
+        if not finite:
+            sequence.fail(
+                NonFiniteLogitsError(
+                    f"request {sequence.request_id}: at position {len(sequence.history)} the model's logits are NaN or "
+                    "infinite, or the sampling controls left no token: check weights and dtype (float16 overflows "
+                    "where bfloat16 does not), or loosen the controls"
+                )
+            )
+            verdicts.append(None)
+            continue
+        noise = sequence.controls.noise.stream("verify", len(sequence.history))
+        verdicts.append(parts.verifier.verify(tree, laws.of(index), NoiseChance(noise)))
+    return verdicts
+
+
+def _write(
+    sequence: WritingSequence, tree: TokenTree, verdict: Verdict | None, laws: Laws, index: int
+) -> SequenceRecord:
+    prefix = len(sequence.history)
+    depth = max(depths(tree.parents), default=0)
+    if verdict is None:
+        return SequenceRecord(sequence.request_id, prefix, len(tree), depth, 0, 0, 0)
+    tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
+    written = sequence.write(tokens, len(verdict.path))
+    top = sequence.controls.params.logprobs
+    if top is not None:
+        rows = [0, *(node + 1 for node in verdict.path)][:written]
+        sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
+    accepted = min(written, len(verdict.path))
+    return SequenceRecord(sequence.request_id, prefix, len(tree), depth, accepted, written, len(verdict.path))
+
+
+def _commit(
+    parts: Parts,
+    sequences: Series[WritingSequence],
+    pending: Series[Series[int]],
+    trees: Series[TokenTree],
+    verdicts: Series[Verdict | None],
+) -> None:
+    going = [
+        (s, p, tree, verdict)
+        for s, p, tree, verdict in zip(sequences, pending, trees, verdicts, strict=True)
+        if verdict is not None and not s.is_finished
+    ]
+    if not going:
+        return
+    paths = [[*range(len(p)), *(len(p) + node for node in verdict.path)] for _, p, _, verdict in going]
+    parts.target.commit_many([_slot(s) for s, _, _, _ in going], paths)
+    if parts.drafter is not None:
+        parts.drafter.observe([g[0].draft_state for g in going], [g[2] for g in going], [g[3] for g in going])
+
+
+def _count(
+    sequence: WritingSequence, record: RoundRecord, row: SequenceRecord, tree: TokenTree, verdict: Verdict | None
+) -> None:
+    counts = sequence.counts
+    if counts.rounds == 0:
+        # the first round reads the prompt: its seconds are the wait for the first token
+        counts.prefill_seconds += record.total_seconds
+        counts.first_tokens = row.num_written
+    else:
+        counts.decode_seconds += record.total_seconds
+        for phase in ("plan", "draft", "score", "verify", "commit"):
+            name = f"{phase}_seconds"
+            setattr(counts, name, getattr(counts, name) + getattr(record, name))
+    counts.rounds += 1
+    counts.draft_tokens += row.num_drafted
+    counts.accepted_tokens += row.num_accepted
+    while len(counts.drafted_by_depth) < row.draft_depth:
+        counts.drafted_by_depth.append(0)
+        counts.accepted_by_depth.append(0)
+    for depth in depths(tree.parents):
+        counts.drafted_by_depth[depth - 1] += 1
+    for depth in range(row.num_accepted):
+        counts.accepted_by_depth[depth] += 1

@@ -1,0 +1,42 @@
+"""One token more after a round in which all were accepted, one less otherwise; never under one.
+
+Starts at `start`, or at what the drafter asks for. Slower to grow than `heuristic`: steadier where acceptance is
+middling, behind it where long runs are copied.
+
+Source: additive increase, additive decrease of the draft length, as in overviews of assisted generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from draftree.core.types import Budget, RoundRecord
+from draftree.planners.base import Length, Planner, adapt, check_start
+
+
+@final
+class AdditivePlanner(Planner[Length]):
+    """Plus one, minus one."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`start`: tokens ahead in the first round."""
+
+        start: int | None = None
+
+        def __post_init__(self) -> None:
+            check_start("additive", self.start)
+
+    def open(self) -> Length:
+        """The length starts anew with every sequence."""
+        return Length(self.default_depth if self.config.start is None else self.config.start)
+
+    def budgets(self, states: Sequence[Length]) -> list[Budget]:
+        """As long as the state says."""
+        return [Budget(state.k, state.k) for state in states]
+
+    def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
+        """Longer after full acceptance, else shorter."""
+        adapt(states, record, up=1, down=1)

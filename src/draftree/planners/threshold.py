@@ -1,0 +1,42 @@
+"""Drafting stops behind the first token whose probability under the drafter's own law is below a threshold.
+
+The token itself is kept: dropping it would bias rules that look at the draft law. At most `k` tokens, or what the
+drafter asks for. A drafter without probabilities (n-gram) drafts its full length.
+
+Source: dynamic speculation length, as `assistant_confidence_threshold` in transformers (default there: 0.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.types import Budget
+from draftree.planners.base import Planner, check_start
+
+
+@final
+class ThresholdPlanner(Planner[None]):
+    """Stops at low confidence."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`threshold:0.4`: confidence below which drafting stops; `k`: tokens ahead at most."""
+
+        confidence: float = field(default=0.4, metadata={"argument": True})
+        k: int | None = None
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.confidence <= 1:
+                raise ConfigurationError(f"planner 'threshold' has {self.confidence}: it must be from 0 to 1")
+            check_start("threshold", self.k)
+
+    def open(self) -> None:
+        """Nothing to remember."""
+
+    def budgets(self, states: Sequence[None]) -> list[Budget]:
+        """Up to k tokens while the drafter is sure."""
+        k = self.default_depth if self.config.k is None else self.config.k
+        return [Budget(k, k, self.config.confidence) for _ in states]
