@@ -143,7 +143,7 @@ def with_children(case: Case, tree: TokenTree, parents: Sequence[int], tokens: S
             new_tokens.append(token)
             new_parents.append(parent)
             rows.append(law)
-    return TokenTree(tuple(new_tokens), tuple(new_parents), draw=tree.draw, laws=torch.stack(rows))
+    return TokenTree(tuple(new_tokens), tuple(new_parents), draw=tree.draw, laws=torch.stack(rows) if rows else None)
 
 
 # verifying -----------------------------------------------------------------------------------------------------
