@@ -109,7 +109,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, call: LayerCall, mask: 
         key: shape (batch, kv_heads, length, key_dim).
         value: shape (batch, kv_heads, length, value_dim).
         call: scaling, soft cap and sinks of the layer.
-        mask: what is added to the scores: shape (batch, 1, nodes, length), 0 or -inf; None to see all.
+        mask: what is added to the scores: shape (batch, 1, nodes, length) or, with rows repeated for every head
+            of a group, (batch, 1, group * nodes, length); 0 or -inf; None to see all.
 
     Returns:
         Shape (batch, heads, nodes, value_dim).
@@ -118,7 +119,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, call: LayerCall, mask: 
     group = heads // key.shape[1]
     # the queries of one key head become rows: keys are read once and never repeated
     rows = query.reshape(batch, key.shape[1], group * nodes, query.shape[-1])
-    if mask is not None and group > 1:
+    if mask is not None and mask.shape[2] != group * nodes:
         mask = mask.repeat(1, 1, group, 1)
     if call.softcap is None and call.sinks is None:
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=call.scaling)
@@ -172,15 +173,16 @@ class Block:
     row_positions: Tensor
     key_positions: Tensor
     causal: bool
-    masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask of shape (jobs, 1, nodes, length), made once a pass for each window."""
-        if (window, dtype) not in self.masks:
-            self.masks[window, dtype] = self._make_mask(window, dtype)
-        return self.masks[window, dtype]
+    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask of shape (jobs, 1, group * nodes, length), made once a pass for each window."""
+        key = (window, group, dtype)
+        if key not in self.masks:
+            self.masks[key] = self._make_mask(window, group, dtype)
+        return self.masks[key]
 
-    def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    def _make_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         visible = self.visible
         # windows go by depth: siblings stand at one position, whatever their index is
         if window is not None and int(self.row_positions.max()) >= window:
@@ -188,7 +190,7 @@ class Block:
             visible = near if visible is None else visible & near
         if visible is None:
             return None
-        return _additive(visible, dtype).unsqueeze(1)
+        return _additive(visible, dtype).repeat(1, group, 1).unsqueeze(1)
 
 
 @dataclass(slots=True)
@@ -232,7 +234,7 @@ class SlotPass:
         if block.causal and call.window is None and call.softcap is None and call.sinks is None:
             mixed = F.scaled_dot_product_attention(part, k, v, is_causal=True, scale=call.scaling, enable_gqa=True)
         else:
-            mixed = attend(part, k, v, call=call, mask=block.mask(call.window, query.dtype))
+            mixed = attend(part, k, v, call=call, mask=block.mask(call.window, heads // keys.shape[1], query.dtype))
         flat = mixed.transpose(1, 2).reshape(-1, heads, mixed.shape[-1])
         return flat if block.places is None else flat[block.places]
 
