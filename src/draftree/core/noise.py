@@ -4,9 +4,9 @@ The same numbers come out on every device and in every batch, whatever was draft
 a position is a plain function of its logits. Rules that need uniforms or residual draws take them from other
 streams: sharing the noise that drafted would bias the law.
 
-Integers are hashed in 32 bits (multiplications and xor-shifts, with a key of the row before each of the last two
-multiplications), 31 of which become a uniform; -log1p(-u) keeps full precision for the small values that decide
-who wins. Everything is done in place: at the width of a vocabulary, fresh memory costs more than arithmetic.
+Integers are hashed in 32 bits by multiplications and xor-shifts; one key of the row is added and one multiplied.
+31 bits become a uniform, and -log1p(-u) keeps full precision for the small values that decide who wins.
+Everything is done in place: at the width of a vocabulary, fresh memory costs more than arithmetic.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
     x = token + key[:, :1]
     scratch = torch.empty_like(x)
     _fold(x, scratch, 16)
-    x.mul_(739982445).add_(key[:, 1:])  # 0x2C1B3C6D
+    x.mul_(key[:, 1:] | 1)  # odd: a bijection
     _fold(x, scratch, 15)
     x.mul_(-2073254261)  # 0x846CA68B
     # the 31 high bits, where a product is mixed best, as a negative number: minus the uniform in units of 2**-31
