@@ -87,9 +87,11 @@ class RememberedLaws(NodeLaws):
 
     def __init__(self, laws: Laws) -> None:
         super().__init__(laws, 0)
-        self._probs = super().probs()
+        self._probs: Tensor | None = None
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        if self._probs is None:
+            self._probs = super().probs()
         return self._probs[rows]
 
 
@@ -281,29 +283,59 @@ def variation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
-    """A tree as a drafter draws it behind a context: the largest of log law + noise."""
+    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log law + noise."""
+
+    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
+        return logits + noise.stream(index, *path).gumbel(len(path), torch.arange(case.vocab_size))
+
+    return _grown(case, shape, draw, context, scores)
+
+
+def shared_noise_tree(case: Case, chosen: Controls, shape: Sequence[int], draw: Draw) -> TokenTree:
+    """A tree ranked by the request's own noise: without replacement its k best at a node, iid its best k times."""
+
+    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
+        return logits + chosen.noise.gumbel(len(case.prompt) + len(path), torch.arange(case.vocab_size))
+
+    return _grown(case, shape, draw, case.prompt, scores)
+
+
+def _grown(
+    case: Case,
+    shape: Sequence[int],
+    draw: Draw,
+    context: Sequence[int],
+    scores: Callable[[tuple[int, ...], Tensor, int], Tensor],
+) -> TokenTree:
     tokens: list[int] = []
     parents: list[int] = []
     rows: list[Tensor] = []
-    token_ids = torch.arange(case.vocab_size)
     frontier: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
     for count in shape:
         level = []
         for node, path in frontier:
             logits = case.drafter.logits((*context, *path))
-            law = torch.softmax(logits, dim=-1)
             if draw is Draw.WITHOUT_REPLACEMENT:
-                children = (logits + noise.stream(*path).gumbel(len(path), token_ids)).topk(count).indices.tolist()
+                children = scores(path, logits, 0).topk(count).indices.tolist()
             else:
-                noises = [noise.stream(index, *path).gumbel(len(path), token_ids) for index in range(count)]
-                children = [int((logits + one).argmax()) for one in noises]
+                children = [int(scores(path, logits, index).argmax()) for index in range(count)]
             for child in children:
                 level.append((len(tokens), (*path, child)))
                 tokens.append(child)
                 parents.append(node)
-                rows.append(law)
+                rows.append(torch.softmax(logits, dim=-1))
         frontier = level
     return TokenTree(tuple(tokens), tuple(parents), draw=draw, laws=torch.stack(rows))
+
+
+def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """What plain decoding writes behind the prompt and `start`, up to `length` tokens with `start`."""
+    tokens = start
+    while len(tokens) < length:
+        logits = case.target.logits((*case.prompt, *tokens))[None]
+        rows = LawRows(History((*case.prompt, *tokens)), chosen, [()])
+        tokens = (*tokens, Laws(logits, [rows]).picks()[0])
+    return tokens
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
