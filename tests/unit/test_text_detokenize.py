@@ -142,11 +142,14 @@ def test_special_tokens_are_shown_or_left_out() -> None:
     assert pieces_of(tokenizer, [first, special, second], skip=False) == ["", "\ufffd<|im_end|>", "\ufffd", ""]
 
 
-def test_ids_without_a_token_show_nothing() -> None:
-    tokenizer = built(byte_level)
+@pytest.mark.parametrize("backend", [byte_level, byte_fallback])
+def test_ids_without_a_token_show_nothing(backend: Callable[[], object]) -> None:
+    tokenizer = built(backend)
     beyond = len(tokenizer.vocabulary()) + 7
-    assert pieces_of(tokenizer, [beyond, *tokenizer.encode("Hi"), beyond])[-1] == ""
-    assert "".join(pieces_of(tokenizer, [beyond, *tokenizer.encode("Hi"), beyond])) == "Hi"
+    ids = [beyond]
+    for i in tokenizer.encode("Hi 語 😀"):
+        ids += [i, beyond]
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, True) == "Hi 語 😀"
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
@@ -178,6 +181,55 @@ def test_a_decoder_that_does_something_else_than_it_says_is_not_imitated() -> No
     scheme = choose_scheme(shouting, tokens, skipped=frozenset(), decoder=decoders.ByteLevel())
     assert isinstance(scheme.open(), WindowStream)
     assert scheme.text_of([0, 1, 2, 0] * 20) == "AB CA" * 20
+
+
+def each_wrong_byte(content: bytes) -> str:
+    """Reads UTF-8 as SentencePiece does: every byte that belongs to no character is one U+FFFD."""
+    text = ""
+    while content:
+        for length in (1, 2, 3, 4):
+            try:
+                text += content[:length].decode()
+                break
+            except UnicodeDecodeError:
+                continue
+        else:
+            text, length = text + "\ufffd", 1
+        content = content[length:]
+    return text
+
+
+def runs_of_wrong_bytes(content: bytes) -> str:
+    return content.decode(errors="replace")
+
+
+def without_outer_spaces(content: bytes) -> str:
+    return content.decode(errors="replace").strip()
+
+
+@pytest.mark.parametrize("reading", [each_wrong_byte, runs_of_wrong_bytes, without_outer_spaces])
+@settings(max_examples=150)
+@given(text=st.lists(st.sampled_from(["a", "語", "😀", "é", " ", "            ", "\n"])), broken=st.binary(max_size=6))
+def test_an_unknown_tokenizer_of_bytes_is_exact_too(
+    reading: Callable[[bytes], str], text: list[str], broken: bytes
+) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return reading(bytes(ids))
+
+    scheme = choose_scheme(decode, {i: chr(i) for i in range(256)}, skipped=frozenset(), decoder=None)
+    stream = scheme.open()
+    assert isinstance(stream, WindowStream)
+    content = "".join(text).encode() * 3 + broken + "語 b".encode() * 3
+    shown = ""
+    for i in content:
+        shown += stream.push(i)
+        assert decode(content).startswith(shown)
+    assert shown + stream.finish() == decode(content)
+
+
+def test_an_unknown_tokenizer_shows_a_character_with_its_last_byte() -> None:
+    stream = WindowStream(lambda ids: each_wrong_byte(bytes(ids)), frozenset())
+    assert [stream.push(i) for i in "a😀語".encode()] == ["a", "", "", "", "😀", "", "", "語"]
 
 
 def test_text_that_changes_later_is_withheld_and_exact(caplog: pytest.LogCaptureFixture) -> None:

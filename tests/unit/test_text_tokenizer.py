@@ -195,6 +195,13 @@ def test_a_tokenizer_of_whole_words_works() -> None:
     assert tokenizer.decode(tokenizer.encode("The lazy dog"), True) == "The lazy dog"
 
 
+def test_spaces_before_punctuation_are_not_cleaned_away() -> None:
+    backend = words()
+    backend.clean_up_tokenization_spaces = True
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode(tokenizer.encode("dog , the fox"), True) == "dog , the fox"
+
+
 def test_the_room_imports_no_heavy_library_when_it_is_imported() -> None:
     folder = Path(draftree.text.__file__).parent
     files = sorted(folder.rglob("*.py"))

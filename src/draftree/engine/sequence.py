@@ -142,12 +142,12 @@ class WritingSequence:
         Returns:
             How many were written.
         """
-        pieces = [""] * len(tokens) if self._detokenizer is None else self._detokenizer.push(tokens)
-        for place, (token, text) in enumerate(zip(tokens, pieces, strict=True)):
+        for place, token in enumerate(tokens):
             drafted = place < num_drafted
             self.history.append([token])
             self.drafted.append(drafted)
-            self._show(text, drafted)
+            # one by one: bytes of a token behind the end must not reach the text through `finish`
+            self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
             if self.is_finished:
                 return place + 1
             if token in self.controls.stop_ids:
