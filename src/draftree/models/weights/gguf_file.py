@@ -24,6 +24,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
 FLOAT32, FLOAT16 = 0, 1
+MAX_QUOTED = 300
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 
@@ -88,8 +89,9 @@ class GgufFile:
         return item_bytes * sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def broken(self, why: str) -> ModelLoadError:
-        """The error for a file that can not be read on."""
-        return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {why}; get the file again")
+        """The error for a file that can not be read on; `why` may quote what was read."""
+        shown = "".join(letter if letter.isprintable() else "?" for letter in why[:MAX_QUOTED])
+        return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
     def tensor(self, name: str) -> GgufTensor:
         """Where the tensor of that name lies.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.weights.gguf_file import GgufFile
 from draftree.models.weights.tokenizers_from_pieces import (
+    CUTTING_RULES,
     WORD_START,
     TokenizerSettings,
     byte_level_tokenizer,
@@ -55,7 +56,9 @@ def spelled_pieces(file: GgufFile) -> list[str]:
     if not pieces:
         raise file.broken("it carries no vocabulary")
     if file.metadata.get("tokenizer.ggml.model") == "llama":
-        return [piece.replace(" ", WORD_START) for piece in pieces]
+        pieces = [piece.replace(" ", WORD_START) for piece in pieces]
+    if len(set(pieces)) != len(pieces):
+        raise file.broken("two pieces of its vocabulary are spelled alike")
     return list(pieces)
 
 
@@ -67,7 +70,6 @@ def adds_bos(file: GgufFile) -> bool:
 
 def build(file: GgufFile, pieces: list[str]) -> Tokenizer:
     kind = file.metadata.get("tokenizer.ggml.model")
-    cutting = file.metadata.get("tokenizer.ggml.pre", "default")
     if kind == "llama":
         unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
         return sentencepiece_tokenizer(
@@ -76,10 +78,14 @@ def build(file: GgufFile, pieces: list[str]) -> Tokenizer:
             starts_with_space=bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True)),
             unknown=None if unknown is None else pieces[unknown],
         )
-    if kind == "gpt2" and cutting in ("smollm", "gpt-2"):
-        merges = file.metadata["tokenizer.ggml.merges"]
-        return byte_level_tokenizer(pieces, merges, splits_digits=cutting == "smollm")
-    return known_to_transformers(file)
+    rule = file.metadata.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and rule in CUTTING_RULES:
+        return byte_level_tokenizer(pieces, file.metadata["tokenizer.ggml.merges"], rule=rule)
+    raise UnsupportedModelError(
+        f"the tokenizer in '{file.path}' is of the kind '{kind}' and cuts text by the rule '{rule}', "
+        f"which is not known here: use the model's own folder "
+        f"(known: kind 'llama', and kind 'gpt2' with {', '.join(CUTTING_RULES)})"
+    )
 
 
 def merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
@@ -87,17 +93,3 @@ def merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
         # Gemma's scores say nothing of the order of merges; its pieces stand in that order.
         return list(range(num_pieces))
     return [-score for score in file.metadata["tokenizer.ggml.scores"]]
-
-
-def known_to_transformers(file: GgufFile) -> Tokenizer:
-    """The kinds that are left to transformers, which knows how each model family cuts text into words."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except (ValueError, KeyError, NotImplementedError, ImportError) as error:
-        raise UnsupportedModelError(
-            f"the tokenizer in '{file.path}' ('{file.metadata.get('tokenizer.ggml.model')}', "
-            f"'{file.metadata.get('tokenizer.ggml.pre')}') is not known here ({error}): use the model's own folder"
-        ) from error
-    return tokenizer.backend_tokenizer

