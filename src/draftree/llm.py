@@ -39,8 +39,8 @@ class LLM:
     """A model that writes, faster if it has a drafter. Not thread-safe.
 
     Args:
-        model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, or any
-            `LanguageModel`.
+        model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
+            `LanguageModel`, or a `LoadedModel`, which several may share.
         draft: what guesses ahead (`none`, `ngram`, `model:NAME`, options behind commas); None is plain decoding.
         verify: the rule that keeps guesses; the default never changes the text.
         plan: how many tokens are guessed a round; None lets the drafter decide.
@@ -75,7 +75,9 @@ class LLM:
         methods = choose_methods(draft, verify, plan)
         loaded = _load(model, dtype, device)
         self._tokenizer = _tokenizer(loaded, tokenizer)
-        self._parts = build_parts(methods, loaded, self._tokenizer, dtype=dtype, device=device)
+        self._parts = build_parts(
+            methods, loaded, self._tokenizer, dtype=loaded.model.dtype, device=str(loaded.model.device)
+        )
         self._target = loaded.model
         self._eos_ids = loaded.eos_ids or _eos_of(self._tokenizer)
         self._max_batch_size = max_batch_size
@@ -136,7 +138,9 @@ class LLM:
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         return self._run([self._encode_chat(c) for c in conversations], params, on_update)  # type: ignore[arg-type]
 
-    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Generator[str, None, Completion]:
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None
+    ) -> Generator[str, None, Completion]:
         """Write one text and yield its pieces as they are verified; close the generator to stop early.
 
         Args:
@@ -282,6 +286,8 @@ def _load(model: Any, dtype: Any, device: str) -> LoadedModel:
         return load_model(model, dtype=dtype, device=device)
     if dtype != "auto" or device != "auto":
         raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
+    if isinstance(model, LoadedModel):
+        return model
     if isinstance(model, LanguageModel):
         return LoadedModel(model, None, (), type(model).__name__)
     if not hasattr(model, "config") or not callable(model):
@@ -316,7 +322,9 @@ def _params_for(params: Params, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise InvalidRequestError(f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one")
+        raise InvalidRequestError(
+            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
+        )
     return list(params)
 
 

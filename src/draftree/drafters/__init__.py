@@ -1,1 +1,17 @@
+"""Drafters: one file each. The registry needs none of them, and no torch, to list them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftree.core.registry import Registry
+
+if TYPE_CHECKING:
+    from draftree.drafters.base import Drafter
+
+DRAFTERS: Registry[Drafter] = Registry(  # type: ignore[type-arg]
+    "draftree.drafters",
+    "draftree.drafters.base:Drafter",
+    kind="drafter",
+    support=frozenset({"base", "growth", "merged", "shapes", "stepping"}),
+)

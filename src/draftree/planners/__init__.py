@@ -1,1 +1,12 @@
+"""Planners: one file each. The registry needs none of them, and no torch, to list them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftree.core.registry import Registry
+
+if TYPE_CHECKING:
+    from draftree.planners.base import Planner
+
+PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")  # type: ignore[type-arg]

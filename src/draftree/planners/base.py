@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.registry import Registry
 from draftree.core.types import Budget, RoundRecord
+from draftree.planners import PLANNERS
+
+__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_start"]
 
 State = TypeVar("State")
 
@@ -38,9 +40,6 @@ class Planner(ABC, Generic[State]):
 
     def observe(self, states: Sequence[State], record: RoundRecord) -> None:
         """What came of the last budgets; `record.sequences` stands in the order of `states`."""
-
-
-PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")  # type: ignore[type-arg]
 
 
 @dataclass(slots=True)

@@ -1,1 +1,17 @@
-"""What of a drafted tree is kept: the seam (`base`) and one file for every rule."""
+"""Verifiers: one file each. The registry needs none of them, and no torch, to list them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftree.core.registry import Registry
+
+if TYPE_CHECKING:
+    from draftree.verifiers.base import Verifier
+
+VERIFIERS: Registry[Verifier] = Registry(
+    "draftree.verifiers",
+    "draftree.verifiers.base:Verifier",
+    kind="verifier",
+    support=frozenset({"base", "chance", "ratios"}),
+)

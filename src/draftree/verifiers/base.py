@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from draftree.core.registry import Registry
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.laws import NodeLaws
+from draftree.verifiers import VERIFIERS
 from draftree.verifiers.chance import Chance
+
+__all__ = ["VERIFIERS", "Verifier", "deepest_path"]
 
 
 class Verifier(ABC):
@@ -60,11 +62,3 @@ def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
             if depth_of[node] > depth_of[deepest]:
                 deepest = node
     return tree.path(deepest)
-
-
-VERIFIERS: Registry[Verifier] = Registry(
-    "draftree.verifiers",
-    "draftree.verifiers.base:Verifier",
-    kind="verifier",
-    support=frozenset({"base", "chance", "ratios"}),
-)
