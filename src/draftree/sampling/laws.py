@@ -119,6 +119,17 @@ class Laws:
             scores[self.span(index)] += gumbel(self._keys([index], streams), token_ids)
         return scores
 
+    def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
+        """As `perturbed`, with a noise of its own for every row: children of different nodes are independent draws."""
+        scores = self.logits.clone()
+        token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+        for index, entry in enumerate(self.rows):
+            if entry.controls.temperature > 0:
+                span = self.span(index)
+                keys = [s.keys(position) for s, position in zip(streams[span], entry.positions, strict=True)]
+                scores[span] += gumbel(keys, token_ids)
+        return scores
+
     def _keys(self, indices: Sequence[int], streams: Sequence[Noise]) -> list[tuple[int, int]]:
         return [streams[index].keys(position) for index in indices for position in self.rows[index].positions]
 

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.sampling.history import History
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+@given(TOKENS.filter(bool), st.lists(TOKENS, max_size=8), st.integers(0, 100))
+def test_is_a_list_that_knows_its_prompt(prompt: list[int], pieces: list[list[int]], capacity: int) -> None:
+    history = History(prompt, capacity=capacity)
+    written: list[int] = []
+    for piece in pieces:
+        history.append(piece)
+        written += piece
+        assert history.tokens.tolist() == prompt + written
+        assert history.output.tolist() == written
+        assert (len(history), history.num_output_tokens) == (len(prompt + written), len(written))
+    assert history.tokens.dtype == np.int64
+    assert history.prompt_length == len(prompt)

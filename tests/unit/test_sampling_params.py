@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftree.core.errors import InvalidRequestError
+from draftree.sampling.params import SamplingParams
+
+NAN = float("nan")
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("n", 0, "at least 1"),
+    ("n", True, "whole number"),
+    ("n", 2.0, "whole number"),
+    ("n", "2", "whole number"),
+    ("n", None, "whole number"),
+    ("temperature", -0.1, "from 0.0001 to 10000"),
+    ("temperature", 1e-5, "from 0.0001 to 10000"),
+    ("temperature", 1e5, "from 0.0001 to 10000"),
+    ("temperature", 10**400, "from 0.0001 to 10000"),
+    ("temperature", NAN, "from 0.0001 to 10000"),
+    ("temperature", math.inf, "from 0.0001 to 10000"),
+    ("temperature", True, "0 (the likeliest token)"),
+    ("temperature", "hot", "0 (the likeliest token)"),
+    ("temperature", None, "0 (the likeliest token)"),
+    ("temperature", 1j, "0 (the likeliest token)"),
+    ("top_p", 0, "above 0 and up to 1"),
+    ("top_p", 1.01, "above 0 and up to 1"),
+    ("top_p", NAN, "above 0 and up to 1"),
+    ("top_k", -2, "at least -1"),
+    ("top_k", 5.5, "whole number"),
+    ("top_k", None, "whole number"),
+    ("min_p", -0.1, "from 0 to 1"),
+    ("min_p", 1.5, "from 0 to 1"),
+    ("repetition_penalty", 0, "from 0.01 to 100"),
+    ("repetition_penalty", -1.0, "from 0.01 to 100"),
+    ("repetition_penalty", math.inf, "from 0.01 to 100"),
+    ("presence_penalty", 2.1, "from -2 to 2"),
+    ("frequency_penalty", -2.1, "from -2 to 2"),
+    ("frequency_penalty", NAN, "from -2 to 2"),
+    ("logit_bias", [1, 2], "mapping from token ids"),
+    ("logit_bias", {-1: 1.0}, "mapping from token ids"),
+    ("logit_bias", {"5": 1.0}, "mapping from token ids"),
+    ("logit_bias", {True: 1.0}, "mapping from token ids"),
+    ("logit_bias", {5: 101}, "from -100 to 100"),
+    ("logit_bias", {5: math.inf}, "from -100 to 100"),
+    ("logit_bias", {5: NAN}, "from -100 to 100"),
+    ("logit_bias", {5: "much"}, "from -100 to 100"),
+    ("logit_bias", {5: False}, "from -100 to 100"),
+    ("no_repeat_ngram_size", -1, "at least 0"),
+    ("bad_words", "word", "list of strings"),
+    ("bad_words", ["word", ""], "list of strings"),
+    ("bad_words", ["  "], "more than spaces"),
+    ("bad_words", [3], "list of strings"),
+    ("min_tokens", -1, "at least 0"),
+    ("max_tokens", 0, "at least 1 or None"),
+    ("max_tokens", 1.5, "at least 1 or None"),
+    ("stop", "", "not empty"),
+    ("stop", ["a", ""], "not empty"),
+    ("stop", [1], "list of strings"),
+    ("stop", {"a"}, "list of strings"),
+    ("stop", b"a", "list of strings"),
+    ("stop_token_ids", 3, "list of token ids"),
+    ("stop_token_ids", "3", "list of token ids"),
+    ("stop_token_ids", [-1], "list of token ids"),
+    ("stop_token_ids", [True], "list of token ids"),
+    ("stop_token_ids", [2.0], "list of token ids"),
+    ("ignore_eos", 1, "True or False"),
+    ("include_stop_str_in_output", "yes", "True or False"),
+    ("skip_special_tokens", None, "True or False"),
+    ("seed", -(2**63) - 1, "whole number from"),
+    ("seed", 2**64, "whole number from"),
+    ("seed", 1.0, "whole number from"),
+    ("seed", False, "whole number from"),
+    ("logprobs", -1, "at least 0 or None"),
+    ("logprobs", True, "at least 0 or None"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), REFUSED)
+def test_refuses(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{name: value})
+    message = str(caught.value)
+    assert name in message
+    assert allowed in message
+    assert "is refused" in message
+    assert "\n" not in message
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(bad_words=["x" * 5000, ""])
+    assert len(str(caught.value)) < 300
+
+
+def test_every_parameter_is_refused_somewhere_and_has_help() -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {name for name, _, _ in REFUSED} == names
+    assert set(SamplingParams.field_help()) == names
+    assert all(text and "\n" not in text and not text.endswith(".") for text in SamplingParams.field_help().values())
+    assert all(set(field.metadata) == {"help"} for field in dataclasses.fields(SamplingParams))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"n": 2, "temperature": 0}, ["n=2", "temperature=0", "set n=1"]),
+        ({"min_tokens": 5, "max_tokens": 4}, ["min_tokens=5", "max_tokens=4", "lower the one"]),
+    ],
+)
+def test_refuses_contradictions(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**values)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_defaults() -> None:
+    params = SamplingParams()
+    assert dataclasses.asdict(params) == {
+        "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
+        "bad_words": (), "min_tokens": 0, "max_tokens": 16, "stop": (), "stop_token_ids": (), "ignore_eos": False,
+        "include_stop_str_in_output": False, "skip_special_tokens": True, "seed": None, "logprobs": None,
+    }  # fmt: skip
+
+
+def test_limits_are_allowed() -> None:
+    SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition_penalty=0.01, presence_penalty=-2)
+    SamplingParams(temperature=1e-4, logit_bias={0: -100, 1: 100, 2: -math.inf}, min_tokens=3, max_tokens=3)
+    SamplingParams(temperature=1e4, max_tokens=None, min_tokens=10**6, seed=2**64 - 1, logprobs=0)
+    SamplingParams(seed=-(2**63))
+
+
+def test_values_are_normalised() -> None:
+    params = SamplingParams(
+        n=np.int64(2), temperature=np.float32(0.5), top_p=1, stop="###", bad_words=["a"], ignore_eos=np.True_,
+        stop_token_ids=np.array([3, 4]), logit_bias={np.int32(7): np.float32(1.5)}, seed=np.uint64(2**64 - 1),
+    )  # fmt: skip
+    assert (params.stop, params.stop_strings, params.bad_words) == (("###",), ("###",), ("a",))
+    assert (params.stop_token_ids, params.logit_bias) == ((3, 4), {7: 1.5})
+    for value, kind in [
+        (params.n, int), (params.temperature, float), (params.top_p, float), (params.ignore_eos, bool),
+        (params.seed, int), (params.stop_token_ids[0], int), (next(iter(params.logit_bias or ())), int),
+    ]:  # fmt: skip
+        assert type(value) is kind
+    assert SamplingParams(logit_bias={}).logit_bias is None
+
+
+def test_the_callers_mapping_is_copied() -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[1] = 3.0
+    assert params.logit_bias == {1: 2.0}
+
+
+def test_can_be_replaced_copied_and_pickled() -> None:
+    params = SamplingParams(stop=["a", "b"], logit_bias={1: 2.0}, seed=3)
+    changed = dataclasses.replace(params, temperature=0.5)
+    assert changed.temperature == 0.5
+    assert dataclasses.replace(changed, temperature=1.0) == params
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params
+    with pytest.raises(InvalidRequestError):
+        dataclasses.replace(params, top_p=2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.seed = 4  # type: ignore[misc]
