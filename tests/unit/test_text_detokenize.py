@@ -48,7 +48,7 @@ def id_sequences(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
 @pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_ids_give_the_text_that_decode_gives(
     backend: Callable[[], object], skip: bool, data: st.DataObject
@@ -66,7 +66,7 @@ def test_a_round_of_tokens_and_single_tokens_give_the_same_pieces(backend: Calla
     assert [one_by_one.push([i])[0] for i in ids] + [one_by_one.finish()] == pieces_of(tokenizer, ids)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(content=st.lists(st.sampled_from([0x41, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])))
 @pytest.mark.parametrize("backend", [byte_level, byte_fallback])
 def test_any_bytes_give_the_text_that_decode_gives(backend: Callable[[], object], content: list[int]) -> None:

@@ -1,0 +1,87 @@
+"""The tokenizers of real models: exact pieces of text, chats, and the pair that shares one vocabulary."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
+from draftree.models.resolve import resolve_model
+from draftree.text.detokenize import Detokenizer
+from draftree.text.streams.byte_fallback import ByteFallbackStream
+from draftree.text.streams.byte_level import ByteLevelStream
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import compare_vocabularies, require_same
+
+pytestmark = pytest.mark.weights
+
+SMOLLM = "smollm2-135m-instruct"
+STORIES = "stories15m"
+TEXT = "Once upon a time 日本語 😀🎉, naïve café 👨‍👩‍👧\n\n\tdef f(x):\n        return x  # 東京\n"
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(resolve_model(name))
+    assert tokenizer is not None
+    return tokenizer
+
+
+@pytest.mark.parametrize(("name", "stream"), [(SMOLLM, ByteLevelStream), (STORIES, ByteFallbackStream)])
+@pytest.mark.parametrize("skip", [True, False])
+def test_text_is_written_without_decoding(name: str, stream: type, skip: bool) -> None:
+    assert isinstance(tokenizer_of(name).text_scheme(skip_special_tokens=skip).open(), stream)
+
+
+@pytest.mark.parametrize("name", [SMOLLM, STORIES])
+@pytest.mark.parametrize("skip", [True, False])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_any_ids_give_the_text_that_decode_gives(name: str, skip: bool, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(name)
+    size = len(tokenizer.vocabulary())
+    kinds = st.one_of(
+        st.integers(0, size - 1),
+        st.integers(0, 300),  # special tokens and single bytes
+        st.sampled_from(tokenizer.encode(TEXT)),
+    )
+    ids = data.draw(st.lists(kinds, max_size=70))
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    pieces = detokenizer.push(ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("name", [SMOLLM, STORIES])
+def test_text_comes_back_unchanged(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    assert tokenizer.decode(tokenizer.encode(TEXT), True) == TEXT
+
+
+def test_the_chat_of_smollm() -> None:
+    tokenizer = tokenizer_of(SMOLLM)
+    ids = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids, False) == expected
+    assert {tokenizer.vocabulary()[i] for i in ids} & {"<|im_start|>", "<|im_end|>"} == {"<|im_start|>", "<|im_end|>"}
+    assert tokenizer.eos_token_id in ids
+
+
+def test_a_base_model_has_no_chat() -> None:
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        tokenizer_of(STORIES).apply_chat_template([{"role": "user", "content": "Hi"}])
+
+
+def test_models_with_other_vocabularies_are_refused() -> None:
+    vocabularies = [tokenizer_of(name).vocabulary() for name in (SMOLLM, STORIES)]
+    assert [len(vocabulary) for vocabulary in vocabularies] == [49_152, 32_000]
+    with pytest.raises(VocabularyMismatchError, match=r"first at the ids .* 0 \("):
+        require_same(*vocabularies, SMOLLM, STORIES)
+
+
+def test_a_vocabulary_is_the_same_as_itself() -> None:
+    vocabulary = tokenizer_of(SMOLLM).vocabulary()
+    assert compare_vocabularies(vocabulary, [*vocabulary, "", "<pad>"]).same
