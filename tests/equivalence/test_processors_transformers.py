@@ -51,8 +51,8 @@ CONTROLS: dict[str, tuple[dict[str, Any], Any]] = {
         lambda: theirs.NoBadWordsLogitsProcessor([ids for word in WORDS for ids in (encode(word), encode(f" {word}"))]),
     ),
     "min tokens": (
-        {"min_tokens": 9},
-        lambda: theirs.MinNewTokensLengthLogitsProcessor(PROMPT_LENGTH, 9, EOS),
+        {"min_tokens": 25},
+        lambda: theirs.MinNewTokensLengthLogitsProcessor(PROMPT_LENGTH, 25, EOS),
     ),
     "temperature": ({"temperature": 0.7}, lambda: theirs.TemperatureLogitsWarper(0.7)),
     "top-k": ({"top_k": 20}, lambda: theirs.TopKLogitsWarper(20)),
