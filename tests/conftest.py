@@ -6,5 +6,5 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("house", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("house")

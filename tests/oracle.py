@@ -35,7 +35,9 @@ Verify = Callable[[TokenTree, NodeLaws, Any], Verdict]
 PROMPT = (0,)
 
 
+@functools.cache
 def rule(name: str, **options: object) -> Verifier:
+    """A verifier by its name; found once, since finding reads the whole folder."""
     cls = VERIFIERS.find(name)
     return cls(cls.Config(**options))
 
@@ -231,6 +233,9 @@ class ChancePicks(NodeLaws):
 
     def picks(self) -> list[int]:
         return self  # type: ignore[return-value]
+
+    def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        return torch.from_numpy(np.stack([self._case.target_law(path) for path in self._paths]))[rows]
 
     def __getitem__(self, row: int) -> int:
         path = self._paths[row]

@@ -62,7 +62,7 @@ def test_trees_ranked_by_the_requests_own_noise_give_plain_text(draw: Draw) -> N
     assert accepted > 150
 
 
-ROUNDS = 40_000
+ROUNDS = 20_000
 LEVEL = 1e-4
 TARGET = hashed(3, seed=1)
 CASE = Case.of(TARGET, near(TARGET, seed=101, distance=1.0))
@@ -85,11 +85,11 @@ def counts() -> np.ndarray:
 
 
 def test_law_of_the_text_is_the_targets(counts: np.ndarray) -> None:
-    """Pearson's test at level 1e-4 over 27 texts; finds a chi-square distance of 0.002 with probability 0.99."""
+    """Pearson's test at level 1e-4 over 27 texts; finds a chi-square distance of 0.004 with probability 0.99."""
     assert chi_square(counts.reshape(1, -1), joint(CASE, 3).reshape(1, -1))[1] > LEVEL
 
 
 def test_law_of_a_slightly_colder_text_is_told_apart(counts: np.ndarray) -> None:
-    """The biased twin: the same counts against the law at temperature 0.95."""
-    colder = np.power(joint(CASE, 3), 1 / 0.95)
+    """The biased twin: the same counts against the law at temperature 0.9."""
+    colder = np.power(joint(CASE, 3), 1 / 0.9)
     assert chi_square(counts.reshape(1, -1), (colder / colder.sum()).reshape(1, -1))[1] < LEVEL

@@ -222,13 +222,13 @@ def test_a_uniform_that_drafted_and_then_accepts_is_caught() -> None:
 
 
 def test_noise_that_drafted_and_then_draws_the_residual_is_caught() -> None:
-    """`token` by hand over 100000 noises: a reject's draw by the Gumbel noise that drafted, and by another stream.
+    """`token` by hand over 40000 noises: a reject's draw by the Gumbel noise that drafted, and by another stream.
 
     As an exponential race: token 2 drafted (the only one that can be rejected) leaves the others behind by D_i * m, m
     standard exponential, so with R the residual law token 0 then wins with probability
-    1 - R_1 / (1 + R_0 * (D_1/R_1 - D_0/R_0)), not R_0. The standard error of a frequency is 0.0016.
+    1 - R_1 / (1 + R_0 * (D_1/R_1 - D_0/R_0)), not R_0. The standard error of a frequency is 0.0025.
     """
-    rounds = 100_000
+    rounds = 40_000
     target, draft = np.array(TARGET), np.array(DRAFT)
     rest = np.maximum(target - draft, 0)
     reject = rest.sum()
@@ -250,8 +250,8 @@ def test_noise_that_drafted_and_then_draws_the_residual_is_caught() -> None:
 
     shared = 1 - rest[1] / (1 + rest[0] * (draft[1] / rest[1] - draft[0] / rest[0]))
     assert reject * (shared - rest[0]) == pytest.approx(0.0355, abs=1e-4)
-    assert law_with(drafted_with)[0] - target[0] == pytest.approx(0.0355, abs=0.0063)
-    assert variation(law_with(other), target) < 0.0063
+    assert law_with(drafted_with)[0] - target[0] == pytest.approx(0.0355, abs=0.01)
+    assert variation(law_with(other), target) < 0.01
 
 
 # temperature 0 as a branch

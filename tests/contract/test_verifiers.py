@@ -1,0 +1,151 @@
+"""What every file in the verifiers' folder owes the loop: a new rule is tested the day it appears."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.core.registry import Spec
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, chain
+from draftree.core.types import Verdict
+from draftree.models.table import hashed
+from draftree.verifiers.base import VERIFIERS, Verifier
+from draftree.verifiers.chance import NoiseChance
+from oracle import Case, ScriptedChance, controls, node_laws, rule
+from strategies import VOCAB, cases, trees_for
+
+NAMES = VERIFIERS.names()
+CASE = Case.of(hashed(VOCAB, 1), hashed(VOCAB, 2))
+
+
+def verify(verifier: Verifier, case: Case, tree: TokenTree, *, seed: int = 0, temperature: float = 1.0) -> Verdict:
+    laws = node_laws(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
+    return verifier.verify(tree, laws, NoiseChance(Noise(seed).stream("verify")))
+
+
+def test_the_folder_holds_the_rules_that_are_promised() -> None:
+    promised = {"coupled", "match", "token", "multistep", "recursive", "block", "traversal", "soft", "typical"}
+    assert promised <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_describes_its_rule(name: str) -> None:
+    module = importlib.import_module(VERIFIERS.find(name).__module__)
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    first = docstring.split("\n", 1)[0]
+    assert first.endswith(".")
+    assert len(first) <= 117
+    assert "Source:" in docstring
+    assert ("LOSSY" in docstring) is not VERIFIERS.find(name).lossless
+    assert ("Lossless" in docstring) is VERIFIERS.find(name).lossless
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rule_declares_what_it_needs(name: str) -> None:
+    cls = VERIFIERS.find(name)
+    assert dataclasses.is_dataclass(cls.Config)
+    assert cls.Config.__dataclass_params__.frozen
+    assert cls.accepts
+    assert all(isinstance(draw, Draw) for draw in cls.accepts)
+    for flag in (cls.chains_only, cls.lossless, cls.shares_noise, cls.needs_laws):
+        assert isinstance(flag, bool)
+    assert not (cls.shares_noise and cls.needs_laws)
+    assert not (cls.needs_laws and Draw.FREE in cls.accepts)
+    assert getattr(cls, "__final__", False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_options_are_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="unknown option 'nonsense'"):
+        VERIFIERS.configure(Spec(name, None, (("nonsense", "1"),)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(case=cases(), seed=st.integers(0, 50), temperature=st.sampled_from([0.0, 0.5, 1.0]), data=st.data())
+def test_verdict_is_a_root_path_and_a_token(
+    name: str, case: Case, seed: int, temperature: float, data: st.DataObject
+) -> None:
+    verifier = rule(name)
+    tree = data.draw(trees_for(verifier))
+    verdict = verify(verifier, case, tree, seed=seed, temperature=temperature)
+    parent = ROOT
+    for node in verdict.path:
+        assert type(node) is int
+        assert tree.parents[node] == parent
+        parent = node
+    assert type(verdict.bonus) is int
+    assert 0 <= verdict.bonus < case.vocab_size
+    assert verdict == verify(verifier, case, tree, seed=seed, temperature=temperature)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_tree_gives_an_empty_path(name: str) -> None:
+    verifier = rule(name)
+    for draw in verifier.accepts:
+        for tree in (EMPTY, TokenTree((), (), draw=draw), TokenTree((), (), draw=draw, laws=torch.empty(0, VOCAB))):
+            assert verify(verifier, CASE, tree).path == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data: st.DataObject) -> None:
+    """What the enumeration of the exact tests builds on."""
+    verifier = rule(name)
+    tree = data.draw(trees_for(verifier))
+    laws = node_laws(CASE, tree)
+
+    class LastToken(ScriptedChance):
+        def draw(self, weights: torch.Tensor) -> int:
+            super().draw(weights)
+            return self.last_draw[-1][0]
+
+    script = data.draw(st.lists(st.integers(0, 1), max_size=8))
+    first, last = ScriptedChance(script), LastToken(script)
+    one, other = verifier.verify(tree, laws, first), verifier.verify(tree, laws, last)
+    assert one.path == other.path
+    if first.last_draw:
+        assert (one.bonus, other.bonus) == (first.last_draw[0][0], first.last_draw[-1][0])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).chains_only])
+def test_branches_are_refused_where_only_chains_are_read(name: str) -> None:
+    law = torch.full((2, VOCAB), 1 / VOCAB)
+    with pytest.raises(ConfigurationError, match=f"'{name}' reads chains"):
+        verify(rule(name), CASE, TokenTree((1, 2), (ROOT, ROOT), draw=Draw.IID, laws=law))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).needs_laws])
+def test_missing_laws_are_refused_where_they_are_needed(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="without the draft laws"):
+        verify(rule(name), CASE, chain([1], draw=Draw.IID))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not VERIFIERS.find(name).needs_laws])
+def test_trees_without_laws_are_taken_where_none_are_needed(name: str) -> None:
+    assert verify(rule(name), CASE, TokenTree((1, 2, 3, 4, 0), (ROOT,) * 5, draw=Draw.FREE)).bonus >= 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_laws_of_the_tree_are_not_written_to(name: str) -> None:
+    laws = torch.softmax(torch.arange(10.0).reshape(2, 5), dim=-1)
+    before = laws.clone()
+    for seed in range(10):
+        verify(rule(name), CASE, chain([1, 4], draw=Draw.IID, laws=laws), seed=seed)
+    assert torch.equal(laws, before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_and_bfloat16_laws_are_taken(name: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        laws = torch.softmax(torch.arange(10.0).reshape(2, 5), dim=-1).to(dtype)
+        assert len(verify(rule(name), CASE, chain([4, 4], draw=Draw.IID, laws=laws)).path) <= 2

@@ -1,0 +1,130 @@
+"""Rules that compare laws, by hand: the probability of every verdict on trees small enough for paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from draftree.core.tree import ROOT, Draw, TokenTree, chain
+from draftree.models.table import listed
+from draftree.verifiers.ratios import acceptance, draft_law, normalised, residual, share_left, used_before
+from oracle import Case, node_laws, outcomes, rule
+
+IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
+T = [0.5, 0.3, 0.2]
+D = [0.2, 0.2, 0.6]
+T2 = [0.1, 0.1, 0.8]
+CASE = Case.of(listed({(0,): T}, otherwise=T2), listed({(0,): D}, otherwise=D))
+
+
+def verdicts(name: str, tree: TokenTree) -> dict[tuple[tuple[int, ...], int], float]:
+    verifier = rule(name)
+    laws = node_laws(CASE, tree)
+    found: dict[tuple[tuple[int, ...], int], float] = {}
+    for verdict, probability in outcomes(lambda chance: verifier.verify(tree, laws, chance)):
+        key = (verdict.path, verdict.bonus)
+        found[key] = found.get(key, 0.0) + probability
+    return found
+
+
+def laws(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "multistep", "recursive", "traversal"])
+def test_one_drawn_token(name: str) -> None:
+    """Token 2 is overrated: kept with 0.2/0.6; else (T - D)+ = (0.3, 0.1, 0) over 0.4."""
+    found = verdicts(name, chain([2], draw=IID, laws=laws(D)))
+    expected = {((), 0): 2 / 3 * 0.75, ((), 1): 2 / 3 * 0.25}
+    expected |= {((0,), token): T2[token] / 3 for token in range(3)}
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "multistep", "recursive", "traversal"])
+def test_one_certain_token(name: str) -> None:
+    """A point draw is kept with T of it; else T without it."""
+    found = verdicts(name, chain([2], draw=POINT))
+    expected = {((), 0): 0.5, ((), 1): 0.3} | {((0,), token): 0.2 * T2[token] for token in range(3)}
+    assert found == pytest.approx(expected)
+
+
+def test_a_token_that_the_target_likes_better_is_always_kept() -> None:
+    assert all(path == (0,) for path, _ in verdicts("token", chain([0], draw=IID, laws=laws(D))))
+
+
+def kept(found: dict[tuple[tuple[int, ...], int], float], path: tuple[int, ...]) -> float:
+    return math.fsum(probability for (nodes, _), probability in found.items() if nodes == path)
+
+
+def test_multistep_second_child_meets_what_the_first_left() -> None:
+    """After the first 2 is rejected T is (0.75, 0.25, 0): the second child, 1, is kept with 1, min(1, 0.25/0.2)."""
+    found = verdicts("multistep", TokenTree((2, 1), (ROOT, ROOT), draw=IID, laws=laws(D, D)))
+    assert kept(found, (0,)) == pytest.approx(1 / 3)
+    assert kept(found, (1,)) == pytest.approx(2 / 3)
+
+
+def test_multistep_twin_is_never_kept_but_counts() -> None:
+    """The twin takes 0.2 each off 0.75 and 0.25: what is left is (0.55, 0.05) over 0.6."""
+    found = verdicts("multistep", TokenTree((2, 2), (ROOT, ROOT), draw=IID, laws=laws(D, D)))
+    assert kept(found, (1,)) == 0
+    assert found[((), 1)] == pytest.approx(2 / 3 * 0.05 / 0.6)
+
+
+def test_recursive_second_child_has_the_law_of_what_was_left() -> None:
+    """D without 2 is (0.5, 0.5, 0): child 1 is kept with 0.25/0.5, and if not the bonus is 0."""
+    found = verdicts("recursive", TokenTree((2, 1), (ROOT, ROOT), draw=WOR, laws=laws(D, D)))
+    assert kept(found, (0,)) == pytest.approx(1 / 3)
+    assert kept(found, (1,)) == pytest.approx(2 / 3 * 0.5)
+    assert found[((), 0)] == pytest.approx(2 / 3 * 0.5)
+    assert ((), 1) not in found
+
+
+@pytest.mark.parametrize("name", ["block", "traversal"])
+def test_block_lends_the_surplus_of_a_later_token(name: str) -> None:
+    """w = 1/3, then min(1, 1/3 * 0.8/0.6) = 4/9; S_1 = 0, since T2/3 lies under D: the first token falls alone.
+
+    So the chain is kept with 4/9, more than token's 1/3; otherwise the head of one with 0, and nothing with 5/9.
+    """
+    tree = chain([2, 2], draw=IID, laws=laws(D, D))
+    found = verdicts(name, tree)
+    assert kept(found, (0, 1)) == pytest.approx(4 / 9)
+    assert kept(found, (0,)) == 0
+    assert kept(found, ()) == pytest.approx(5 / 9)
+    assert found[((), 0)] == pytest.approx(5 / 9 * 0.75)
+    assert kept(verdicts("token", tree), (0, 1)) == pytest.approx(1 / 3)
+
+
+def test_block_stops_at_a_head_with_its_own_coin() -> None:
+    """0 is kept for sure (w = 1), then 1 with w = 0.1/0.2; h_1 = S/(S + 0) = 1 with S = 0.8 - 0.6."""
+    found = verdicts("block", chain([0, 1], draw=IID, laws=laws(D, D)))
+    assert kept(found, (0, 1)) == pytest.approx(0.5)
+    assert kept(found, (0,)) == pytest.approx(0.5)
+    assert found[((0,), 2)] == pytest.approx(0.5)
+
+
+def test_used_tokens_leave_the_draft_law() -> None:
+    tree = TokenTree((2, 1, 0), (ROOT, ROOT, ROOT), draw=WOR, laws=laws(D, D, D))
+    assert used_before(tree, [0, 1, 2], 2) == [2, 1]
+    assert draft_law(tree, 1, vocab_size=3, used=[2]).tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert draft_law(tree, 2, vocab_size=3, used=[2, 1]).tolist() == [1.0, 0.0, 0.0]
+    iid = TokenTree((2, 1), (ROOT, ROOT), draw=IID, laws=laws(D, D))
+    assert used_before(iid, [0, 1], 1) == []
+
+
+def test_a_token_without_a_law_counts_as_certain() -> None:
+    tree = TokenTree((1,), (ROOT,), draw=IID, laws=laws([1.0, 0.0, 0.0]))
+    assert draft_law(tree, 0, vocab_size=3).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_arithmetic_at_its_edges() -> None:
+    target, draft = laws(T, D)
+    assert acceptance(target, draft, 2) == pytest.approx(1 / 3)
+    assert acceptance(target, draft, 0) == 1.0
+    assert acceptance(target, draft, 0, weight=0.2) == pytest.approx(0.5)
+    assert residual(target, draft).tolist() == pytest.approx([0.3, 0.1, 0.0])
+    assert normalised(residual(target, target), otherwise=target).tolist() == T
+    assert share_left(torch.zeros(3), 1.0) == 0.0
+    assert share_left(torch.tensor([1e-18, 0.0]), 1.0) == 1.0
+    assert share_left(torch.tensor([0.25]), 0.75) == pytest.approx(0.5)
