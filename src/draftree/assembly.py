@@ -10,6 +10,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
+from draftree.drafters.merged import MergedDrafter, common_draws
 from draftree.engine.parts import Parts, agree
 from draftree.models.loading import LoadedModel, load_model
 from draftree.planners.base import PLANNERS, Planner
@@ -21,13 +22,39 @@ DEFAULT_PLAN = "fixed"
 
 
 @dataclass(frozen=True, slots=True)
-class Methods:
-    """Configured methods that fit together; nothing is loaded yet."""
+class DraftMethod:
+    """A configured drafter that is not built yet."""
 
-    drafter: tuple[type[Drafter[Any]], Any] | None
+    name: str
+    cls: type[Drafter[Any]]
+    config: Any
+
+    @property
+    def draws(self) -> frozenset[Draw]:
+        """The draws it can give."""
+        return self.cls.draws(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """Configured methods that fit together; nothing is loaded yet.
+
+    Attributes:
+        drafters: none for plain decoding, several for a merged tree.
+        draw: how children are drawn, as drafters and verifier agreed.
+        verifier: built.
+        planner: built.
+    """
+
+    drafters: tuple[DraftMethod, ...]
     draw: Draw
     verifier: Verifier
     planner: Planner[Any]
+
+    @property
+    def branches(self) -> bool:
+        """Whether a node of the drafted trees may have two children."""
+        return len(self.drafters) > 1 or any(method.cls.branches(method.config) for method in self.drafters)
 
 
 def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
@@ -37,26 +64,41 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         ConfigurationError: an unknown method or option, or methods that do not fit together.
     """
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
-    drafter = None if draft is None or draft == NO_DRAFT else _drafter(draft)
-    if drafter is None and plan is not None:
+    drafters = () if draft is None or draft == NO_DRAFT else _drafters(draft)
+    if not drafters and plan is not None:
         raise ConfigurationError(
             f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
         )
-    planner_class, planner_config = PLANNERS.configure(
-        _only(PLANNERS.parse(plan or DEFAULT_PLAN), "planner", plan or DEFAULT_PLAN)
-    )
-    draw, depth = Draw.FREE, 0
-    if drafter is not None:
-        cls, config = drafter
-        draw = agree(str(draft), cls.draws(config), verify, verifier_class.accepts)
-        depth = cls.default_depth(config)
-    return Methods(drafter, draw, verifier_class(verifier_config), planner_class(planner_config, default_depth=depth))
+    planner_spec = _only(PLANNERS.parse(plan or DEFAULT_PLAN), "planner", plan or DEFAULT_PLAN)
+    planner_class, planner_config = PLANNERS.configure(planner_spec)
+    depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
+    draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
+    planner = planner_class(planner_config, default_depth=depth)
+    return Methods(drafters, draw, verifier_class(verifier_config), planner)
 
 
-def _drafter(draft: str) -> tuple[type[Drafter[Any]], Any]:
-    if draft.split(",")[0].split(":")[0] == NO_DRAFT:
+def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, verifier: type[Verifier]) -> Draw:
+    draws = drafters[0].draws if len(drafters) == 1 else common_draws([method.draws for method in drafters])
+    draw = agree(draft, draws, verify, verifier.accepts)
+    branching = len(drafters) > 1 or any(method.cls.branches(method.config) for method in drafters)
+    if verifier.chains_only and branching:
+        raise ConfigurationError(
+            f"drafter '{draft}' gives trees with branches, but verifier '{verify}' reads chains: "
+            "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
+        )
+    return draw
+
+
+def _drafters(draft: str) -> tuple[DraftMethod, ...]:
+    if NO_DRAFT in draft.replace("+", ",").replace(":", ",").split(",")[:1]:
         raise ConfigurationError(f"drafter '{draft}': 'none' means plain decoding and takes no options")
-    return DRAFTERS.configure(_only(DRAFTERS.parse(draft), "drafter", draft))
+    specs = DRAFTERS.parse(draft)
+    methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]
+    names = [method.name for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"drafter '{draft}' names '{twice}' twice: once is enough")
+    return tuple(methods)
 
 
 def _only(specs: list[Spec], kind: str, text: str) -> Spec:
@@ -74,19 +116,29 @@ def build_parts(
         ConfigurationError: the drafter does not fit the target.
         ModelError: the drafter's model can not be had or used.
     """
-    if methods.drafter is None:
+    if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner)
+    if methods.branches and not target.model.supports_trees:
+        raise ConfigurationError(
+            f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
+        )
 
     def load(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device)
         own = None if loaded.folder is None else Tokenizer.load(loaded.folder)
+        if methods.branches and not loaded.model.supports_trees:
+            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return LoadedDraftModel(loaded.model, None if own is None else own.vocabulary(), os.fspath(name))
 
-    cls, config = methods.drafter
-    if cls.needs_trees and not target.model.supports_trees:
-        raise ConfigurationError(
-            f"this drafter guesses trees, but '{target.name}' scores chains only: take another drafter"
-        )
     vocabulary = None if tokenizer is None else tokenizer.vocabulary()
-    context = DraftContext(target.model, vocabulary, methods.draw, methods.verifier.shares_noise, load)
-    return Parts(target.model, methods.verifier, methods.planner, cls(config, context))
+    built: list[Drafter[Any]] = []
+    for method in methods.drafters:
+        # a merged tree of draws takes certain children as they are; their laws are made when it is joined
+        draw = methods.draw if methods.draw in method.draws else Draw.POINT
+        context = DraftContext(target.model, vocabulary, draw, methods.verifier.shares_noise, load)
+        built.append(method.cls(method.config, context))
+    if len(built) == 1:
+        return Parts(target.model, methods.verifier, methods.planner, built[0])
+    names = [method.name for method in methods.drafters]
+    merged = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.model.vocab_size)
+    return Parts(target.model, methods.verifier, methods.planner, merged)

@@ -26,6 +26,8 @@ class CompletionStats:
         phase_seconds: `decode_seconds` by phase: plan, draft, score, verify, commit.
         drafted_by_depth: drafted tokens at depth 1, 2, …
         accepted_by_depth: accepted tokens at depth 1, 2, …
+        drafted_by_source: where drafters are merged, tokens that each of them drafted; shared ones count for all.
+        accepted_by_source: likewise the accepted ones.
     """
 
     rounds: int
@@ -40,6 +42,8 @@ class CompletionStats:
     phase_seconds: dict[str, float]
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
+    drafted_by_source: dict[str, int]
+    accepted_by_source: dict[str, int]
 
     @property
     def seconds(self) -> float:
@@ -128,4 +132,6 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         },
         drafted_by_depth=tuple(counts.drafted_by_depth),
         accepted_by_depth=tuple(counts.accepted_by_depth),
+        drafted_by_source=dict(counts.drafted_by_source),
+        accepted_by_source=dict(counts.accepted_by_source),
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 ROOT = -1
@@ -145,3 +146,82 @@ def prune(tree: TokenTree, keep: Iterable[int]) -> TokenTree:
         None if tree.laws is None else tree.laws[kept],
         tuple(tree.sources[n] for n in kept) if tree.sources else (),
     )
+
+
+def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
+    """The longest path from the root whose tokens begin `tokens`; the first drafted of twins that reach as far."""
+    frontier, reached = [ROOT], ROOT
+    children = tree.children()
+    for token in tokens:
+        frontier = [child for node in frontier for child in children[node + 1] if tree.tokens[child] == token]
+        if not frontier:
+            break
+        reached = frontier[0]
+    return tree.path(reached)
+
+
+def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
+    """One tree that holds every path of all; common prefixes are shared, and a node names all that guessed it.
+
+    A shared node has the highest of its scores, a tree without scores counts as sure of itself. Draft laws are lost:
+    a shared node is no draw of any of them.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    sources: list[tuple[str, ...]] = []
+    known: dict[tuple[int, int], int] = {}
+    for tree, name in zip(trees, names, strict=True):
+        place = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            key = (place[parent], token)
+            score = tree.scores[node] if tree.scores else 0.0
+            if key not in known:
+                known[key] = len(tokens)
+                tokens.append(token)
+                parents.append(place[parent])
+                scores.append(score)
+                sources.append((name,))
+            elif name not in sources[known[key]]:
+                scores[known[key]] = max(scores[known[key]], score)
+                sources[known[key]] = (*sources[known[key]], name)
+            place[node] = known[key]
+    return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.FREE, None, tuple(sources))
+
+
+def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -> TokenTree:
+    """One tree that holds all of these side by side, nothing shared: every node stays the draw that it was.
+
+    Args:
+        trees: of point or independent draws.
+        names: whose they are.
+        vocab_size: width of the laws; a point draw gets the law that is all on its token.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    sources: list[tuple[str, ...]] = []
+    laws: list[Tensor] = []
+    for tree, name in zip(trees, names, strict=True):
+        offset = len(tokens)
+        tokens.extend(tree.tokens)
+        parents.extend(parent + offset if parent != ROOT else ROOT for parent in tree.parents)
+        scores.extend(tree.scores or [0.0] * len(tree))
+        sources.extend([(name,)] * len(tree))
+        if len(tree):
+            laws.append(_point_laws(tree, vocab_size) if tree.laws is None else tree.laws.to("cpu", torch.float32))
+    law = torch.cat(laws) if laws else None
+    return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.IID, law, tuple(sources))
+
+
+def _point_laws(tree: TokenTree, vocab_size: int) -> Tensor:
+    chosen = torch.tensor(tree.tokens).unsqueeze(-1)
+    return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)
+
+
+def first_levels(tree: TokenTree, num_nodes: int) -> TokenTree:
+    """The tree without its deepest, latest nodes, so that no more than `num_nodes` are left; looks at no token."""
+    if len(tree) <= num_nodes:
+        return tree
+    level = depths(tree.parents)
+    return prune(tree, sorted(range(len(tree)), key=lambda node: (level[node], node))[:num_nodes])

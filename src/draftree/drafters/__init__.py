@@ -9,7 +9,7 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.drafters.base import Drafter
 
-DRAFTERS: Registry[Drafter] = Registry(  # type: ignore[type-arg]
+DRAFTERS: Registry[Drafter] = Registry(
     "draftree.drafters",
     "draftree.drafters.base:Drafter",
     kind="drafter",

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from draftree.core.registry import Registry
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget, Verdict
+from draftree.drafters import DRAFTERS
 from draftree.models.base import LanguageModel
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
+
+__all__ = ["DRAFTERS", "DraftContext", "Drafter", "LoadedDraftModel", "SequenceDrafter", "SequenceView"]
 
 State = TypeVar("State")
 
@@ -61,7 +63,6 @@ class Drafter(ABC, Generic[State]):
     """Guesses ahead. Built as `cls(config, context)`."""
 
     Config: ClassVar[type]
-    needs_trees: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -72,6 +73,11 @@ class Drafter(ABC, Generic[State]):
     @abstractmethod
     def default_depth(cls, config: Any) -> int:
         """Tokens ahead that this configuration guesses where the planner does not say."""
+
+    @classmethod
+    def branches(cls, config: Any) -> bool:
+        """Whether this configuration gives trees in which a node has two children."""
+        return False
 
     @abstractmethod
     def __init__(self, config: Any, context: DraftContext) -> None: ...
@@ -104,8 +110,3 @@ class SequenceDrafter(Drafter[State]):
     @abstractmethod
     def draft_one(self, state: State, budget: Budget) -> TokenTree:
         """The tree of one sequence."""
-
-
-DRAFTERS: Registry[Drafter] = Registry(  # type: ignore[type-arg]
-    "draftree.drafters", "draftree.drafters.base:Drafter", kind="drafter", support=frozenset({"base", "growth"})
-)

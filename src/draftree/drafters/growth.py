@@ -1,9 +1,8 @@
 """How any drafter that steps a model grows a tree: level by level, one batched pass a level.
 
-The model's slot of a sequence holds a committed prefix of the history. It lags behind: it has not seen the
-bonus, nor the last level that was drafted, whose logits nobody needed. A model with a shorter context than the
-history sees the first token and a window of the last ones; when the window has run full it starts again from its
-younger half, so that a token is read twice on average.
+An autoregressive drafter pays one pass for each level, however wide: all frontier nodes of all sequences are fed
+together. Candidates are ranked with the request's own noise where the verifier allows it; children that are draws
+take theirs from streams of this round and node alone.
 """
 
 from __future__ import annotations
@@ -15,33 +14,20 @@ import torch
 from torch import Tensor
 
 from draftree.core.noise import Noise
-from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.core.tree import ROOT, Draw, TokenTree, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.models.base import Extend, LanguageModel, Slot
-from draftree.sampling.laws import Laws, LawRows
-
-PREFILL_ROWS = 512
-"""Tokens of one sequence that one pass reads at most."""
-
-
-@dataclass(slots=True)
-class GrowthState:
-    """What a stepped model knows of a sequence. Mutated by `Growth` only."""
-
-    view: SequenceView
-    slot: Slot
-    covered: int = 0
-    """Tokens of the history up to which the slot's prefix reaches."""
-    fed: dict[int, int] = field(default_factory=dict)
-    """Nodes of the last tree that were fed to the model: tree index to tentative index."""
+from draftree.drafters.shapes import Shape
+from draftree.drafters.stepping import SteppedSequence, Stepper
+from draftree.models.base import Extend, LanguageModel
+from draftree.sampling.laws import LawRows, Laws
 
 
 @dataclass(slots=True)
 class _Growing:
-    """One sequence's tree while it grows."""
+    """One sequence's tree while it grows. Scores are cumulated log-probabilities: the drafter's idea of survival."""
 
-    state: GrowthState
+    state: SteppedSequence
     budget: Budget
     noise: Noise
     tokens: list[int] = field(default_factory=list)
@@ -49,6 +35,7 @@ class _Growing:
     scores: list[float] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
+    unsure: set[int] = field(default_factory=set)
 
     def path(self, node: int) -> list[int]:
         tokens: list[int] = []
@@ -57,108 +44,78 @@ class _Growing:
             node = self.parents[node]
         return tokens[::-1]
 
+    def add(self, parent: int, token: int, score: float, *, confidence: float, law: Tensor | None) -> None:
+        if confidence < self.budget.min_confidence:
+            # kept, since dropping a draw would bias the law; but nothing grows below it
+            self.unsure.add(len(self.tokens))
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score + (self.scores[parent] if parent != ROOT else 0.0))
+        if law is not None:
+            self.laws.append(law)
+
+    def best(self, count: int) -> list[int]:
+        """The nodes of highest survival: with every node its parent, whose score is never lower."""
+        order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
+        return sorted(order[:count])
+
 
 class Growth:
     """Grows trees with a model.
 
     Args:
         model: the model that is stepped.
-        draw: how children are drawn; `IID` and `POINT` give chains here.
+        shape: of the trees.
+        draw: how children are drawn, one of the shape's draws.
         shares_noise: rank with the request's own noise, or with a stream of this round alone.
     """
 
-    def __init__(self, model: LanguageModel, *, draw: Draw, shares_noise: bool) -> None:
-        self.model = model
+    def __init__(self, model: LanguageModel, *, shape: Shape, draw: Draw, shares_noise: bool) -> None:
+        self._stepper = Stepper(model)
+        self._shape = shape
         self._draw = draw
-        self._shares_noise = shares_noise
-        self._window = model.max_length // 2
+        self._shares_noise = shares_noise and draw is Draw.FREE
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the model's slots."""
-        self.model.reserve(num_sequences, min(length, self.model.max_length))
+        self._stepper.reserve(num_sequences, length + self._shape.num_nodes)
 
-    def open(self, view: SequenceView) -> GrowthState:
+    def open(self, view: SequenceView) -> SteppedSequence:
         """State for a new sequence."""
-        return GrowthState(view, self.model.open())
+        return self._stepper.open(view)
 
-    def close(self, state: GrowthState) -> None:
+    def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
-        self.model.close(state.slot)
+        self._stepper.close(state)
 
-    def grow(self, states: Sequence[GrowthState], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, within its budget."""
-        growing = [_Growing(s, self._held(b), self._noise(s)) for s, b in zip(states, budgets, strict=True)]
+    def observe(self, states: Sequence[SteppedSequence], verdicts: Sequence[Verdict]) -> None:
+        """Keep what was accepted of what was fed."""
+        self._stepper.keep(states, [verdict.path for verdict in verdicts])
+
+    def grow(self, states: Sequence[SteppedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, within its budget and the shape."""
+        depth = min(self._shape.depth, self._stepper.max_depth)
+        growing = [
+            _Growing(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
+            for state, budget in zip(states, budgets, strict=True)
+        ]
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth]
         level = 0
-        logits = self._catch_up([g.state for g in active], [g.budget.depth for g in active]) if active else None
-        while active and logits is not None:
-            self._choose(active, logits)
+        while active:
+            logits = self._feed(active, level)
+            self._choose(active, logits, self._shape.widths[level])
             level += 1
-            active = [g for g in active if g.frontier and level < g.budget.depth and len(g.tokens) < g.budget.num_nodes]
-            logits = self._feed(active) if active else None
+            active = [g for g in active if g.frontier and level < g.budget.depth]
         return [self._tree(g) for g in growing]
 
-    def _held(self, budget: Budget) -> Budget:
-        return budget.within(budget.num_nodes, self.model.max_length - self._window - 2)
-
-    def _noise(self, state: GrowthState) -> Noise:
+    def _noise(self, state: SteppedSequence) -> Noise:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history))
 
-    def _catch_up(self, states: Sequence[GrowthState], depths: Sequence[int]) -> Tensor:
-        """Feed every sequence what its slot has not seen; logits behind its last token, one row a sequence."""
-        pending = [self._pending(state, depth) for state, depth in zip(states, depths, strict=True)]
-        while any(len(tokens) > PREFILL_ROWS for tokens in pending):
-            long = [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]
-            self._read([states[i] for i in long], [pending[i][:PREFILL_ROWS] for i in long], [])
-            for i in long:
-                pending[i] = pending[i][PREFILL_ROWS:]
-        logits = self._read(states, pending, [-1])
-        for state in states:
-            state.covered = len(state.view.history)
-        return logits
-
-    def _pending(self, state: GrowthState, depth: int) -> list[int]:
-        history = state.view.history.tokens
-        unseen = len(history) - state.covered
-        if state.slot.length + unseen + depth <= self.model.max_length:
-            return list(map(int, history[state.covered :]))
-        self.model.close(state.slot)
-        state.slot = self.model.open()
-        # the first token is kept in sight: models lean on it, and many have never been without
-        return [int(history[0]), *map(int, history[-self._window :])]
-
-    def _read(self, states: Sequence[GrowthState], tokens: Sequence[list[int]], at: Sequence[int]) -> Tensor:
-        jobs = [
-            Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) + i for i in at])
-            for state, row in zip(states, tokens, strict=True)
-        ]
-        logits = self.model.extend(jobs).logits
-        self.model.commit_many([state.slot for state in states], [range(len(row)) for row in tokens])
-        return logits
-
-    def _choose(self, active: Sequence[_Growing], logits: Tensor) -> None:
-        """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""
-        rows = [LawRows(g.state.view.history, g.state.view.controls, [g.path(n) for n in g.frontier]) for g in active]
-        laws = Laws(logits, rows)
-        best = laws.perturbed([g.noise for g in active]).max(dim=-1)
-        log_probs = laws.logits.log_softmax(dim=-1).gather(-1, best.indices.unsqueeze(-1)).squeeze(-1)
-        chosen, confidence = best.indices.tolist(), log_probs.exp().tolist()
-        for index, g in enumerate(active):
-            span, frontier = laws.span(index), []
-            for row, node in zip(range(span.start, span.stop), g.frontier, strict=True):
-                frontier.append(len(g.tokens))
-                g.tokens.append(chosen[row])
-                g.parents.append(node)
-                g.scores.append(float(best.values[row]))
-                if self._draw is Draw.IID:
-                    g.laws.append(laws.of(index).probs()[row - span.start])
-                if confidence[row] < g.budget.min_confidence:
-                    frontier.pop()
-            g.frontier = frontier
-
-    def _feed(self, active: Sequence[_Growing]) -> Tensor:
-        """One pass over all frontiers."""
+    def _feed(self, active: Sequence[_Growing], level: int) -> Tensor:
+        """One pass over all frontiers; the first one also reads what the slots have not seen."""
+        if level == 0:
+            return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
         jobs = []
         for g in active:
             fed = g.state.fed
@@ -166,19 +123,68 @@ class Growth:
             for node in g.frontier:
                 fed[node] = len(fed)
             jobs.append(Extend(g.state.slot, [g.tokens[n] for n in g.frontier], parents))
-        return self.model.extend(jobs).logits
+        return self._stepper.model.extend(jobs).logits
+
+    def _choose(self, active: Sequence[_Growing], logits: Tensor, width: int) -> None:
+        """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""
+        rows = [LawRows(g.state.view.history, g.state.view.controls, [g.path(n) for n in g.frontier]) for g in active]
+        laws = Laws(logits, rows)
+        chosen, scores = self._candidates(active, laws, width)
+        confidence = self._confidence(active, laws, chosen)
+        tokens, values = chosen.tolist(), scores.tolist()
+        for index, g in enumerate(active):
+            span, first = laws.span(index), len(g.tokens)
+            with_laws = laws.of(index).probs() if self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT) else None
+            for row, node in enumerate(g.frontier):
+                place = span.start + row
+                for token, value, sure in zip(tokens[place], values[place], confidence[place], strict=True):
+                    # children are cut by number, never by what they are: a draw that is looked at must count
+                    if self._shape.num_best is None and len(g.tokens) == g.budget.num_nodes:
+                        break
+                    if value == float("-inf"):
+                        continue
+                    g.add(node, token, value, confidence=sure, law=None if with_laws is None else with_laws[row])
+            self._advance(g, first)
+
+    def _candidates(self, active: Sequence[_Growing], laws: Laws, width: int) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of the children, both of shape (rows, width)."""
+        width = min(width, laws.logits.shape[-1])
+        if self._draw is Draw.FREE:
+            perturbed = laws.perturbed([g.noise for g in active])
+            best = perturbed.log_softmax(dim=-1).topk(width, dim=-1)
+            return best.indices, best.values
+        log_laws = laws.logits.log_softmax(dim=-1)
+        streams = [g.noise.stream(node) for g in active for node in g.frontier]
+        if self._draw is Draw.WITHOUT_REPLACEMENT:
+            chosen = laws.perturbed_rows(streams).topk(width, dim=-1).indices
+        else:
+            draws = [laws.perturbed_rows([s.stream(child) for s in streams]).argmax(dim=-1) for child in range(width)]
+            chosen = torch.stack(draws, dim=-1)
+        return chosen, log_laws.gather(-1, chosen)
+
+    def _confidence(self, active: Sequence[_Growing], laws: Laws, chosen: Tensor) -> list[list[float]]:
+        """Probabilities of the children under the drafter's own law; 1 where no budget asks."""
+        if not any(g.budget.min_confidence for g in active):
+            return [[1.0] * chosen.shape[1]] * chosen.shape[0]
+        found: list[list[float]] = laws.logits.softmax(dim=-1).gather(-1, chosen).tolist()
+        return found
+
+    def _advance(self, g: _Growing, first: int) -> None:
+        """The new nodes that are worth growing on are the next frontier."""
+        new = range(first, len(g.tokens))
+        if self._shape.num_best is not None:
+            kept = set(g.best(g.budget.num_nodes))
+            new = [node for node in new if node in kept]  # type: ignore[assignment]
+        elif len(g.tokens) == g.budget.num_nodes:
+            new = range(0)
+        g.frontier = [node for node in new if node not in g.unsure]
 
     def _tree(self, g: _Growing) -> TokenTree:
         laws = torch.stack(g.laws) if g.laws else None
-        return TokenTree(tuple(g.tokens), tuple(g.parents), tuple(g.scores), self._draw, laws)
-
-    def observe(self, states: Sequence[GrowthState], verdicts: Sequence[Verdict]) -> None:
-        """Keep what was accepted of what was fed; the histories already hold the written tokens."""
-        touched = [(state, verdict) for state, verdict in zip(states, verdicts, strict=True) if state.fed]
-        if not touched:
-            return
-        kept = [[state.fed[n] for n in verdict.path if n in state.fed] for state, verdict in touched]
-        self.model.commit_many([state.slot for state, _ in touched], kept)
-        for (state, _), nodes in zip(touched, kept, strict=True):
-            state.covered += len(nodes)
-            state.fed.clear()
+        tree = TokenTree(tuple(g.tokens), tuple(g.parents), tuple(g.scores), self._draw, laws)
+        if self._shape.num_best is None or len(tree) <= g.budget.num_nodes:
+            return tree
+        kept = g.best(g.budget.num_nodes)
+        place = {node: new for new, node in enumerate(kept)}
+        g.state.fed = {place[node]: fed for node, fed in g.state.fed.items() if node in place}
+        return prune(tree, kept)

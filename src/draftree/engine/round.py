@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Series
+from itertools import pairwise
 
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.tree import EMPTY, TokenTree, depths, is_chain
@@ -12,7 +13,7 @@ from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Extend, Slot
-from draftree.sampling.laws import Laws, LawRows
+from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
 
 PREFILL_ROWS = 512
@@ -59,9 +60,17 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
     )
     _commit(parts, sequences, pending, trees, verdicts)
     clock.append(time.perf_counter())
-    seconds = [after - before for before, after in zip(clock, clock[1:], strict=False)]
-    num_rows = sum(len(p) + len(tree) for p, tree in zip(pending, trees, strict=True))
-    record = RoundRecord(*seconds, total_seconds=clock[-1] - clock[0], num_rows=num_rows, sequences=rows)
+    plan, draft, score, verify, commit = (after - before for before, after in pairwise(clock))
+    record = RoundRecord(
+        plan_seconds=plan,
+        draft_seconds=draft,
+        score_seconds=score,
+        verify_seconds=verify,
+        commit_seconds=commit,
+        total_seconds=clock[-1] - clock[0],
+        num_rows=sum(len(p) + len(tree) for p, tree in zip(pending, trees, strict=True)),
+        sequences=rows,
+    )
     parts.planner.observe(states, record)
     for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
         _count(sequence, record, row, tree, verdict)
@@ -190,3 +199,8 @@ def _count(
         counts.drafted_by_depth[depth - 1] += 1
     for depth in range(row.num_accepted):
         counts.accepted_by_depth[depth] += 1
+    for names in tree.sources:
+        counts.drafted_by_source.update(names)
+    if verdict is not None and tree.sources:
+        for node in verdict.path[: row.num_accepted]:
+            counts.accepted_by_source.update(tree.sources[node])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,9 +71,10 @@ class SequenceCounts:
     score_seconds: float = 0.0
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0
-    near_ties: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     drafted_by_depth: list[int] = field(default_factory=list)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
 
 
 class WritingSequence:
@@ -146,14 +148,12 @@ class WritingSequence:
             drafted = place < num_drafted
             self.history.append([token])
             self.drafted.append(drafted)
-            # one by one: bytes of a token behind the end must not reach the text through `finish`
-            self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
-            if self.is_finished:
-                return place + 1
-            if token in self.controls.stop_ids:
-                self._end(FinishReason.STOP, drafted)
-            elif self.room == 0:
-                self._end(FinishReason.LENGTH, drafted)
+            is_stop = token in self.controls.stop_ids
+            if not is_stop or self.controls.params.include_stop_str_in_output:
+                # one by one: bytes of a token behind the end must not reach the text through `finish`
+                self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
+            if not self.is_finished and (is_stop or self.room == 0):
+                self._end(FinishReason.STOP if is_stop else FinishReason.LENGTH, drafted)
             if self.is_finished:
                 return place + 1
         return len(tokens)

@@ -1,1 +1,1 @@
-
+"""Models behind one seam: a slot holds a committed prefix and a tentative tree."""

@@ -81,7 +81,8 @@ def judge(model: Any) -> Judgement:
     """
     vocab = int(model.config.get_text_config().vocab_size)
     ids = tuple((7 + max(1, vocab // 17) * i) % vocab for i in range(PREFIX_LENGTH + len(TREE_PARENTS)))
-    logits = {}
+    logits: dict[tuple[int, ...], Tensor] = {}
+    branch: tuple[int, ...]
     for branch in BRANCHES:
         tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + n] for n in branch)]], device=model.device)
         rows = model(input_ids=tokens, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]

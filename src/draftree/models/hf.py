@@ -160,10 +160,8 @@ class HFModel(LanguageModel):
             return SlotPass(self._memory, blocks, num_rows, None, None, (slots[0].index, starts[0]))
         slot_of_row = [slot.index for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
         place_of_row = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
-        to = {"dtype": torch.long, "device": self.device}
-        return SlotPass(
-            self._memory, blocks, num_rows, torch.tensor(slot_of_row, **to), torch.tensor(place_of_row, **to), None
-        )
+        slot_index, place_index = (torch.tensor(rows, device=self.device) for rows in (slot_of_row, place_of_row))
+        return SlotPass(self._memory, blocks, num_rows, slot_index, place_index, None)
 
     @torch.inference_mode()
     def commit(self, slot: Slot, path: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ def resolve_device(device: str) -> torch.device:
         raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use --device cpu")
+        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use cpu")
     if found.type not in ("cpu", "cuda"):
         raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
     return found
@@ -125,7 +125,8 @@ def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     try:
         with _quiet():
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            return model.to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files
@@ -183,7 +184,8 @@ def _buckets(model: Any) -> tuple[int, ...]:
 
 def _eos_ids(model: Any) -> tuple[int, ...]:
     configs = (getattr(model, "generation_config", None), model.config.get_text_config())
-    eos = next((c.eos_token_id for c in configs if getattr(c, "eos_token_id", None) is not None), None)
+    known = (getattr(config, "eos_token_id", None) for config in configs)
+    eos = next((token for token in known if token is not None), None)
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)

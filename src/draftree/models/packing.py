@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
         self._shape = weight.new_empty(1).expand(weight.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of shape (..., in_features) to (..., out_features)."""
+        """Rows of shape (..., in_features) to (..., out_features)."""
         rows = x.numel() // self.in_features
         result: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
         return result

@@ -9,4 +9,4 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.planners.base import Planner
 
-PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")  # type: ignore[type-arg]
+PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")

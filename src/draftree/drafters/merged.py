@@ -1,0 +1,100 @@
+"""Several drafters as one: their trees are merged into one tree, scored in one pass.
+
+Where the verifier asks for no draft laws, common prefixes are shared and every node names all its sources. Where it
+does, the trees stand side by side, each child with the law that it was drawn from.
+
+Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from draftree.core.tree import Draw, TokenTree, first_levels, follow, join, merge
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import Drafter, SequenceView
+
+
+@final
+class MergedDrafter(Drafter[list[Any]]):
+    """Asks every drafter for a tree, each within the whole budget, and merges what they give.
+
+    Args:
+        drafters: in the order of the spec.
+        names: the specs, as statistics name them.
+        draw: how the merged tree's children count.
+        vocab_size: width of the laws.
+    """
+
+    class Config:
+        """A merged drafter has no options of its own."""
+
+    def __init__(self, drafters: Sequence[Drafter[Any]], names: Sequence[str], *, draw: Draw, vocab_size: int) -> None:
+        self._drafters = list(drafters)
+        self._names = list(names)
+        self._draw = draw
+        self._vocab_size = vocab_size
+        self._trees: dict[int, list[TokenTree]] = {}
+
+    @classmethod
+    def draws(cls, config: Any) -> frozenset[Draw]:
+        """Decided by `common_draws`, since it depends on the parts."""
+        return frozenset({Draw.FREE, Draw.IID})
+
+    @classmethod
+    def default_depth(cls, config: Any) -> int:
+        """Decided by the parts."""
+        return 0
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in all parts."""
+        for drafter in self._drafters:
+            drafter.reserve(num_sequences, length)
+
+    def open(self, sequence: SequenceView) -> list[Any]:
+        """A state of every part."""
+        return [drafter.open(sequence) for drafter in self._drafters]
+
+    def draft(self, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """The merged trees, held to the budgets."""
+        parts = [d.draft([s[i] for s in states], budgets) for i, d in enumerate(self._drafters)]
+        merged = []
+        for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            trees = [part[row] for part in parts]
+            self._trees[id(state)] = trees
+            if self._draw is Draw.FREE:
+                tree = merge(trees, self._names)
+            else:
+                tree = join(trees, self._names, vocab_size=self._vocab_size)
+            merged.append(first_levels(tree, budget.num_nodes))
+        return merged
+
+    def observe(self, states: Sequence[list[Any]], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        """Tell every part how far the text went along its own tree."""
+        own = [self._trees.pop(id(state), None) for state in states]
+        tokens = [[t.tokens[node] for node in v.path] for t, v in zip(trees, verdicts, strict=True)]
+        asked = [row for row, part in enumerate(own) if part is not None]
+        for index, drafter in enumerate(self._drafters):
+            parts = [own[row][index] for row in asked]  # type: ignore[index]
+            heard = [
+                Verdict(tuple(follow(part, tokens[row])), verdicts[row].bonus)
+                for part, row in zip(parts, asked, strict=True)
+            ]
+            drafter.observe([states[row][index] for row in asked], parts, heard)
+
+    def close(self, state: list[Any]) -> None:
+        """Close every part."""
+        self._trees.pop(id(state), None)
+        for drafter, own in zip(self._drafters, state, strict=True):
+            drafter.close(own)
+
+
+def common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:
+    """How a merged tree's children may count, given what every part can give."""
+    found = set()
+    if all(Draw.FREE in part for part in draws):
+        found.add(Draw.FREE)
+    if all(part & {Draw.IID, Draw.POINT} for part in draws):
+        found.add(Draw.IID)
+    return frozenset(found)

@@ -1,0 +1,79 @@
+"""The shape of a grown tree, as a user writes it: `chain`, `1-1-3-1`, `best-32`, `iid-2-2-1`, `wor-2-2-1`.
+
+* `chain`: one child a node.
+* `1-1-3-1`: at step i every node gets its k_i best children (the expansion of SpecInfer, arXiv 2305.09781).
+* `best-n`: the n nodes of highest survival, the product of the drafter's own probabilities along the path, as far
+  down as the levels allow (as in OPT-Tree, arXiv 2406.17276).
+* `iid-…`, `wor-…`: as an expansion, with children drawn independently or without replacement: for the rules that
+  need to know how children came to be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw
+
+CHAIN_DEPTH = 5
+BEST_DEPTH = 6
+EXAMPLES = "chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many children a node gets at each level.
+
+    Attributes:
+        widths: children of a node, level by level; its length is the depth.
+        draws: how they may be drawn; the verifier decides where there is a choice.
+        num_best: nodes to keep in all, the best ones; None keeps every node.
+    """
+
+    widths: tuple[int, ...]
+    draws: frozenset[Draw]
+    num_best: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Levels at most."""
+        return len(self.widths)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node gets two children."""
+        return max(self.widths) == 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes at most."""
+        total, level = 0, 1
+        for width in self.widths:
+            level *= width
+            total += level
+        return total if self.num_best is None else min(total, self.num_best)
+
+
+def parse_shape(text: str, k: int | None) -> Shape:
+    """The shape of a draft spec's options `tree` and `k`; k limits the levels.
+
+    Raises:
+        ConfigurationError: malformed text, or numbers out of range.
+    """
+    if k is not None and k < 1:
+        raise ConfigurationError(f"option k is {k}: at least one token ahead must be drafted, or drafter none be used")
+    if text == "chain":
+        return Shape((1,) * (k or CHAIN_DEPTH), frozenset({Draw.FREE, Draw.IID}))
+    head, _, rest = text.partition("-")
+    if head == "best":
+        (count,) = _numbers(text, rest.split("-"), 1)
+        return Shape((count,) * (k or BEST_DEPTH), frozenset({Draw.FREE}), num_best=count)
+    draws = {"iid": Draw.IID, "wor": Draw.WITHOUT_REPLACEMENT}
+    widths = _numbers(text, (rest if head in draws else text).split("-"), None)[:k]
+    return Shape(widths, frozenset({draws.get(head, Draw.FREE)}))
+
+
+def _numbers(text: str, parts: list[str], count: int | None) -> tuple[int, ...]:
+    if (count is not None and len(parts) != count) or not all(p.isdecimal() and 1 <= int(p) <= 256 for p in parts):
+        raise ConfigurationError(f"tree shape '{text}' is not known: write {EXAMPLES}, with numbers from 1 to 256")
+    return tuple(int(part) for part in parts)
