@@ -35,7 +35,7 @@ class ModelDrafter(Drafter[SteppedSequence]):
         `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
 
-        name: str = field(metadata={"argument": True})
+        name: str = field(metadata={"argument": True, "names_model": True})
         k: int | None = None
         tree: str = "chain"
 
