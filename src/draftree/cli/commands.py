@@ -1,0 +1,174 @@
+"""The commands, each loaded when it is asked for: help and lists do not wait for torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.core.errors import suggestion
+from draftree.version import __version__
+
+__all__ = ["COMMANDS", "Entry", "app", "invoke"]
+
+PROGRAM = "draftree"
+WRONG_USAGE = 2
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Every complaint about arguments; typer exports only this subclass of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command that is not loaded yet.
+
+    Attributes:
+        name: as it is typed.
+        home: "module:attribute" of a function or a `typer.Typer`.
+        summary: one line for the list of commands.
+        examples: lines that can be pasted into a shell.
+    """
+
+    name: str
+    home: str
+    summary: str
+    examples: tuple[str, ...]
+
+    def load(self) -> Any:
+        """The command, ready to be invoked."""
+        module, _, attribute = self.home.partition(":")
+        found = getattr(import_module(module), attribute)
+        holder = typer.Typer(rich_markup_mode=None, add_completion=False)
+        holder.callback()(lambda: None)  # or typer makes a lone command of it
+        epilog = "\n".join(self.examples)
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=self.name, cls=PlainGroup, epilog=epilog)
+        else:
+            holder.command(self.name, cls=PlainCommand, epilog=epilog)(found)
+        return get_command(holder).commands[self.name]  # type: ignore[attr-defined]
+
+
+COMMANDS = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "generate",
+            "draftree.cli.generate:generate",
+            "Write a text.",
+            (
+                'draftree generate smollm2-135m-instruct "What is a prime number?"',
+                "draftree generate stories15m 'Once upon a time' --max-tokens 200 --seed 7",
+                "cat task.txt | draftree generate smollm2-135m-instruct --draft ngram --compare",
+                "draftree generate tinyllama-1.1b-chat --draft model:stories15m,k=4 --json 'Tell me a story.'",
+            ),
+        ),
+        Entry(
+            "methods",
+            "draftree.cli.methods:methods",
+            "List drafters, verifiers and planners.",
+            ("draftree methods", "draftree methods --json"),
+        ),
+        Entry(
+            "models",
+            "draftree.cli.models:app",
+            "List, fetch, find and remove model weights.",
+            (
+                "draftree models",
+                "draftree models get smollm2-135m-instruct",
+                "draftree models path smollm2-135m-instruct",
+            ),
+        ),
+        Entry(
+            "demo",
+            "draftree.cli.demo:demo",
+            "See a real model write the same text, plain and with speculation.",
+            ("draftree demo", "draftree demo --dtype float32"),
+        ),
+        Entry(
+            "bench",
+            "draftree.cli.bench:bench",
+            "Measure methods against plain decoding.",
+            (
+                "draftree bench smollm2-135m-instruct --draft none --draft ngram",
+                "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
+            ),
+        ),
+    )
+}
+
+
+class CommandTable(PlainGroup):
+    """The commands of the table above."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Loads a command."""
+        if cmd_name not in COMMANDS:
+            if cmd_name.startswith("-"):
+                return None
+            ctx.fail(f"there is no command '{cmd_name}': {suggestion(cmd_name, COMMANDS)}")
+        return COMMANDS[cmd_name].load()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Names and summaries; loads nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(entry.name, entry.summary) for entry in COMMANDS.values()])
+
+
+app = typer.Typer(
+    cls=CommandTable,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="draftree demo\ndraftree generate smollm2-135m-instruct 'What is a prime number?' --draft ngram",
+)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Any Hugging Face causal language model writes the same text in less time."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Runs one command line; returns its exit status. Errors other than wrong usage are the caller's."""
+    try:
+        # not the command's own main: that turns Ctrl-C and closed pipes into statuses and texts of its own
+        with get_command(app).make_context(PROGRAM, list(arguments)) as context:
+            context.command.invoke(context)
+    except typer.Exit as leaving:
+        return leaving.exit_code
+    except typer.Abort as aborted:
+        raise KeyboardInterrupt from aborted
+    except UsageError as error:
+        sys.stderr.write(f"error: {usage_sentence(error)}\n")
+        return WRONG_USAGE
+    return 0
+
+
+def usage_sentence(error: Any) -> str:
+    """What is wrong with the arguments, and where to read on, in one line."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    text = text[:1].lower() + text[1:]
+    place = PROGRAM if error.ctx is None else error.ctx.command_path
+    return f"{text} (see '{place} --help')"

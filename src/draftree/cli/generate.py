@@ -1,0 +1,183 @@
+"""`draftree generate`: one prompt, one text or n of them, and how they came about."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftree.cli.flags import takes_sampling
+from draftree.cli.prompt import Task, read_prompt
+from draftree.cli.render import Colour, Ink, is_terminal, note, say
+from draftree.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from draftree.cli.writing import Screen, Setup
+
+__all__ = ["generate"]
+
+TEXT = "Text"
+SPECULATION = "Speculation"
+MODEL = "Model"
+OUTPUT = "Output"
+
+
+@takes_sampling
+def generate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
+            metavar="MODEL",
+            rich_help_panel="Arguments",
+        ),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="The prompt; '-', or none with a pipe: standard input, less the line break at its end.",
+            metavar="PROMPT",
+            rich_help_panel="Arguments",
+        ),
+    ] = None,
+    *,
+    draft: Annotated[
+        str,
+        typer.Option(
+            help="What guesses ahead: none, ngram, model:NAME; options behind commas (ngram,max=4).",
+            metavar="SPEC",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = "none",
+    verify: Annotated[
+        str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)
+    ] = "coupled",
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="How far ahead is guessed, such as fixed:4 or heuristic; the drafter's own length if not given.",
+            metavar="POLICY",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Show the text while it is written; on a terminal if not given.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    colour: Annotated[
+        Colour,
+        typer.Option(
+            "--colour",
+            "--color",
+            help="Accepted tokens in another colour: auto, always or never.",
+            metavar="WHEN",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = Colour.AUTO,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Write plainly as well, with the same seed; exit status 1 if the texts differ.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    params: SamplingParams,
+) -> None:
+    """Write a text. It goes to standard output, all else to standard error."""
+    if as_json and stream:
+        raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
+    if stream and params.n > 1:
+        raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
+    if chat is False and system is not None:
+        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    task = Task(read_prompt(prompt), system, chat)
+    # here, where nothing can be refused any more without it: torch takes seconds to import
+    from draftree.cli.writing import Screen, Setup
+
+    setup = Setup(model, draft, verify, plan, dtype, device)
+    if compare and setup.is_plain:
+        raise typer.BadParameter(
+            "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
+        )
+    live = params.n == 1 and not as_json and (is_terminal(sys.stdout) if stream is None else stream)
+    screen = None if as_json else Screen(Ink.chosen(colour), live=live)
+    if compare:
+        compare_and_report(setup, task, params, screen)
+    else:
+        write_and_report(setup, task, params, screen)
+
+
+def write_and_report(setup: Setup, task: Task, params: SamplingParams, screen: Screen | None) -> None:
+    from draftree.cli.report import dump, report
+    from draftree.cli.writing import fetch_and_load, write
+
+    llm = setup.over(fetch_and_load(setup))
+    announce(setup, screen)
+    run = write(llm, setup, task.decided(llm), params=params, screen=screen)
+    if screen is None:
+        say(dump(report(run, llm.model)) + "\n")
+    else:
+        note(screen.ink.dim(run.summary))
+
+
+def compare_and_report(setup: Setup, task: Task, params: SamplingParams, screen: Screen | None) -> None:
+    from draftree.cli.compare import are_equal, comparable, difference, speedup
+    from draftree.cli.report import dump, report
+    from draftree.cli.writing import fetch_and_load, warm_up, write
+
+    setup.methods()
+    params = comparable(params, setup.verify)
+    loaded = fetch_and_load(setup)
+    fast = setup.over(loaded)
+    plain = setup.plainly().over(loaded)
+    task = task.decided(fast)
+    for llm in (plain, fast):
+        warm_up(llm)
+    announce(setup, screen)
+    live = screen is not None and screen.live
+    plain_run = write(plain, setup.plainly(), task, params=params, screen=screen if live else None)
+    if screen is not None:
+        note(screen.ink.dim(f"plain: {plain_run.summary}"))
+    fast_run = write(fast, setup, task, params=params, screen=screen)
+    equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
+    if screen is None:
+        beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
+        say(dump(report(fast_run, loaded.model) | beside) + "\n")
+    else:
+        note(screen.ink.dim(f"{setup.draft}: {fast_run.summary}"))
+        verdict = "the texts are the same" if equal else f"THE TEXTS DIFFER {difference(plain_run, fast_run)}"
+        note(screen.ink.bold(f"speed-up {ratio:.2f}, {verdict}"))
+    if not equal:
+        raise typer.Exit(1)
+
+
+def announce(setup: Setup, screen: Screen | None) -> None:
+    """Says once what the colours mean."""
+    if screen is not None and screen.ink.coloured and not setup.is_plain:
+        note(f"{screen.ink.accepted('drafted and accepted')}, picked by the model")

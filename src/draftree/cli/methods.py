@@ -1,0 +1,162 @@
+"""`draftree methods`: what can be chosen, read from the methods' own files."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import textwrap
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftree.cli.render import Colour, Ink, say
+from draftree.core.registry import Method, Registry
+from draftree.drafters import DRAFTERS
+from draftree.planners import PLANNERS
+from draftree.verifiers import VERIFIERS
+
+__all__ = ["MethodCard", "Option", "cards", "methods"]
+
+WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A kind of method and the flag that chooses one."""
+
+    key: str
+    flag: str
+    registry: Registry[Any]
+    remark: str
+
+
+SEAMS = (
+    Seam("drafters", "--draft", DRAFTERS, "'none' is plain decoding."),
+    Seam("verifiers", "--verify", VERIFIERS, "'coupled' if not given."),
+    Seam("planners", "--plan", PLANNERS, "'fixed' if not given."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a method.
+
+    Attributes:
+        name: as it is typed, behind a comma.
+        type: as the file writes it.
+        default: None where the method decides.
+        needed: whether it must be given; there is no default then.
+        behind_colon: whether it may stand behind the method's name and a colon.
+    """
+
+    name: str
+    type: str
+    default: Any
+    needed: bool
+    behind_colon: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCard:
+    """What a method's file says about it.
+
+    Attributes:
+        name: as it is typed.
+        summary: first line of the file.
+        lossless: for a verifier, whether the text keeps the model's law; None for other kinds.
+        options: of its configuration.
+    """
+
+    name: str
+    summary: str
+    lossless: bool | None
+    options: tuple[Option, ...]
+
+
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List drafters, verifiers and planners, one line each from their own files, and their options."""
+    if as_json:
+        listed = {seam.key: [dataclasses.asdict(card) for card in cards(seam.registry)] for seam in SEAMS}
+        say(json.dumps(listed, indent=2) + "\n")
+        return
+    ink = Ink.chosen(Colour.AUTO)
+    for number, seam in enumerate(SEAMS):
+        if number:
+            say("\n")
+        say(f"{ink.bold(f'{seam.key} ({seam.flag})')}  {seam.remark}\n")
+        shown = cards(seam.registry)
+        margin = max(len(card.name) for card in shown) + 4
+        for card in shown:
+            say(entry(card, ink, margin))
+
+
+def entry(card: MethodCard, ink: Ink, margin: int) -> str:
+    """The lines of one method, its name in the margin."""
+    summary = card.summary if card.lossless is not False else f"{card.summary} Lossy."
+    lines = textwrap.wrap(summary, WIDTH - margin)
+    head = f"  {ink.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
+    options = textwrap.wrap(", ".join(map(spelled, card.options)), WIDTH - margin)
+    rest = [*(f"{'':{margin}}{line}" for line in lines[1:]), *(f"{'':{margin}}{ink.dim(line)}" for line in options)]
+    return "\n".join([head, *rest]) + "\n"
+
+
+def spelled(option: Option) -> str:
+    """An option as it could be typed."""
+    value = "needed" if option.needed else "automatic" if option.default is None else option.default
+    return f":{option.name.upper()} ({value})" if option.behind_colon else f"{option.name}={value}"
+
+
+def cards(registry: Registry[Any]) -> list[MethodCard]:
+    """All methods of a seam; their files are read, none is imported."""
+    return [card_of(method, states_lossless=registry is VERIFIERS) for method in registry.methods()]
+
+
+def card_of(method: Method, *, states_lossless: bool) -> MethodCard:
+    found = find_spec(method.module)
+    assert found is not None, "a method was found by its file"
+    body, config = class_and_config(ast.parse(Path(str(found.origin)).read_text(encoding="utf-8")))
+    options = tuple(option_of(line) for line in config.body if isinstance(line, ast.AnnAssign))
+    return MethodCard(method.name, method.summary, is_lossless(body) if states_lossless else None, options)
+
+
+def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef]:
+    """A method's class and the configuration inside it."""
+    for outer in tree.body:
+        if isinstance(outer, ast.ClassDef):
+            for inner in outer.body:
+                if isinstance(inner, ast.ClassDef) and inner.name == "Config":
+                    return outer, inner
+    raise AssertionError("a method's file has a class with a Config")
+
+
+def is_lossless(verifier: ast.ClassDef) -> bool:
+    for line in verifier.body:
+        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "lossless" and line.value is not None:
+            return bool(ast.literal_eval(line.value))
+    return True
+
+
+def option_of(line: ast.AnnAssign) -> Option:
+    """An option from its line: `name: type`, `name: type = default`, or `name: type = field(...)`."""
+    name, kind, value = ast.unparse(line.target), ast.unparse(line.annotation), line.value
+    if not isinstance(value, ast.Call):
+        return Option(name, kind, literal(value), needed=value is None, behind_colon=False)
+    keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+    metadata = literal(keywords.get("metadata")) or {}
+    return Option(
+        name,
+        kind,
+        literal(keywords.get("default")),
+        needed="default" not in keywords,
+        behind_colon=bool(metadata.get("argument")),
+    )
+
+
+def literal(node: ast.expr | None) -> Any:
+    return None if node is None else ast.literal_eval(node)

@@ -1,0 +1,79 @@
+"""Where a prompt comes from, and whether it is a message or the beginning of a text."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from draftree.cli.render import is_terminal
+from draftree.core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from draftree.llm import LLM
+
+__all__ = ["Task", "read_prompt"]
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a model is asked.
+
+    Attributes:
+        text: the prompt.
+        system: what stands before it in a conversation.
+        chat: whether it is a message; None leaves it to the model: yes, if it has a chat template.
+    """
+
+    text: str
+    system: str | None = None
+    chat: bool | None = None
+
+    def decided(self, llm: LLM) -> Task:
+        """The same with `chat` decided.
+
+        Raises:
+            InvalidRequestError: a system message for a model that holds no conversations.
+        """
+        chat = self.chat
+        if chat is None:
+            chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        if self.system is not None and not chat:
+            raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
+        return Task(self.text, self.system, chat)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As a conversation."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.text}]
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt from the command line, or all of standard input, less the line break at its end.
+
+    Raises:
+        typer.BadParameter: none was given, and nobody pipes one in.
+        InvalidRequestError: it is empty, or no text.
+    """
+    if given is not None and given != STANDARD_INPUT:
+        if not given:
+            raise InvalidRequestError("the prompt is empty: give at least one character")
+        return given
+    if sys.stdin is None or (given is None and is_terminal(sys.stdin)):
+        raise typer.BadParameter("give a text, or pipe one to standard input", param_hint="PROMPT")
+    raw = sys.stdin.buffer.read()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"standard input is not UTF-8 text (byte {error.start} fits no character): convert it, as with iconv"
+        ) from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise InvalidRequestError("the prompt is empty: standard input brought no character")
+    return text

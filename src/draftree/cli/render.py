@@ -1,0 +1,107 @@
+"""Text on a terminal: accepted tokens green, notes beside the text, numbers in one line."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from draftree.completion import CompletionStats
+    from draftree.engine.sequence import Piece
+
+__all__ = ["Colour", "Ink", "decoding_line", "is_terminal", "note", "say", "waiting"]
+
+GREEN = "\x1b[32m"
+BOLD = "\x1b[1m"
+DIM = "\x1b[2m"
+RESET = "\x1b[0m"
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Colour(enum.StrEnum):
+    """When colours are used."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person watches this stream; a closed one is None."""
+    return stream is not None and stream.isatty()
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours, or none."""
+
+    coloured: bool
+
+    @classmethod
+    def chosen(cls, colour: Colour) -> Ink:
+        """Automatic is: on a terminal that knows colours, unless NO_COLOR is set."""
+        if colour is not Colour.AUTO:
+            return cls(colour is Colour.ALWAYS)
+        wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return cls(wanted and is_terminal(sys.stdout))
+
+    def accepted(self, text: str) -> str:
+        """Drafted and accepted text."""
+        return self._in(GREEN, text)
+
+    def bold(self, text: str) -> str:
+        """A heading."""
+        return self._in(BOLD, text)
+
+    def dim(self, text: str) -> str:
+        """What matters less."""
+        return self._in(DIM, text)
+
+    def pieces(self, pieces: Iterable[Piece]) -> str:
+        """Text in which accepted pieces stand out."""
+        return "".join(self.accepted(piece.text) if piece.drafted else piece.text for piece in pieces)
+
+    def _in(self, code: str, text: str) -> str:
+        return f"{code}{text}{RESET}" if self.coloured and text else text
+
+
+def say(text: str) -> None:
+    """Text to standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """One line beside the text: on standard error, behind all that was said so far."""
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A line that is there while something takes its time, if a person watches standard error."""
+    shown = is_terminal(sys.stderr)
+    if shown:
+        sys.stderr.write(f"{text} …")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write(CLEAR_LINE)
+            sys.stderr.flush()
+
+
+def decoding_line(stats: Sequence[CompletionStats], seconds: float, *, drafted: bool) -> str:
+    """What the writing of one or several texts took."""
+    tokens = sum(one.completion_tokens for one in stats)
+    rounds = sum(one.rounds for one in stats)
+    speed = stats[0].tokens_per_second if len(stats) == 1 else tokens / seconds
+    line = f"{tokens} tokens in {seconds:.2f} s, {speed:.1f} tokens/s"
+    return f"{line}, acceptance length {tokens / rounds:.2f}, {rounds} rounds" if drafted else line

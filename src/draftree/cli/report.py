@@ -1,0 +1,46 @@
+"""Runs as plain values, for --json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from draftree.assembly import DEFAULT_PLAN, NO_DRAFT
+from draftree.cli.writing import Run
+from draftree.models.base import LanguageModel
+
+__all__ = ["dump", "report"]
+
+
+def report(run: Run, model: LanguageModel) -> dict[str, Any]:
+    """What was asked, what wrote, and what it wrote: one text beside the rest, several in a list."""
+    setup = run.setup
+    texts = [completion.to_json() for completion in run.completions]
+    return {
+        "model": setup.model,
+        "draft": NO_DRAFT if setup.is_plain else setup.draft,
+        "verify": setup.verify,
+        "plan": None if setup.is_plain else setup.plan or DEFAULT_PLAN,
+        "chat": run.task.chat,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "prompt_tokens": run.completions[0].stats.prompt_tokens,
+        "seconds": run.seconds,
+        **(texts[0] if len(texts) == 1 else {"completions": texts}),
+    }
+
+
+def dump(values: dict[str, Any]) -> str:
+    """JSON that every reader takes: a logarithm of zero is null."""
+    return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

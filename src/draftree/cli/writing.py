@@ -1,0 +1,167 @@
+"""Models are loaded once, and write while somebody watches."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from dataclasses import dataclass
+
+from draftree.assembly import NO_DRAFT, Methods, choose_methods
+from draftree.cli.models import resolve_with_bar
+from draftree.cli.prompt import Task
+from draftree.cli.render import Ink, decoding_line, say, waiting
+from draftree.completion import Completion
+from draftree.engine.engine import Update
+from draftree.engine.sequence import Piece
+from draftree.llm import LLM
+from draftree.models.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from draftree.sampling.params import SamplingParams
+
+__all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model and the methods that write with it, as a user names them."""
+
+    model: str
+    draft: str | None = None
+    verify: str = "coupled"
+    plan: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.draft is None or self.draft == NO_DRAFT
+
+    def plainly(self) -> Setup:
+        """The same model without a drafter."""
+        return dataclasses.replace(self, draft=None, plan=None)
+
+    def methods(self) -> Methods:
+        """Found and matched; nothing is loaded.
+
+        Raises:
+            ConfigurationError: unknown, or they do not fit together.
+        """
+        return choose_methods(self.draft, self.verify, self.plan)
+
+    def over(self, loaded: LoadedModel) -> LLM:
+        """The methods at work on a model that is loaded already."""
+        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What writing gave.
+
+    Attributes:
+        setup: what wrote.
+        task: what was asked, `chat` decided.
+        completions: one, or n.
+        seconds: by the clock on the wall, prompt included.
+    """
+
+    setup: Setup
+    task: Task
+    completions: list[Completion]
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """Tokens, seconds and speed in one line."""
+        stats = [completion.stats for completion in self.completions]
+        return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain)
+
+
+class Screen:
+    """Shows texts as they are verified, or when they are done. Mutated by `show`.
+
+    Args:
+        ink: colours.
+        live: show each piece at once; for one text only.
+    """
+
+    def __init__(self, ink: Ink, *, live: bool) -> None:
+        self.ink = ink
+        self.live = live
+        self._pieces: dict[int, list[Piece]] = {}
+
+    def show(self, update: Update) -> None:
+        """Take the news of a round."""
+        self._pieces.setdefault(update.sequence.index, []).extend(update.pieces)
+        if self.live:
+            say(self.ink.pieces(update.pieces))
+
+    def finish(self) -> None:
+        """All is written, or will not be: whatever was verified is on the screen, the cursor at a line's start."""
+        texts = [self._pieces[index] for index in sorted(self._pieces)]
+        for number, pieces in enumerate(texts, 1):
+            if len(texts) > 1:
+                say(f"{self.ink.dim(f'--- {number} of {len(texts)} ---')}\n")
+            if not self.live:
+                say(self.ink.pieces(pieces))
+            if pieces and not pieces[-1].text.endswith("\n"):
+                say("\n")
+        self._pieces = {}
+
+
+def fetch_and_load(setup: Setup) -> LoadedModel:
+    """The model, fetched with a progress bar if it is not here; what can be refused is refused before.
+
+    Raises:
+        ConfigurationError: device, dtype or methods that can not be had.
+        ModelError: the model can not be had or used.
+    """
+    methods = setup.methods()
+    resolve_dtype(setup.dtype, resolve_device(setup.device))
+    for name in (setup.model, *draft_models(methods)):
+        resolve_with_bar(name)
+    with waiting(f"loading {setup.model}"):
+        return load_model(setup.model, dtype=setup.dtype, device=setup.device)
+
+
+def draft_models(methods: Methods) -> list[str]:
+    """Names of the models that the drafters load."""
+    return [
+        getattr(method.config, field.name)
+        for method in methods.drafters
+        for field in dataclasses.fields(method.config)
+        if field.metadata.get("names_model")
+    ]
+
+
+def warm_up(llm: LLM) -> None:
+    """A few tokens that nobody sees: the first pass of a process is slower than all others."""
+    room = llm.model.max_length
+    params = SamplingParams(max_tokens=max(1, min(WARM_UP_TOKENS, room - 2)), temperature=0, ignore_eos=True)
+    llm.generate([[0] * min(2, room - 1)], params)
+
+
+def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
+    """Write the texts of one task.
+
+    Args:
+        llm: `setup` at work.
+        setup: for the report.
+        task: what is asked, `chat` decided.
+        params: sampling parameters.
+        screen: where it appears; None shows nothing.
+    """
+    show = None if screen is None else screen.show
+    start = time.perf_counter()
+    try:
+        if task.chat:
+            completions = llm.chat(task.messages, params, on_update=show)
+        else:
+            completions = llm.generate(task.text, params, on_update=show)
+        seconds = time.perf_counter() - start
+    finally:
+        if screen is not None and sys.stdout is not None:
+            screen.finish()
+    return Run(setup, task, completions, seconds)
