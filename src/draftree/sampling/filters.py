@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from draftree.sampling.search import descending, drop_below, largest
+from draftree.sampling.search import drop_below, largest
 
-_NUCLEUS = 256
+_NUCLEI = (256, 2048)
 """How many of the largest logits top-p looks at before it sorts whole rows."""
 
 
@@ -67,21 +67,18 @@ class TopP(Filter):
         """Logits with the others at -inf."""
         # softmax adds up each row by itself, so that a row's mass is the same in every batch
         peak = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
-        values = largest(logits, min(_NUCLEUS, logits.shape[-1]))
-        mass = self._mass_down_to(values, peak)
-        least = self._smallest_kept(values, mass)
-        short = (mass[:, -1] < self._mass) & ~values[:, -1].isneginf()
-        if bool(short.any()):
-            values = descending(logits[short])
-            least[short] = self._smallest_kept(values, self._mass_down_to(values, peak[short]))
-        return drop_below(logits, least)
+        return drop_below(logits, self._least(logits, peak, (*_NUCLEI, logits.shape[-1])))
 
-    def _mass_down_to(self, values: Tensor, peak: Tensor) -> Tensor:
-        return (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
-
-    def _smallest_kept(self, values: Tensor, mass: Tensor) -> Tensor:
+    def _least(self, logits: Tensor, peak: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """The smallest logit that each row keeps, sought among its `counts[0]` largest, or else more."""
+        values = largest(logits, min(counts[0], logits.shape[-1]))
+        mass = (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
         wanted = torch.full_like(mass[:, :1], self._mass)
-        return values.gather(1, torch.searchsorted(mass, wanted).clamp_(max=values.shape[-1] - 1))
+        least = values.gather(1, torch.searchsorted(mass, wanted).clamp_(max=values.shape[-1] - 1))
+        short = (mass[:, -1] < self._mass) & ~values[:, -1].isneginf()
+        if len(counts) > 1 and bool(short.any()):
+            least[short] = self._least(logits[short], peak[short], counts[1:])
+        return least
 
 
 class MinP(Filter):
