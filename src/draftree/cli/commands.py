@@ -47,7 +47,7 @@ class Entry:
         holder.callback()(lambda: None)  # or typer makes a lone command of it
         epilog = "\n".join(self.examples)
         if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=self.name, cls=PlainGroup, epilog=epilog)
+            holder.add_typer(found, name=self.name, cls=found.info.cls or PlainGroup, epilog=epilog)
         else:
             holder.command(self.name, cls=PlainCommand, epilog=epilog)(found)
         return get_command(holder).commands[self.name]  # type: ignore[attr-defined]
@@ -161,9 +161,17 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.Abort as aborted:
         raise KeyboardInterrupt from aborted
     except UsageError as error:
-        sys.stderr.write(f"error: {usage_sentence(error)}\n")
-        return WRONG_USAGE
+        return explain(error)
     return 0
+
+
+def explain(error: Any) -> int:
+    """Says what is wrong with the arguments; a bare group of commands is no mistake, but a question."""
+    if error.ctx is not None and error.format_message() == error.ctx.get_help():
+        typer.echo(error.format_message())
+        return 0
+    sys.stderr.write(f"error: {usage_sentence(error)}\n")
+    return WRONG_USAGE
 
 
 def usage_sentence(error: Any) -> str:

@@ -8,6 +8,9 @@ from typer.core import TyperCommand, TyperGroup
 
 __all__ = ["PlainCommand", "PlainGroup"]
 
+WHOLE = 1000
+"""Characters of a summary: more than any has."""
+
 
 class PlainCommand(TyperCommand):
     """A command whose options stand under the titles that they were given."""
@@ -31,7 +34,17 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands with examples below."""
+    """A group of commands with whole summaries, and examples below."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Names and summaries, none cut off."""
+        rows = [
+            (name, command.get_short_help_str(limit=WHOLE))
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name)) is not None
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The epilog's lines as they are."""
