@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -9,11 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draftree.sampling import search
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
 from draftree.sampling.search import argmax, descending, drop_below, largest
 
 INF = math.inf
 DTYPES = [torch.float32, torch.float64]
+
+
+@pytest.fixture(autouse=True, params=["numpy", "torch"])
+def searched_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the searches of a CPU and with those of other devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(search, "_numpy_reads", lambda values: False)
+        yield
 
 
 def kept(keep: Filter, values: list[float], dtype: torch.dtype = torch.float32) -> list[int]:

@@ -113,7 +113,8 @@ class Laws:
             return self.logits
         token_ids = torch.arange(self.logits.shape[-1], dtype=torch.int32, device=self.logits.device)
         if len(noisy) == len(self.rows):
-            return self.logits + gumbel(self._keys(noisy, streams), token_ids)
+            noise = gumbel(self._keys(noisy, streams), token_ids)
+            return noise.add_(self.logits) if noise.dtype == self.logits.dtype else self.logits + noise
         scores = self.logits.clone()
         for index in noisy:
             scores[self.span(index)] += gumbel(self._keys([index], streams), token_ids)

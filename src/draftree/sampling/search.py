@@ -14,14 +14,14 @@ from torch import Tensor
 
 def argmax(scores: Tensor) -> list[int]:
     """Column of the largest entry of each row, the first of equals; a NaN counts as the largest."""
-    if scores.device.type == "cpu":
+    if _numpy_reads(scores):
         return scores.numpy().argmax(axis=-1).tolist()
     return scores.argmax(dim=-1).tolist()
 
 
 def descending(values: Tensor) -> Tensor:
     """Each row's values from the largest to the smallest; a NaN counts as the largest."""
-    if values.device.type == "cpu":
+    if _numpy_reads(values):
         return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
     return values.sort(dim=-1, descending=True).values
 
@@ -46,7 +46,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 def drop_below(values: Tensor, least: Tensor) -> Tensor:
     """Set values below `least`, shape (rows, 1), to -inf, in place."""
-    if values.device.type != "cpu":
+    if not _numpy_reads(values):
         return values.masked_fill_(values < least, -math.inf)
     # threshold_ keeps what is strictly larger; row by row it takes a sixth of the time of masked_fill_
     bounds = torch.nextafter(least, torch.full_like(least, -math.inf)).flatten().tolist()
@@ -55,8 +55,12 @@ def drop_below(values: Tensor, least: Tensor) -> Tensor:
     return values
 
 
+def _numpy_reads(values: Tensor) -> bool:
+    return values.device.type == "cpu"
+
+
 def _largest_columns(values: Tensor, count: int) -> Tensor:
-    if values.device.type == "cpu":
+    if _numpy_reads(values):
         chosen = np.argpartition(values.numpy(), values.shape[-1] - count, axis=-1)
         return torch.from_numpy(chosen[:, values.shape[-1] - count :])
     return torch.topk(values, count, dim=-1, sorted=False).indices
