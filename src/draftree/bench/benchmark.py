@@ -1,0 +1,239 @@
+"""A benchmark from its settings: everything is checked, then loaded, then run prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.bench.divergence import explain
+from draftree.bench.engines import Asked, OurWriter, Writer
+from draftree.bench.methods import Method, OurMethod, PeerMethod, jobs_without_peer, our_methods, peer_methods
+from draftree.bench.peer import PeerWriter
+from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+from draftree.bench.records import FORMAT, OURS, PEER, Record
+from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped
+from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
+from draftree.core.errors import ConfigurationError
+from draftree.drafters.base import DRAFTERS
+from draftree.models.loading import LoadedModel, load_model
+from draftree.models.resolve import resolve_model
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What is compared on what.
+
+    Attributes:
+        model: the target, named as everywhere.
+        drafts: methods beside plain decoding, `DRAFT[@PLAN][@VERIFY]`.
+        plans: planners for drafts that name none; several make several methods of each.
+        verify: rule of methods that name none.
+        prompts: a prompts file; None takes the one that is shipped.
+        categories: only these; empty takes all.
+        limit: prompts a category.
+        max_tokens: tokens of a text at most.
+        temperature: 0 takes the likeliest token.
+        seed: of every text.
+        repeats: how often each text is written.
+        dtype: of all models.
+        device: of all models.
+        threads: of torch; None leaves its own choice.
+        batch: prompts that are written at once.
+        peer: whether transformers does the same jobs beside.
+    """
+
+    model: str
+    drafts: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    verify: str = "coupled"
+    prompts: Path | None = None
+    categories: tuple[str, ...] = ()
+    limit: int | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 3
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    batch: int = 1
+    peer: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "repeats", "threads", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A benchmark that is ready to run.
+
+    Attributes:
+        header: provenance.
+        notes: what a reader of the table must know: prompts left out, jobs without a peer.
+        groups: prompts that are written at once.
+    """
+
+    header: dict[str, Any]
+    notes: tuple[str, ...]
+    groups: tuple[tuple[Prompt, ...], ...]
+    runner: Runner
+
+    def run(self) -> Iterator[list[Record]]:
+        """Warm up, then the records of one group after the other."""
+        self.runner.warm_up(self.groups[0])
+        return self.runner.run(self.groups)
+
+
+def end_line(*, complete: bool) -> dict[str, Any]:
+    """The last line of a results file."""
+    return {"complete": complete, "date": now(), "load_average": load_average()}
+
+
+def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve_model) -> Benchmark:
+    """Check everything, then load everything.
+
+    Args:
+        settings: what is compared on what.
+        fetch: called with the name of every model before any is loaded.
+
+    Raises:
+        ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
+        ModelError: a model that can not be had or used.
+    """
+    ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
+    peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
+    workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
+    for name in (settings.model, *_draft_models([*ours, *peers])):
+        fetch(name)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    target = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    tokenizer = _tokenizer(target)
+    prompts, notes = _prompts(workload, tokenizer, target.model.max_length - settings.max_tokens)
+    if settings.peer:
+        notes += _peer_notes(ours, peers, settings.batch)
+    asked = Asked(settings.max_tokens, settings.temperature, settings.seed)
+    runner = Runner(
+        methods=[*ours, *peers],
+        writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch),
+        asked=asked,
+        repeats=settings.repeats,
+        explain=partial(_explain, target, asked),
+    )
+    groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
+    header = _header(settings, target, workload, runner=runner, prompts=prompts)
+    return Benchmark(header | {"notes": list(notes)}, notes, groups, runner)
+
+
+def _tokenizer(target: LoadedModel) -> Tokenizer:
+    tokenizer = None if target.folder is None else Tokenizer.load(target.folder)
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"model '{target.name}' has no tokenizer, and the prompts are texts: add its tokenizer"
+        )
+    return tokenizer
+
+
+def _prompts(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
+    prompts, too_long = [], []
+    for task in workload.tasks:
+        ids, form = encode(task, tokenizer)
+        if len(ids) > room:
+            too_long.append(task.id)
+        else:
+            prompts.append(Prompt(task, tuple(ids), form))
+    if not prompts:
+        raise ConfigurationError(
+            f"none of {len(too_long)} prompts leaves room for the asked tokens in the model's context: "
+            "lower --max-tokens, or give shorter prompts"
+        )
+    if not too_long:
+        return prompts, ()
+    return prompts, (f"{len(too_long)} prompts left out, longer than the context: {', '.join(too_long)}",)
+
+
+def _peer_notes(ours: Sequence[Method], peers: Sequence[Method], batch: int) -> tuple[str, ...]:
+    alone = jobs_without_peer(ours, peers)
+    if not alone:
+        return ()
+    why = "it drafts for one prompt at a time only" if batch > 1 else "it has no such method"
+    return (f"transformers does not do the job of {', '.join(alone)}: {why}",)
+
+
+def _writers(
+    target: LoadedModel, tokenizer: Tokenizer, ours: Sequence[Method], *, peers: Sequence[Method], batch: int
+) -> dict[str, Writer]:
+    eos_ids = _eos_ids(target, tokenizer)
+    writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, eos_ids=eos_ids)}
+    if peers:
+        assert target.folder is not None
+        writers[PEER] = PeerWriter(
+            target.folder,
+            tokenizer,
+            methods=peers,
+            dtype=target.model.dtype,
+            device=target.model.device,
+            eos_ids=eos_ids,
+        )
+    return writers
+
+
+def _eos_ids(target: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return tuple(dict.fromkeys((*target.eos_ids, *own)))
+
+
+def _explain(target: LoadedModel, asked: Asked, prompt: Any, plain: Any, other: Any) -> Any:
+    return explain(target.model, prompt, plain, other=other, asked=asked)
+
+
+def _header(
+    settings: BenchSettings, target: LoadedModel, workload: Workload, *, runner: Runner, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    assert target.folder is not None
+    return {
+        "format": FORMAT,
+        "job": "texts",
+        "date": now(),
+        "machine": machine(target.model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, target.folder),
+        "draft_models": [model_facts(name, resolve_model(name)) for name in _draft_models(runner.methods)],
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "device": target.model.device.type,
+        "threads": torch.get_num_threads(),
+        "prompts": {
+            "name": workload.name,
+            "sha256": workload.sha256,
+            "shipped": settings.prompts is None,
+            "written": len(prompts),
+            "limit": settings.limit,
+            "categories": list(dict.fromkeys(prompt.task.category for prompt in prompts)),
+        },
+        "methods": [method.to_json() for method in runner.methods],
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        "repeats": settings.repeats,
+        "batch": settings.batch,
+        "warm_up": {"rounds": 1, "max_tokens": min(WARM_UP_TOKENS, settings.max_tokens)},
+        "load_average": load_average(),
+    }
+
+
+def _draft_models(methods: Sequence[Method]) -> list[str]:
+    drafts = [m.how.draft for m in methods if isinstance(m.how, OurMethod) and not m.is_plain]
+    specs = [spec for draft in drafts for spec in DRAFTERS.parse(draft)]
+    assistants = [m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None]
+    return list(dict.fromkeys([*(spec.argument for spec in specs if spec.argument is not None), *assistants]))

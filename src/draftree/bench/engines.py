@@ -1,0 +1,99 @@
+"""Who writes: the seam between the runner and the engines, and our engine behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from draftree.bench.methods import Method, OurMethod
+from draftree.llm import LLM
+from draftree.models.loading import LoadedModel
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One text.
+
+    Attributes:
+        token_ids: what was written, the token that ended it included.
+        text: without special tokens.
+        finish_reason: "stop" or "length".
+        seed: of the text.
+        stats: names as in `CompletionStats`.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    seed: int
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every text is written with.
+
+    Attributes:
+        max_tokens: tokens at most.
+        temperature: 0 takes the likeliest token.
+        seed: of every text.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Writer(ABC):
+    """An engine with its model loaded and all methods ready."""
+
+    @abstractmethod
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+        """Write one text for each prompt, all at once; returns when the last is done."""
+
+
+@final
+class OurWriter(Writer):
+    """Draftree: one `LLM` a method, all on one loaded model.
+
+    Args:
+        target: the model.
+        tokenizer: its tokenizer.
+        methods: ours; drafters are loaded here, one for each.
+        batch: prompts that are written at once at most.
+        eos_ids: tokens that end a text, beside the tokenizer's own.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        tokenizer: Tokenizer,
+        *,
+        methods: Sequence[Method],
+        batch: int,
+        eos_ids: Sequence[int],
+    ) -> None:
+        self._eos_ids = tuple(eos_ids)
+        self._llms = {method.name: _llm(target, tokenizer, method.how, batch) for method in methods}
+
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+        """One call of `LLM.generate`."""
+        params = SamplingParams(
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            seed=asked.seed,
+            stop_token_ids=self._eos_ids,
+        )
+        return [
+            Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])
+            for done in self._llms[method.name].generate([list(prompt) for prompt in prompts], params)
+        ]
+
+
+def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, batch: int) -> LLM:
+    assert isinstance(how, OurMethod)
+    return LLM(target.model, how.draft, verify=how.verify, plan=how.plan, tokenizer=tokenizer, max_batch_size=batch)

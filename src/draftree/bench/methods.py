@@ -1,0 +1,193 @@
+"""The methods that a benchmark compares, as a user writes them: `DRAFT`, `DRAFT@PLAN`, `DRAFT@PLAN@VERIFY`.
+
+What stands behind an @ is a planner or a verifier, in any order: `ngram@heuristic`, `model:stories15m,k=4@token`.
+Every method has a job, and transformers' way to do the same job stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree.assembly import NO_DRAFT, choose_methods
+from draftree.bench.records import OURS, PEER
+from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.registry import Spec
+from draftree.drafters.base import DRAFTERS
+from draftree.planners.base import PLANNERS
+from draftree.verifiers.base import VERIFIERS
+
+PLAIN = "plain"
+DEFAULT_VERIFY = "coupled"
+
+
+@dataclass(frozen=True, slots=True)
+class OurMethod:
+    """What `LLM` is built with.
+
+    Attributes:
+        draft: a spec, "none" for plain decoding.
+        verify: a spec.
+        plan: a spec; None lets the drafter decide.
+        draft_is_pass: whether drafting runs a model of its own: its seconds are passes, not overhead.
+    """
+
+    draft: str
+    verify: str
+    plan: str | None
+    draft_is_pass: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMethod:
+    """How `model.generate` is called.
+
+    Attributes:
+        lookup_tokens: `prompt_lookup_num_tokens`.
+        assistant: the model given as `assistant_model`.
+        assistant_tokens: its fixed draft length; None leaves transformers' own default and its confidence threshold.
+    """
+
+    lookup_tokens: int | None = None
+    assistant: str | None = None
+    assistant_tokens: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing guesses ahead."""
+        return self.lookup_tokens is None and self.assistant is None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to write the texts: a row of the table.
+
+    Attributes:
+        name: unique; shows no folder.
+        job: methods of one job can be held against each other across engines.
+        how: for which engine, and how.
+    """
+
+    name: str
+    job: str
+    how: OurMethod | PeerMethod
+
+    @property
+    def engine(self) -> str:
+        """Who writes."""
+        return OURS if isinstance(self.how, OurMethod) else PEER
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing guesses ahead."""
+        return self.job == PLAIN
+
+    def to_json(self) -> dict[str, Any]:
+        """Its line in the header."""
+        shown: dict[str, Any] = {"name": self.name, "engine": self.engine, "job": self.job}
+        if isinstance(self.how, OurMethod):
+            shown["draft_is_pass"] = self.how.draft_is_pass
+            shown["verify"] = self.how.verify
+            shown["plan"] = self.how.plan
+        return shown
+
+
+def our_methods(drafts: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
+    """Plain decoding first, then every draft; one without a planner of its own is run with each of `plans`.
+
+    Raises:
+        ConfigurationError: an unknown method or option, methods that do not fit together, or one given twice.
+    """
+    methods = [Method(PLAIN, PLAIN, OurMethod(NO_DRAFT, verify, None, draft_is_pass=False))]
+    drafting = [text for text in drafts if text != NO_DRAFT]
+    if plans and not drafting:
+        raise ConfigurationError(f"planner '{plans[0]}' was asked for, but there is no drafter: add --draft ngram")
+    for text in drafting:
+        methods.extend(_method(*split) for split in _splits(text, plans, verify))
+    for method in methods:
+        assert isinstance(method.how, OurMethod)
+        choose_methods(method.how.draft, method.how.verify, method.how.plan)
+    _require_unique(methods)
+    return methods
+
+
+def peer_methods(ours: Iterable[Method], *, batch: int) -> list[Method]:
+    """What transformers offers for the same jobs: plain first. It drafts for one prompt at a time only."""
+    found = [Method("transformers", PLAIN, PeerMethod())]
+    for method in ours:
+        if batch == 1 and not method.is_plain:
+            found.extend(_peers_of(method))
+    return list(dict.fromkeys(found))
+
+
+def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[str]:
+    """Our methods whose job transformers does not do here."""
+    offered = {peer.job for peer in peers}
+    return [method.name for method in ours if method.job not in offered]
+
+
+def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str | None, str]]:
+    draft, *parts = text.split("@")
+    planners, verifiers = PLANNERS.names(), VERIFIERS.names()
+    own_plan = own_verify = None
+    for part in parts:
+        name = part.split(":")[0].split(",")[0]
+        if name in planners and own_plan is None:
+            own_plan = part
+        elif name in verifiers and own_verify is None:
+            own_verify = part
+        elif name in planners or name in verifiers:
+            raise ConfigurationError(f"method '{text}' names two planners or two verifiers: name one of each")
+        else:
+            raise ConfigurationError(
+                f"method '{text}' has '{part}' behind @, which is neither a planner nor a verifier: "
+                f"{suggestion(name, [*planners, *verifiers])}"
+            )
+    chosen: Sequence[str | None] = [own_plan] if own_plan is not None or not plans else plans
+    return [(draft, plan, own_verify or verify) for plan in chosen]
+
+
+def _method(draft: str, plan: str | None, verify: str) -> Method:
+    specs = DRAFTERS.parse(draft)
+    shown = "+".join(str(_without_folder(spec)) for spec in specs)
+    tail = [part for part in (plan, None if verify == DEFAULT_VERIFY else verify) if part is not None]
+    draft_is_pass = any(spec.argument is not None for spec in specs)  # the part behind a colon names a model
+    return Method("@".join([shown, *tail]), _job(specs), OurMethod(draft, verify, plan, draft_is_pass=draft_is_pass))
+
+
+def _job(specs: Sequence[Spec]) -> str:
+    """What is done, without how: the drafters and their models."""
+    bare = (Spec(spec.name, _without_folder(spec).argument) for spec in specs)
+    return "+".join(str(spec) for spec in bare)
+
+
+def _without_folder(spec: Spec) -> Spec:
+    if spec.argument is None or not Path(spec.argument).expanduser().exists():
+        return spec
+    return Spec(spec.name, Path(spec.argument).name, spec.options)
+
+
+def _peers_of(method: Method) -> list[Method]:
+    assert isinstance(method.how, OurMethod)
+    specs = DRAFTERS.parse(method.how.draft)
+    if len(specs) > 1 or specs[0].name not in ("ngram", "model"):
+        return []
+    spec = specs[0]
+    drafter, config = DRAFTERS.configure(spec)
+    k = drafter.default_depth(config)
+    if spec.name == "ngram":
+        return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
+    name = f"transformers assistant {_without_folder(spec).argument}"
+    return [
+        Method(name, method.job, PeerMethod(assistant=spec.argument)),
+        Method(f"{name} k={k}", method.job, PeerMethod(assistant=spec.argument, assistant_tokens=k)),
+    ]
+
+
+def _require_unique(methods: Sequence[Method]) -> None:
+    names = [method.name for method in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"method '{name}' is given {names.count(name)} times: give it once")

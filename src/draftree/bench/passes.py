@@ -1,0 +1,171 @@
+"""What a pass of a model costs as it gets wider, beside the floor that memory sets.
+
+A pass over a few tokens reads all weights once, whatever their number: the floor is their bytes over the measured
+bandwidth. What drafting can win hangs on how slowly the cost grows from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+from draftree.bench.records import FORMAT, PassRecord
+from draftree.bench.runner import collector_off
+from draftree.core.errors import ConfigurationError
+from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.loading import load_model
+from draftree.models.resolve import resolve_model
+
+BANDWIDTH_BYTES = 1 << 29
+BANDWIDTH_READS = 8
+WARM_UP_PASSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """Which passes are timed.
+
+    Attributes:
+        model: named as everywhere.
+        rows: tokens in a pass; 1 is always among them.
+        prefix: committed tokens before them.
+        repeats: passes of each kind that count.
+        dtype: of the model.
+        device: of the model.
+        threads: of torch; None leaves its own choice.
+    """
+
+    model: str
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    prefix: int = 256
+    repeats: int = 20
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prefix", "repeats", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        if any(row < 1 for row in self.rows) or not self.rows:
+            raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
+        object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
+
+
+def measure(
+    settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
+) -> tuple[dict[str, Any], list[PassRecord]]:
+    """Load the model and time its passes; the header and a record for each number of rows.
+
+    Args:
+        settings: which passes.
+        fetch: called with the model's name before it is loaded.
+
+    Raises:
+        ConfigurationError: the prefix and the widest pass do not fit into the model's context.
+        ModelError: the model can not be had or used.
+    """
+    fetch(settings.model)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    assert loaded.folder is not None
+    model = loaded.model
+    longest = settings.prefix + settings.rows[-1]
+    if longest > model.max_length:
+        raise ConfigurationError(
+            f"a prefix of {settings.prefix} and {settings.rows[-1]} rows do not fit into the model's context of "
+            f"{model.max_length}: lower one of them"
+        )
+    weight_bytes = weight_bytes_read(loaded.folder, model.dtype)
+    load_before = load_average()
+    bandwidth = read_bandwidth(model.device)
+    records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
+    header = {
+        "format": FORMAT,
+        "job": "passes",
+        "date": now(),
+        "machine": machine(model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, loaded.folder),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "threads": torch.get_num_threads(),
+        "repeats": settings.repeats,
+        "warm_up": {"rounds": WARM_UP_PASSES},
+        "weight_bytes": weight_bytes,
+        "read_bytes_per_second": bandwidth,
+        "load_average": load_before,
+    }
+    return header, records
+
+
+def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:
+    """Time one pass over each number of rows behind a prefix, in turns; all rows give logits, as in verification."""
+    model.reserve(1, prefix + max(rows))
+    slot = model.open()
+    milliseconds: dict[int, list[float]] = {count: [] for count in rows}
+    try:
+        model.extend([Extend(slot, _tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])])
+        model.commit(slot, range(prefix))
+        with collector_off():
+            for turn in range(-WARM_UP_PASSES, repeats):
+                for count in rows:
+                    seconds = _pass_seconds(model, slot, count)
+                    if turn >= 0:
+                        milliseconds[count].append(1e3 * seconds)
+    finally:
+        model.close(slot)
+    return [PassRecord(count, prefix, tuple(milliseconds[count])) for count in rows]
+
+
+def _pass_seconds(model: LanguageModel, slot: Slot, count: int) -> float:
+    job = Extend(slot, _tokens(model, count), range(-1, count - 1))
+    start = time.perf_counter()
+    logits = model.extend([job]).logits
+    float(logits[-1, 0])  # a card is done only when a value is here
+    seconds = time.perf_counter() - start
+    model.commit(slot, ())
+    return seconds
+
+
+def _tokens(model: LanguageModel, count: int) -> list[int]:
+    return [(7 + 31 * place) % model.vocab_size for place in range(count)]
+
+
+def weight_bytes_read(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of all weights that a pass reads: everything but an embedding that is not the head as well."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if head is not None and head.weight is not embedding.weight:
+        count -= embedding.weight.numel()
+    return int(count) * dtype.itemsize
+
+
+def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> float:
+    """Bytes a second when a large array is read: the best of sums and of products with a vector."""
+    columns = 4096
+    matrix = torch.ones(num_bytes // 4 // columns, columns, device=device)
+    vector = torch.ones(columns, device=device)
+    reads: list[Callable[[], torch.Tensor]] = [matrix.sum, lambda: torch.mv(matrix, vector)[0]]
+    best = min(_seconds(read) for _ in range(BANDWIDTH_READS) for read in reads)
+    return matrix.numel() * 4 / best
+
+
+def _seconds(read: Callable[[], torch.Tensor]) -> float:
+    start = time.perf_counter()
+    float(read())
+    return time.perf_counter() - start

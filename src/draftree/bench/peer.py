@@ -1,0 +1,174 @@
+"""The same job done by transformers: `model.generate` plain, with prompt lookup, with an assistant model.
+
+A streamer stands in the call to see when tokens come; it does nothing but look at the clock and keep them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from draftree.bench.engines import Asked, Outcome, Writer
+from draftree.bench.methods import Method, PeerMethod
+from draftree.core.errors import ModelLoadError
+from draftree.models.resolve import resolve_model
+from draftree.text.tokenizer import Tokenizer
+
+
+@final
+class PeerWriter(Writer):
+    """transformers with a copy of the model of its own, as `from_pretrained` gives it.
+
+    Args:
+        folder: the model's folder.
+        tokenizer: for the texts.
+        methods: transformers' methods; their assistants are loaded here, each once, in the same dtype.
+        dtype: of all weights.
+        device: of all weights.
+        eos_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        methods: Sequence[Method],
+        dtype: torch.dtype,
+        device: torch.device,
+        eos_ids: Sequence[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = list(eos_ids)
+        self._model = _load(folder, dtype, device)
+        names = {m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None}
+        self._assistants = {name: _load(resolve_model(name), dtype, device) for name in sorted(names)}
+
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+        """One call of `model.generate`."""
+        assert isinstance(method.how, PeerMethod)
+        clock = TokenClock()
+        ids, mask = self._padded(prompts)
+        torch.manual_seed(asked.seed)
+        clock.start()
+        self._model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=self._config(method.how, asked),
+            streamer=clock,
+            **self._assistance(method.how),
+        )
+        return [self._outcome(row, len(prompt), clock, asked) for row, prompt in enumerate(prompts)]
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        longest = max(len(prompt) for prompt in prompts)
+        device = self._model.device
+        ids = [[self._pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    @property
+    def _pad_id(self) -> int:
+        return self._eos_ids[0] if self._eos_ids else 0
+
+    def _config(self, how: PeerMethod, asked: Asked) -> Any:
+        from transformers import GenerationConfig
+
+        sampling: dict[str, Any] = {"do_sample": False}
+        if asked.temperature > 0:
+            sampling = {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        if how.lookup_tokens is not None:
+            sampling["prompt_lookup_num_tokens"] = how.lookup_tokens
+        return GenerationConfig(
+            max_new_tokens=asked.max_tokens, eos_token_id=self._eos_ids or None, pad_token_id=self._pad_id, **sampling
+        )
+
+    def _assistance(self, how: PeerMethod) -> dict[str, Any]:
+        if how.assistant is None:
+            return {}
+        from transformers import GenerationConfig
+
+        assistant = self._assistants[how.assistant]
+        # transformers reads the draft length from the assistant, and keeps there what it learns
+        if how.assistant_tokens is None:
+            assistant.generation_config = GenerationConfig()
+        else:
+            assistant.generation_config = GenerationConfig(
+                num_assistant_tokens=how.assistant_tokens,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+        return {"assistant_model": assistant}
+
+    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: Asked) -> Outcome:
+        steps = [step[row] for step in clock.steps]
+        written = [token for step in steps for token in step]
+        end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)
+        ids = written[:end]
+        prefill, decode = clock.times[0], clock.times[-1] - clock.times[0]
+        behind_first = len(ids) - len(steps[0])
+        stats = {
+            "rounds": len(steps),
+            "acceptance_length": len(ids) / len(steps),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(ids),
+            "prefill_seconds": prefill,
+            "decode_seconds": decode,
+            "tokens_per_second": behind_first / decode if decode > 0 else len(ids) / prefill,
+        }
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return Outcome(tuple(ids), text, "length" if end is None else "stop", asked.seed, stats)
+
+
+class TokenClock:
+    """A streamer that keeps tokens and the seconds at which they came.
+
+    Attributes:
+        steps: for each round, for each sequence, its new tokens.
+        times: seconds from `start` to each round's end.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[list[list[int]]] = []
+        self.times: list[float] = []
+        self._start = 0.0
+        self._prompt_seen = False
+
+    def start(self) -> None:
+        """Set the clock to zero."""
+        self._start = time.perf_counter()
+
+    def put(self, tokens: Tensor) -> None:
+        """Called by transformers: the prompt first, then (sequences,) or (1, tokens) a round."""
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self.times.append(time.perf_counter() - self._start)
+        self.steps.append([[token] for token in tokens.tolist()] if tokens.dim() == 1 else tokens.tolist())
+
+    def end(self) -> None:
+        """Called by transformers behind the last round."""
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as library
+
+    was_enabled = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except Exception as error:  # every library below raises its own kinds for broken files
+        raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
+    finally:
+        if was_enabled:
+            library.enable_progress_bar()
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter
+    return model.to(device).eval().requires_grad_(False)

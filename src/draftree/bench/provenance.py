@@ -1,0 +1,159 @@
+"""What a number needs beside it: hardware, versions, commit, model, prompts, settings. No host name, no folder."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import draftree
+from draftree.core.errors import WeightsError
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.fingerprint import fingerprint
+from draftree.models.weights.progress import silent
+
+PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "scikit-learn")
+"""The last one is optional: with it transformers learns an assistant's confidence threshold."""
+CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "bf16",
+    "i8mm",
+    "sve",
+)
+GIT_SECONDS = 10
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, cores, memory, system, and the card if there is one in use."""
+    found: dict[str, Any] = {
+        "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_flags": _cpu_flags(),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {_numbers_of(platform.release())}".strip(),
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def versions() -> dict[str, Any]:
+    """Python, the packages that matter, and this one with its commit."""
+    known: dict[str, Any] = {"python": platform.python_version(), "draftree": draftree.__version__}
+    for package in PACKAGES:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = None
+    return known | checkout(Path(draftree.__file__).parent)
+
+
+def checkout(package: Path) -> dict[str, Any]:
+    """Commit of the checkout that a package's folder is part of, and whether the folder differs from it.
+
+    Both are None where the package was installed, even into a folder of somebody else's checkout.
+    """
+    unknown = {"commit": None, "dirty": None}
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or package.resolve() != Path(top).resolve() / "src" / "draftree":
+        return unknown
+    commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
+    return unknown if commit is None else {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def model_facts(name: str, folder: Path) -> dict[str, Any]:
+    """Name and a fingerprint: the sha256 of the sha256s of settings, weights and tokenizer."""
+    digest = hashlib.sha256()
+    for path in sorted(_files_that_count(folder)):
+        digest.update(f"{path.name} {_sha256(path)}\n".encode())
+    return {"name": shown_name(name), "sha256": digest.hexdigest()}
+
+
+def shown_name(name: str) -> str:
+    """A model's name without the folders it lies in."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
+def load_average() -> list[float] | None:
+    """Processes that ran or wanted to, over the last 1, 5 and 15 minutes; None where the system does not say."""
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except (AttributeError, OSError):
+        return None
+
+
+def now() -> str:
+    """Date and time in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _files_that_count(folder: Path) -> Iterable[Path]:
+    patterns = ("config.json", "*.safetensors", "pytorch_model*.bin", "tokenizer.json", "*.jinja")
+    return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return fingerprint(path, Cache(), progress=silent)
+    except (OSError, WeightsError):  # no cache can be written here: nothing is remembered then
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_info(key: str) -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
+
+
+def _cpu_flags() -> list[str]:
+    flags = (_cpu_info("flags") or _cpu_info("Features") or "").split()
+    return [flag for flag in CPU_FLAGS if flag in flags]
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _numbers_of(release: str) -> str:
+    """The leading numbers of a kernel's release; the rest may name whoever built it."""
+    found = re.match(r"[\d.]*\d", release)
+    return found.group() if found else ""

@@ -1,0 +1,149 @@
+"""The order of work: every prompt by every method, interleaved, in an order that rotates; then the records.
+
+Methods take turns within each repeat of each prompt, so that what the machine does beside falls on all of them,
+and none is always the one behind another. A warm-up round is not counted; the garbage collector waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from draftree.bench.engines import Asked, Outcome, Writer
+from draftree.bench.methods import Method
+from draftree.bench.records import Divergence, Record, sha256_of
+from draftree.bench.workload import Task
+
+WARM_UP_TOKENS = 32
+
+Explain = Callable[[Sequence[int], Sequence[int], Sequence[int]], Divergence | None]
+"""(prompt, plain text, other text) to where and how they part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task with its tokens."""
+
+    task: Task
+    ids: tuple[int, ...]
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call: a method's texts for a group of prompts, in one repeat."""
+
+    method: Method
+    repeat: int
+    place: int
+    seconds: float
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs methods over groups of prompts.
+
+    Attributes:
+        methods: of all engines; each engine's plain method is among its own.
+        writers: by engine.
+        asked: what every text is written with.
+        repeats: how often each text is written.
+        explain: looks closer where a text left the plain one.
+    """
+
+    methods: Sequence[Method]
+    writers: Mapping[str, Writer]
+    asked: Asked
+    repeats: int
+    explain: Explain
+
+    def warm_up(self, prompts: Sequence[Prompt]) -> None:
+        """Let every method write a little."""
+        short = Asked(min(WARM_UP_TOKENS, self.asked.max_tokens), self.asked.temperature, self.asked.seed)
+        for method in self.methods:
+            self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
+
+    def run(self, groups: Sequence[Sequence[Prompt]]) -> Iterator[list[Record]]:
+        """All records of one group after the other; prompts of a group are written at once."""
+        for number, group in enumerate(groups):
+            with collector_off():
+                turns = [
+                    self._turn(group, method, repeat, place)
+                    for repeat in range(self.repeats)
+                    for place, method in enumerate(rotated(self.methods, number * self.repeats + repeat))
+                ]
+            yield self._records(number, group, turns)
+
+    def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> Turn:
+        prompts = [prompt.ids for prompt in group]
+        start = time.perf_counter()
+        outcomes = self.writers[method.engine].write(method, prompts, self.asked)
+        return Turn(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
+
+    def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Record]:
+        plain = {turn.method.engine: turn for turn in turns if turn.method.is_plain and turn.repeat == 0}
+        return [
+            self._record(number, prompt, index, turn, plain) for index, prompt in enumerate(group) for turn in turns
+        ]
+
+    def _record(self, number: int, prompt: Prompt, index: int, turn: Turn, plain: Mapping[str, Turn]) -> Record:
+        outcome = turn.outcomes[index]
+        engine = turn.method.engine
+        own = plain[engine].outcomes[index]
+        others = [turn.outcomes[index] for name, turn in plain.items() if name != engine]
+        divergence = None
+        if outcome.token_ids != own.token_ids:
+            divergence = self.explain(prompt.ids, own.token_ids, outcome.token_ids)
+        return Record(
+            task=prompt.task.id,
+            category=prompt.task.category,
+            form=prompt.form,
+            method=turn.method.name,
+            repeat=turn.repeat,
+            place=turn.place,
+            group=number,
+            seconds=turn.seconds,
+            finish_reason=outcome.finish_reason,
+            text_sha256=sha256_of(outcome.text),
+            tokens_sha256=sha256_of(outcome.token_ids),
+            equal_to_plain=outcome.token_ids == own.token_ids,
+            equal_to_other_plain=outcome.token_ids == others[0].token_ids if others else None,
+            divergence=divergence,
+            stats=outcome.stats,
+        )
+
+
+def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """Groups of at most `size` prompts of one category each, in order."""
+    groups: list[list[Prompt]] = []
+    open_groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        group = open_groups.get(prompt.task.category)
+        if group is None or len(group) == size:
+            group = open_groups[prompt.task.category] = []
+            groups.append(group)
+        group.append(prompt)
+    return groups
+
+
+def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
+    """The methods in their order, begun at another one each turn."""
+    start = turns % len(methods)
+    return [*methods[start:], *methods[:start]]
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection inside; what lies about is collected before."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,215 @@
+"""Tables of results: as grids of text, for a terminal or as Markdown. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftree.bench.records import PassRecord, Results
+from draftree.bench.report import PHASES, Parting, Ratio, Report, Row
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: a title, headings, rows of text; the first column is a name, the others are numbers."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As a Markdown table under its title."""
+        rule = ["---", *["---:"] * (len(self.headings) - 1)]
+        lines = [self.headings, rule, *self.rows]
+        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+    def rich(self) -> Table:
+        """For a terminal."""
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for place, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def grids_of(results: Results) -> list[Grid]:
+    """Every table that a results file has numbers for."""
+    grids = []
+    if results.passes:
+        grids.append(_passes_grid(results.header, results.passes))
+    if results.records:
+        report = Report(results)
+        rows = report.rows()
+        grids.extend((_decoding_grid(rows), _whole_grid(rows)))
+        if len(_categories(results)) > 1:
+            grids.append(_category_grid(results))
+        grids.append(_phase_grid(report.phases()))
+        if report.partings():
+            grids.append(_parting_grid(report))
+    return grids
+
+
+def provenance_line(results: Results) -> str:
+    """What the numbers were measured on, in one paragraph."""
+    header = results.header
+    machine, versions = header["machine"], header["versions"]
+    commit = versions["commit"]
+    state = "" if commit is None else f" {commit[:10]}{' with changes' if versions['dirty'] else ''}"
+    parts = [
+        f"{header['model']['name']}, {header['dtype']}",
+        machine.get("gpu") or f"{machine['cpu']}, {header['threads']} threads of {machine['usable_cores']} cores",
+        f"draftree {versions['draftree']}{state}, torch {versions['torch']}, transformers {versions['transformers']}",
+    ]
+    if header["job"] == "texts":
+        prompts = header["prompts"]
+        parts.append(
+            f"{len({record.task for record in results.records})} of {prompts['written']} prompts of {prompts['name']}, "
+            f"at most {header['max_tokens']} tokens, temperature {header['temperature']:g}, batch {header['batch']}, "
+            f"{header['repeats']} repeats in turns behind a warm-up round"
+        )
+    before, after = header["load_average"], (results.end or {}).get("load_average")
+    if before is not None:
+        parts.append(f"load {before[0]:g} before" + (f", {after[0]:g} after" if after else ""))
+    parts.append(header["date"])
+    if not results.is_complete:
+        parts.append("run not complete")
+    return "; ".join([*parts, *header.get("notes", ())]) + "."
+
+
+def show(results: Results, console: Console) -> None:
+    """Print all tables."""
+    console.print(provenance_line(results), style="dim", highlight=False)
+    for grid in grids_of(results):
+        console.print()
+        console.print(grid.rich())
+
+
+def markdown(results: Results) -> str:
+    """All tables, with what they were measured on below."""
+    tables = [grid.markdown() for grid in grids_of(results)]
+    return "\n\n".join([*tables, provenance_line(results)]) + "\n"
+
+
+def _decoding_grid(rows: Sequence[Row]) -> Grid:
+    headings = (
+        "method",
+        "tokens/s",
+        "slowest–fastest",
+        "tokens/round",
+        "x plain",
+        "quartiles",
+        "x transformers",
+        "overhead",
+        "text as plain",
+    )
+    return Grid("Decoding: behind each text's first round", headings, tuple(_decoding_row(row) for row in rows))
+
+
+def _decoding_row(row: Row) -> tuple[str, ...]:
+    spread = NOTHING if row.slowest == row.fastest else f"{_number(row.slowest)}–{_number(row.fastest)}"
+    quartiles = NOTHING if row.against_plain is None else f"{row.against_plain.low:.2f}–{row.against_plain.high:.2f}"
+    return (
+        str(row.method["name"]),
+        _number(row.decoding),
+        spread,
+        f"{row.acceptance_length:.2f}",
+        _ratio(row.against_plain),
+        quartiles,
+        _ratio(row.against_peer),
+        NOTHING if row.overhead is None else f"{100 * row.overhead:.1f}%",
+        f"{row.num_equal}/{row.num_prompts}",
+    )
+
+
+def _whole_grid(rows: Sequence[Row]) -> Grid:
+    lines = [
+        (str(row.method["name"]), _number(row.whole), _ratio(row.whole_against_plain), _ratio(row.whole_against_peer))
+        for row in rows
+    ]
+    headings = ("method", "tokens/s", "x plain", "x transformers")
+    return Grid("Whole calls: the reading of the prompt included", headings, tuple(lines))
+
+
+def _category_grid(results: Results) -> Grid:
+    categories = _categories(results)
+    reports = {category: {r.method["name"]: r for r in Report(results, category).rows()} for category in categories}
+    lines = []
+    for method in results.header["methods"]:
+        cells = [_category_cell(reports[category].get(method["name"])) for category in categories]
+        lines.append((str(method["name"]), *cells))
+    return Grid("Decoding by category: tokens/s (x plain)", ("method", *categories), tuple(lines))
+
+
+def _category_cell(row: Row | None) -> str:
+    if row is None:
+        return NOTHING
+    return f"{_number(row.decoding)} ({_ratio(row.against_plain)})"
+
+
+def _categories(results: Results) -> list[str]:
+    return list(dict.fromkeys(record.category for record in results.records))
+
+
+def _phase_grid(phases: Mapping[str, Mapping[str, float]]) -> Grid:
+    names = (*PHASES, "outside")
+    rows = tuple((method, *(f"{100 * shares[name]:.1f}%" for name in names)) for method, shares in phases.items())
+    return Grid("Where the time goes behind the first round", ("method", *names), rows)
+
+
+def _parting_grid(report: Report) -> Grid:
+    rows = [_parting_row(parting) for parting in report.partings()]
+    agreement = report.agreement()
+    if agreement is not None:
+        num_equal, num_prompts = agreement
+        name = "plain, held against transformers"
+        rows.append((name, str(num_prompts), str(num_prompts - num_equal), *[NOTHING] * 4))
+    headings = ("method", "prompts", "other text", "smallest gap", "median gap", "largest gap", "largest difference")
+    return Grid(
+        "Texts that are not plain's, and the gap between the two best tokens where they part",
+        headings,
+        tuple(rows),
+    )
+
+
+def _parting_row(parting: Parting) -> tuple[str, ...]:
+    gaps = parting.gaps
+    cells = (min(gaps), statistics.median(gaps), max(gaps)) if gaps else (None, None, None)
+    widest = max((abs(value) for value in parting.between), default=None)
+    shown = (NOTHING if value is None else f"{value:.2g}" for value in (*cells, widest))
+    return (parting.method, str(parting.num_prompts), str(parting.num_parted), *shown)
+
+
+def _passes_grid(header: Mapping[str, Any], passes: Sequence[PassRecord]) -> Grid:
+    medians = {record.rows: statistics.median(record.milliseconds) for record in passes}
+    floor = 1e3 * header["weight_bytes"] / header["read_bytes_per_second"]
+    title = (
+        f"Cost of a pass behind {passes[0].prefix} tokens; {header['weight_bytes'] / 1e6:.0f} MB of weights at "
+        f"{header['read_bytes_per_second'] / 1e9:.1f} GB/s take {floor:.1f} ms"
+    )
+    rows = tuple(
+        (
+            str(record.rows),
+            f"{medians[record.rows]:.2f}",
+            f"{min(record.milliseconds):.2f}–{max(record.milliseconds):.2f}",
+            f"{medians[record.rows] / medians[1]:.2f}",
+            f"{medians[record.rows] / floor:.2f}",
+        )
+        for record in passes
+    )
+    return Grid(title, ("rows", "ms", "fastest–slowest", "x one row", "x floor"), rows)
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _ratio(value: Ratio | None) -> str:
+    return NOTHING if value is None else f"{value.mean:.2f}"

@@ -1,0 +1,169 @@
+"""What is to be written: prompts from a JSON lines file, with a category each.
+
+A line is one of: ours (`id`, `category`, and `prompt` or `messages`; only the last is required), a Spec-Bench
+question (`question_id`, `category`, `turns`; the first turn is asked), a HumanEval task (`task_id`, `prompt`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
+from draftree.text.tokenizer import Tokenizer
+
+SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
+DEFAULT_CATEGORY = "prompts"
+CODE_CATEGORY = "code-completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt of a workload.
+
+    Attributes:
+        id: unique in its file.
+        category: what kind of job it is.
+        prompt: a text to go on with; None where there are messages.
+        messages: a conversation to answer; None where there is a prompt.
+    """
+
+    id: str
+    category: str
+    prompt: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The prompt, or what the messages say, for models without a chat template."""
+        if self.prompt is not None:
+            return self.prompt
+        return "\n\n".join(message["content"] for message in self.messages or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts of a file.
+
+    Attributes:
+        name: the file's name without its folder.
+        sha256: of the file.
+        tasks: in the file's order.
+    """
+
+    name: str
+    sha256: str
+    tasks: tuple[Task, ...]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """How many tasks each category has, in the file's order."""
+        return dict(Counter(task.category for task in self.tasks))
+
+    def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
+        """The tasks of these categories (none: all), the first `limit` of each.
+
+        Raises:
+            ConfigurationError: no such category.
+        """
+        known = self.categories
+        for category in categories:
+            if category not in known:
+                raise ConfigurationError(
+                    f"category '{category}' was asked for, but {self.name} has no such prompts: "
+                    f"{suggestion(category, known)}"
+                )
+        taken: Counter[str] = Counter()
+        chosen = []
+        for task in self.tasks:
+            if (not categories or task.category in categories) and (limit is None or taken[task.category] < limit):
+                taken[task.category] += 1
+                chosen.append(task)
+        return Workload(self.name, self.sha256, tuple(chosen))
+
+
+def read_workload(path: Path = SHIPPED) -> Workload:
+    """Read a prompts file.
+
+    Raises:
+        ConfigurationError: no such file, a malformed line (named by its number), or no prompt in it.
+    """
+    try:
+        content = path.read_bytes()
+        lines = content.decode("utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"prompts file '{path}' is not there: check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"prompts file '{path}' is no UTF-8 text: it must hold JSON lines") from error
+    except OSError as error:
+        raise ConfigurationError(f"prompts file '{path}' can not be read: {error.strerror}") from error
+    tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not tasks:
+        raise ConfigurationError(f"prompts file '{path}' holds no prompts: give it one JSON object a line")
+    for task_id, count in Counter(task.id for task in tasks).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"prompts file '{path}' has {count} prompts with the id '{task_id}': ids are unique"
+            )
+    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(tasks))
+
+
+def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Token ids of a task, and the form it was given in: "chat" or "plain"."""
+    if task.messages is not None and tokenizer.has_chat_template:
+        return tokenizer.apply_chat_template(task.messages), "chat"
+    return tokenizer.encode(task.text), "plain"
+
+
+def _task(line: str, number: int, file: str) -> Task:
+    where = f"prompts file {file}, line {number}"
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is no JSON ({error}): every line must be one object") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"{where} is no JSON object: every line must be one")
+    given = [key for key in ("prompt", "messages", "turns") if key in fields]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"{where} has {' and '.join(given) or 'no prompt'}: give one of 'prompt', 'messages' or 'turns'"
+        )
+    try:
+        return _task_of(fields, given[0], number)
+    except (InvalidRequestError, ValueError) as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _task_of(fields: dict[str, Any], kind: str, number: int) -> Task:
+    task_id = str(next((fields[key] for key in ("id", "question_id", "task_id") if key in fields), number))
+    category = fields.get("category", CODE_CATEGORY if "task_id" in fields else DEFAULT_CATEGORY)
+    if not isinstance(category, str) or not category.strip():
+        raise ValueError("'category' must be a name")
+    if kind == "prompt":
+        return Task(task_id, category, prompt=_text(fields["prompt"], "'prompt'"))
+    if kind == "turns":
+        turns = fields["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("'turns' must be a list of texts")
+        return Task(task_id, category, messages=({"role": "user", "content": _text(turns[0], "the first turn")},))
+    messages = fields["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("'messages' must be a list of objects with 'role' and 'content'")
+    return Task(task_id, category, messages=tuple(_message(message) for message in messages))
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or set(message) != {"role", "content"}:
+        raise ValueError("a message has just 'role' and 'content'")
+    return {"role": _text(message["role"], "'role'"), "content": _text(message["content"], "'content'")}
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{what} must be a text that is not empty")
+    return value

@@ -1,0 +1,272 @@
+"""`draftree bench`: methods against plain decoding and transformers, with what a number needs beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from draftree.bench.benchmark import Benchmark, BenchSettings
+    from draftree.bench.records import RecordFile, Results
+
+__all__ = ["bench"]
+
+COMPARED = "What is compared"
+PROMPTS = "On what"
+HOW = "How"
+INTERRUPTED = 130
+WIDTH = 160
+DEFAULT_COMMAND = "run"
+
+
+class BenchGroup(PlainGroup):
+    """`draftree bench MODEL` is `draftree bench run MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command's name where it was left out."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(cls=BenchGroup, no_args_is_help=True)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
+        metavar="MODEL",
+        rich_help_panel="Arguments",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=HOW)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=HOW)]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=HOW)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="JSON lines: provenance, then every single measurement.", metavar="FILE", rich_help_panel=HOW),
+]
+
+
+@bench.callback()
+def about() -> None:
+    """Measure methods against plain decoding; 'bench MODEL' is short for 'bench run MODEL'."""
+
+
+@bench.command(DEFAULT_COMMAND, cls=PlainCommand)
+def run(
+    model: Model,
+    *,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
+            "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
+            metavar="SPEC[@PLAN][@VERIFY]",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Planner of every draft that names none; repeatable, each makes a method.",
+            metavar="POLICY",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    verify: Annotated[
+        str, typer.Option(help="Rule of every method that names none.", metavar="RULE", rich_help_panel=COMPARED)
+    ] = "coupled",
+    peer: Annotated[
+        bool,
+        typer.Option(
+            "--peer/--no-peer", help="The same jobs done by transformers, in turns.", rich_help_panel=COMPARED
+        ),
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with 'prompt' or 'messages' and 'category', Spec-Bench or HumanEval; "
+            "a small set of our own if not given.",
+            metavar="FILE",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(help="Only prompts of this category; repeatable.", metavar="NAME", rich_help_panel=PROMPTS),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each category at most.", metavar="N", rich_help_panel=PROMPTS)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", metavar="N", rich_help_panel=HOW)] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token.", metavar="X", rich_help_panel=HOW)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of every text.", metavar="N", rich_help_panel=HOW)] = 0,
+    repeats: Annotated[int, typer.Option(help="How often each text is written.", metavar="N", rich_help_panel=HOW)] = 3,
+    batch: Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)] = 1,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Write every prompt by every method, in turns, and compare."""
+    require_new(output)
+    from draftree.bench.benchmark import BenchSettings
+
+    settings = BenchSettings(
+        model=model,
+        drafts=tuple(draft or ()),
+        plans=tuple(plan or ()),
+        verify=verify,
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        repeats=repeats,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        batch=batch,
+        peer=peer,
+    )
+    run_and_show(settings, output)
+
+
+@bench.command("passes", cls=PlainCommand)
+def passes(
+    model: Model,
+    *,
+    rows: Annotated[
+        str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
+    ] = "1,2,4,8,16,32,64",
+    prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
+    repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Time passes of a model over more and more tokens, beside the floor that memory sets."""
+    require_new(output)
+    try:
+        counts = tuple(int(count) for count in rows.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"'{rows}' is no list of whole numbers such as 1,2,4", param_hint="--rows") from error
+    from draftree.bench.benchmark import end_line
+    from draftree.bench.passes import PassSettings, measure
+    from draftree.cli.models import resolve_with_bar
+
+    settings = PassSettings(
+        model=model, rows=counts, prefix=prefix, repeats=repeats, dtype=dtype, device=device, threads=threads
+    )
+    header, records = measure(settings, fetch=resolve_with_bar)
+    with record_file(output) as lines:
+        lines.add("header", header)
+        for record in records:
+            lines.add("pass", record)
+        lines.add("end", end_line(complete=True))
+    show_results(lines.results("this run"))
+
+
+@bench.command("report", cls=PlainCommand)
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Results that --output wrote.", metavar="FILE...", rich_help_panel="Arguments"),
+    ],
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
+    ] = False,
+) -> None:
+    """Print the tables of results files."""
+    from draftree.bench.records import read_results
+    from draftree.bench.tables import markdown as as_markdown
+
+    for number, results in enumerate([read_results(path) for path in files]):
+        if number:
+            typer.echo()
+        if markdown:
+            typer.echo(f"### {results.name}\n\n{as_markdown(results)}", nl=False)
+        else:
+            typer.echo(results.name)
+            show_results(results)
+
+
+def run_and_show(settings: BenchSettings, output: Path | None) -> None:
+    from draftree.bench.benchmark import end_line, prepare
+    from draftree.cli.models import resolve_with_bar
+
+    ready = prepare(settings, fetch=resolve_with_bar)
+    complete = False
+    with record_file(output) as lines:
+        lines.add("header", ready.header)
+        try:
+            write_all(ready, lines)
+            complete = True
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: prompts that were not done by all methods are left out\n")
+        lines.add("end", end_line(complete=complete))
+    results = lines.results("this run")
+    if results.records:
+        show_results(results)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def write_all(ready: Benchmark, lines: RecordFile) -> None:
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sum(len(group) for group in ready.groups))
+        for group, records in zip(ready.groups, ready.run(), strict=True):
+            for record in records:
+                lines.add("record", record)
+            bar.advance(task, len(group))
+
+
+def show_results(results: Results) -> None:
+    from draftree.bench.tables import show
+
+    console = Console()
+    # a file or a pipe has no width: tables are not to be cut there
+    show(results, console if console.is_terminal else Console(width=WIDTH))
+
+
+def require_new(output: Path | None) -> None:
+    """Refuses a results file that can not be written, before anything is loaded or measured."""
+    if output is None:
+        return
+    if output.exists():
+        raise ConfigurationError(f"'{output}' is there already, and results are never overwritten: give another name")
+    if not output.absolute().parent.is_dir() or not os.access(output.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"'{output}' can not be written: its folder is not there, or is not yours to write")
+
+
+@contextmanager
+def record_file(output: Path | None) -> Iterator[RecordFile]:
+    from draftree.bench.records import RecordFile
+
+    if output is None:
+        yield RecordFile(None)
+        return
+    with output.open("x", encoding="utf-8") as stream:
+        yield RecordFile(stream)
