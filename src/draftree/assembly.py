@@ -11,6 +11,7 @@ from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
 from draftree.drafters.merged import MergedDrafter, common_draws
+from draftree.engine.costs import measure_costs
 from draftree.engine.parts import Parts, agree
 from draftree.models.loading import LoadedModel, load_model
 from draftree.planners.base import PLANNERS, Planner
@@ -73,7 +74,8 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
-    planner = planner_class(planner_config, default_depth=depth)
+    nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
+    planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes)
     return Methods(drafters, draw, verifier_class(verifier_config), planner)
 
 
@@ -118,6 +120,9 @@ def build_parts(
     """
     if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner)
+    if methods.planner.wants_costs:
+        most = 1 + methods.planner.default_nodes
+        methods.planner.learn_costs(measure_costs(target.model, max_rows=most))
     if methods.branches and not target.model.supports_trees:
         raise ConfigurationError(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"

@@ -28,6 +28,7 @@ class CompletionStats:
         accepted_by_depth: accepted tokens at depth 1, 2, …
         drafted_by_source: where drafters are merged, tokens that each of them drafted; shared ones count for all.
         accepted_by_source: likewise the accepted ones.
+        explain: why the planner last chose what it chose, for planners that weigh.
     """
 
     rounds: int
@@ -44,6 +45,7 @@ class CompletionStats:
     accepted_by_depth: tuple[int, ...]
     drafted_by_source: dict[str, int]
     accepted_by_source: dict[str, int]
+    explain: str
 
     @property
     def seconds(self) -> float:
@@ -134,4 +136,5 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         accepted_by_depth=tuple(counts.accepted_by_depth),
         drafted_by_source=dict(counts.drafted_by_source),
         accepted_by_source=dict(counts.accepted_by_source),
+        explain=counts.explain,
     )

@@ -53,6 +53,9 @@ class SequenceRecord:
     num_written: int
     num_in_path: int
     """Drafted tokens the verifier accepted, before any cut by a stop or a limit: what planners learn from."""
+    matches: tuple[tuple[int, int], ...] = ()
+    """For every node that the walk came to, root first: how many children it had, and which of them (1, 2, …, in
+    draft order) was accepted; 0 for none. Nodes without children are left out."""
 
 
 @dataclass(frozen=True, slots=True)

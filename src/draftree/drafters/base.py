@@ -75,6 +75,11 @@ class Drafter(ABC, Generic[State]):
         """Tokens ahead that this configuration guesses where the planner does not say."""
 
     @classmethod
+    def default_nodes(cls, config: Any) -> int:
+        """Nodes of a tree of that depth; more than the depth if it branches."""
+        return cls.default_depth(config)
+
+    @classmethod
     def branches(cls, config: Any) -> bool:
         """Whether this configuration gives trees in which a node has two children."""
         return False

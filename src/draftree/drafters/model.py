@@ -58,6 +58,11 @@ class ModelDrafter(Drafter[SteppedSequence]):
         return config.shape.depth
 
     @classmethod
+    def default_nodes(cls, config: Config) -> int:
+        """As many as the shape has."""
+        return config.shape.num_nodes
+
+    @classmethod
     def branches(cls, config: Config) -> bool:
         """Whether the shape has a node with two children."""
         return not config.shape.is_chain
@@ -69,7 +74,7 @@ class ModelDrafter(Drafter[SteppedSequence]):
         elif loaded.model.vocab_size != context.target.vocab_size:
             raise ConfigurationError(
                 f"drafter '{loaded.name}' has {loaded.model.vocab_size} tokens and the target "
-                f"{context.target.vocab_size}, and there are no tokenizers to compare: take a drafter of the same family"
+                f"{context.target.vocab_size}, and there are no tokenizers to compare: take one of the same family"
             )
         self._growth = Growth(loaded.model, shape=config.shape, draw=context.draw, shares_noise=context.shares_noise)
 

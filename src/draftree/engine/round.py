@@ -7,7 +7,7 @@ from collections.abc import Sequence as Series
 from itertools import pairwise
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.tree import EMPTY, TokenTree, depths, is_chain
+from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
@@ -72,8 +72,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
         sequences=rows,
     )
     parts.planner.observe(states, record)
+    reason = parts.planner.explain()
     for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
         _count(sequence, record, row, tree, verdict)
+        sequence.counts.explain = reason
     return record
 
 
@@ -153,7 +155,20 @@ def _write(
         rows = [0, *(node + 1 for node in verdict.path)][:written]
         sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
     accepted = min(written, len(verdict.path))
-    return SequenceRecord(sequence.request_id, prefix, len(tree), depth, accepted, written, len(verdict.path))
+    return SequenceRecord(
+        sequence.request_id, prefix, len(tree), depth, accepted, written, len(verdict.path), _matches(tree, verdict)
+    )
+
+
+def _matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
+    """How many children each visited node had, and which of them was accepted."""
+    children = tree.children()
+    ways = zip((ROOT, *verdict.path), (*verdict.path, None), strict=True)
+    return tuple(
+        (len(children[node + 1]), 0 if kept is None else children[node + 1].index(kept) + 1)
+        for node, kept in ways
+        if children[node + 1]
+    )
 
 
 def _commit(

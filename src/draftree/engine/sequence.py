@@ -75,6 +75,7 @@ class SequenceCounts:
     drafted_by_depth: list[int] = field(default_factory=list)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
+    explain: str = ""
 
 
 class WritingSequence:

@@ -35,7 +35,7 @@ class AdditivePlanner(Planner[Length]):
 
     def budgets(self, states: Sequence[Length]) -> list[Budget]:
         """As long as the state says."""
-        return [Budget(state.k, state.k) for state in states]
+        return [self.ahead(state.k) for state in states]
 
     def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
         """Longer after full acceptance, else shorter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,13 +22,29 @@ class Planner(ABC, Generic[State]):
     Args:
         config: the planner's own configuration.
         default_depth: the depth that the drafter asks for where the planner's configuration names none.
+        default_nodes: nodes of the drafter's tree at that depth; more than the depth if it branches.
     """
 
     Config: ClassVar[type]
+    wants_costs: ClassVar[bool] = False
+    """Whether `learn_costs` must be called before the first budget."""
 
-    def __init__(self, config: Any, *, default_depth: int) -> None:
+    def __init__(self, config: Any, *, default_depth: int, default_nodes: int | None = None) -> None:
         self.config = config
         self.default_depth = default_depth
+        self.default_nodes = default_depth if default_nodes is None else default_nodes
+
+    def ahead(self, depth: int, *, min_confidence: float = 0.0) -> Budget:
+        """A budget of this depth; where the drafter branches, with as many nodes as its tree has."""
+        branches = self.default_nodes > self.default_depth
+        return Budget(max(depth, self.default_nodes) if branches and depth else depth, depth, min_confidence)
+
+    def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
+        """Hear what a pass of the target over so many rows takes here; for planners that want it."""
+
+    def explain(self) -> str:
+        """Why the last budgets are as they are, in numbers; empty for planners that do not weigh anything."""
+        return ""
 
     @abstractmethod
     def open(self) -> State:

@@ -35,4 +35,4 @@ class FixedPlanner(Planner[None]):
     def budgets(self, states: Sequence[None]) -> list[Budget]:
         """K nodes, k levels."""
         k = self.default_depth if self.config.k is None else self.config.k
-        return [Budget(k, k) for _ in states]
+        return [self.ahead(k) for _ in states]

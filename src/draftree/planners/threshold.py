@@ -39,4 +39,4 @@ class ThresholdPlanner(Planner[None]):
     def budgets(self, states: Sequence[None]) -> list[Budget]:
         """Up to k tokens while the drafter is sure."""
         k = self.default_depth if self.config.k is None else self.config.k
-        return [Budget(k, k, self.config.confidence) for _ in states]
+        return [self.ahead(k, min_confidence=self.config.confidence) for _ in states]
