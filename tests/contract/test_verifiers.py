@@ -136,8 +136,9 @@ def test_trees_without_laws_are_taken_where_none_are_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_laws_of_the_tree_are_not_written_to(name: str) -> None:
-    laws = torch.softmax(torch.arange(10.0).reshape(2, 5), dim=-1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_laws_of_the_tree_are_not_written_to(name: str, dtype: torch.dtype) -> None:
+    laws = torch.softmax(torch.arange(10.0, dtype=dtype).reshape(2, 5), dim=-1)
     before = laws.clone()
     for seed in range(10):
         verify(rule(name), CASE, chain([1, 4], draw=Draw.IID, laws=laws), seed=seed)

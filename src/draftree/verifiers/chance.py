@@ -6,6 +6,7 @@ else, so that the exact tests can put every outcome, with its probability, in th
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -51,7 +52,7 @@ class NoiseChance(Chance):
     def draw(self, weights: Tensor) -> int:
         """Inverse of the cumulated weights, in float64: 52 bits of the next uniform decide."""
         cumulated = torch.cumsum(weights.to(torch.float64), dim=0)
-        total = cumulated[-1]
+        total = cumulated[-1].item()
         # a product that rounds up to the total would name an index behind the last weight
-        aim = torch.minimum(total * self._uniform(), torch.nextafter(total, torch.zeros_like(total)))
+        aim = min(total * self._uniform(), math.nextafter(total, 0.0))
         return int(torch.searchsorted(cumulated, aim, right=True))

@@ -35,13 +35,12 @@ def require_chain(tree: TokenTree, rule: str) -> None:
 
 
 def target_law(laws: NodeLaws, row: int) -> Tensor:
-    """The target's law at a row (0 the root, 1 + i node i); float64, sums to 1."""
-    law = laws.probs([row])[0].to("cpu", torch.float64)
-    return law / law.sum()
+    """The target's law at a row (0 the root, 1 + i node i); float64, sums to 1 up to the rounding of its logits."""
+    return laws.probs(slice(row, row + 1))[0].to("cpu", torch.float64)
 
 
 def draft_law(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
-    """The law that a node was drawn from once the tokens in `used` were gone; float64, sums to 1.
+    """The law that a node was drawn from once the tokens in `used` were gone; float64, sums to 1 as its row does.
 
     A token to which its law gives nothing (float32 may be too small for what was left) counts as chosen with
     certainty, as a point draw does: a law all on that token, under which every rule is right for any choice.
@@ -58,12 +57,14 @@ def draft_law(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int
             "take a drafter that gives them, or verify with coupled or match"
         )
     else:
-        law = tree.laws[node].to("cpu", torch.float64, copy=True)
+        law = tree.laws[node].to("cpu", torch.float64, copy=bool(used))
         for gone in used:
             law[gone] = 0.0
-    if law[token] <= 0:
-        law.zero_()[token] = 1.0
-    return law / law.sum()
+        if law[token].item() > 0:
+            return law.div_(law.sum()) if used else law
+        law = torch.zeros_like(law)
+    law[token] = 1.0
+    return law
 
 
 def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[int]:
@@ -80,7 +81,7 @@ def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0
 
 def residual(target: Tensor, draft: Tensor, *, weight: float = 1.0) -> Tensor:
     """What is left of the target's law once the draft's share is taken: (weight * T - D)+, not normalised."""
-    return (weight * target - draft).clamp_(min=0.0)
+    return torch.mul(target, weight).sub_(draft).clamp_(min=0.0)
 
 
 def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
     Nothing is left of a law that equals the draft's: then the reject that led here was a rounding error, and any
     law is as right as another.
     """
-    total = weights.sum()
+    total = weights.sum().item()
     return weights / total if total > 0 else otherwise
 
 

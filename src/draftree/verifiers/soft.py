@@ -14,6 +14,7 @@ text greedy decoding's. Costs a pass over the vocabulary for every node. Takes a
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -57,12 +58,16 @@ class Soft(Verifier):
 
     def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
         """Walk while a child is likely enough."""
-        path = deepest_path(tree, lambda node: self._is_likely(tree, laws, node))
+
+        @functools.cache
+        def law_at(row: int) -> Tensor:
+            return laws.probs(slice(row, row + 1))[0]
+
+        path = deepest_path(tree, lambda node: self._is_likely(tree, node, law_at(tree.parents[node] + 1)))
         return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
 
-    def _is_likely(self, tree: TokenTree, laws: NodeLaws, node: int) -> bool:
+    def _is_likely(self, tree: TokenTree, node: int, law: Tensor) -> bool:
         token = tree.tokens[node]
-        law = laws.probs([tree.parents[node] + 1])[0]
         probability = law[token].item()
         if probability == 0:  # forbidden by a filter, or not the greedy choice
             return False
@@ -70,7 +75,7 @@ class Soft(Verifier):
         return probability >= self.config.tolerance * share or self._is_in_front(law, probability)
 
     def _is_in_front(self, law: Tensor, probability: float) -> bool:
-        likelier = law > probability
-        if int(likelier.sum()) < self.config.top_k:
-            return True
-        return self.config.top_p > 0 and float(law[likelier].sum()) < self.config.top_p
+        if self.config.top_k == 0 and self.config.top_p == 0:
+            return False
+        likelier = law[law > probability]
+        return len(likelier) < self.config.top_k or likelier.sum().item() < self.config.top_p

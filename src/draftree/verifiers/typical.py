@@ -13,11 +13,13 @@ decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
@@ -52,11 +54,19 @@ class Typical(Verifier):
 
     def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
         """Walk while a child is typical."""
-        path = deepest_path(tree, lambda node: self._is_typical(tree, laws, node))
+
+        @functools.cache
+        def law_at(row: int) -> tuple[Tensor, float]:
+            law = laws.probs(slice(row, row + 1))[0]
+            return law, self._least_probability(law)
+
+        def is_typical(node: int) -> bool:
+            law, least = law_at(tree.parents[node] + 1)
+            return law[tree.tokens[node]].item() >= least
+
+        path = deepest_path(tree, is_typical)
         return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
 
-    def _is_typical(self, tree: TokenTree, laws: NodeLaws, node: int) -> bool:
-        law = laws.probs([tree.parents[node] + 1])[0]
+    def _least_probability(self, law: Tensor) -> float:
         entropy = torch.special.entr(law).sum().item()
-        threshold = min(self.config.epsilon, self.config.delta * math.exp(-entropy))
-        return law[tree.tokens[node]].item() >= threshold
+        return min(self.config.epsilon, self.config.delta * math.exp(-entropy))
