@@ -106,7 +106,7 @@ class SequentialModel(LanguageModel):
         nodes = list(path)
         if nodes:
             place = next(i for i, (way, _) in enumerate(kept.branches) if way[: len(nodes)] == nodes)
-            way, fork = kept.branches.pop(place)
+            _, fork = kept.branches.pop(place)
             self.base.commit(fork, range(len(nodes)))
             self.base.close(kept.base)
             kept.base = fork
