@@ -171,6 +171,7 @@ def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, c
         ("Could not fetch URL http://h/simple/x/: 404 Client Error\nERROR: No matching distribution found", "has no"),
         ("Could not fetch URL http://h/simple/x/: 401 Client Error\nERROR: No matching distribution found", "denies"),
         ("Using SSL 3\nERROR: No matching distribution found for x==1.0.0", "the registry has no"),
+        ("WARNING: The repository located at h is not a trusted or secure host\nERROR: No matching", "reached"),
         ("something new", r"by hand to see why \(something new\)"),
         ("", "by hand to see why$"),
     ],

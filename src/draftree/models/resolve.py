@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from draftree.core.errors import ModelLoadError, ModelNotFoundError, suggestion
-from draftree.models.weights.cache import Cache
+from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
+from draftree.models.weights.cache import DISK_FULL, Cache
 from draftree.models.weights.catalogue import CATALOGUE
 from draftree.models.weights.folder_check import check_model_folder
 from draftree.models.weights.install import install_entry, install_gguf
@@ -83,7 +83,7 @@ def ways_to_name() -> str:
 def hub_folder(repository: str, *, fetch: bool) -> Path:
     """The snapshot of a hub repository in the hub's own cache; fetched if it is not there and may be."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     def snapshot(files: tuple[str, ...]) -> Path:
         return Path(
@@ -109,10 +109,24 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         raise ModelNotFoundError(
             f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except LocalEntryNotFoundError as error:
         why = "the hub can not be reached" if fetch else "nothing may be fetched"
         raise ModelNotFoundError(
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
             f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
         ) from error
+    except Exception as error:
+        # The hub's client lets its network library's own errors through, and that library changes.
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            raise WeightsError(
+                f"the disk ran full while '{repository}' was fetched from the hub: "
+                "make room, or set HF_HOME to a folder on another disk"
+            ) from error
+        raise WeightsError(
+            f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"
+        ) from error
     return folder
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

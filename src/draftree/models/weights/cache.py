@@ -21,7 +21,9 @@ from filelock import FileLock, Timeout
 
 from draftree.core.errors import WeightsError
 
-__all__ = ["Cache", "disk_full", "require_space"]
+__all__ = ["DISK_FULL", "Cache", "disk_full", "require_space"]
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class Cache:
         try:
             yield folder
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in DISK_FULL:
                 raise disk_full(name, folder) from error
             raise
         finally:

