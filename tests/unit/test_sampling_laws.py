@@ -146,6 +146,21 @@ def test_a_node_has_the_law_of_plain_decoding_once_its_path_is_written(
         assert tree.finite()[0] or not all(tree.logits.amax(-1).isfinite())
 
 
+def test_a_row_may_have_a_noise_of_its_own() -> None:
+    raw = random_logits(5)
+    entries = [
+        entry({"temperature": 0.5}, written(1, 2), [[], [3], [4]]),
+        entry({"temperature": 0}, written(1), [[], [5]]),
+    ]
+    laws = Laws(raw, entries)
+    shared = laws.perturbed([Noise(7), Noise(8)])
+    assert torch.equal(laws.perturbed_rows([Noise(7)] * 3 + [Noise(8)] * 2), shared)
+    own = laws.perturbed_rows([Noise(7), Noise(7), Noise(9), Noise(8), Noise(8)])
+    assert torch.equal(own[[0, 1, 3, 4]], shared[[0, 1, 3, 4]])
+    assert torch.equal(own[2], laws.perturbed([Noise(9), Noise(8)])[2])
+    assert not torch.equal(own[2], shared[2])
+
+
 def test_finite_names_the_sequences_that_can_go_on() -> None:
     raw = random_logits(6)
     raw[1, 3] = math.nan
