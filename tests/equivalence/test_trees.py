@@ -1,0 +1,117 @@
+"""Trees of every shape, merged ones included, leave the text as it is: on many families, in batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError
+from draftree.models.sequential import SequentialModel
+from families import SLOTTED, drafter_folder, prompts, target, writer
+
+RAGGED = prompts(3, 17, 9)
+SHAPES = ("1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")
+TEMPERATURES = (0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+def params(temperature: float) -> SamplingParams:
+    return SamplingParams(max_tokens=24, temperature=temperature, seed=11)
+
+
+def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in llm.generate(RAGGED, params(temperature))]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("family", sorted(SLOTTED))
+def test_trees_do_not_change_the_text(family: str, temperature: float, folders: Path) -> None:
+    draft = f"ngram,min=1+model:{drafter_folder(family, folders)},tree=best-12"
+    assert ids(writer(family, draft), temperature) == ids(writer(family), temperature)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("verify", ["coupled", "match"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_leaves_the_text_of_plain_decoding(
+    shape: str, verify: str, temperature: float, folders: Path
+) -> None:
+    draft = f"model:{drafter_folder('llama', folders)},tree={shape}"
+    llm = writer("llama", draft, verify=verify)
+    done = llm.generate(RAGGED, params(temperature))
+    assert [c.token_ids for c in done] == ids(writer("llama"), temperature)
+    assert any(c.stats.accepted_tokens for c in done), "a drafter that is never right tests nothing"
+    alone = [llm.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED]
+    assert alone == [c.token_ids for c in done]
+
+
+@pytest.mark.parametrize(
+    ("verify", "shape"),
+    [
+        ("token", "chain"),
+        ("block", "chain"),
+        ("multistep", "iid-2-2-1"),
+        ("recursive", "wor-2-2-1"),
+        ("traversal", "iid-2-2-1"),
+        ("traversal", "wor-2-2-1"),
+    ],
+)
+def test_ratio_rules_write_the_greedy_text_at_temperature_0(verify: str, shape: str, folders: Path) -> None:
+    draft = f"model:{drafter_folder('llama', folders)},tree={shape}"
+    assert ids(writer("llama", draft, verify=verify), 0.0) == ids(writer("llama"), 0.0)
+
+
+def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:
+    folder = drafter_folder("llama", folders)
+
+    def accepted(shape: str) -> int:
+        done = writer("llama", f"model:{folder},tree={shape}").generate(RAGGED, params(0.0))
+        return sum(completion.stats.rounds for completion in done)
+
+    assert accepted("3-3-1") < accepted("1-1-1")
+
+
+def test_a_merged_tree_counts_every_source(folders: Path) -> None:
+    name = f"model:{drafter_folder('llama', folders)}"
+    completion = writer("llama", f"ngram,min=1+{name}").generate(RAGGED[1], params(0.0))[0]
+    stats = completion.stats
+    assert set(stats.drafted_by_source) == {"ngram,min=1", name}
+    assert sum(stats.drafted_by_source.values()) >= stats.draft_tokens
+    assert max(stats.accepted_by_source.values()) <= stats.accepted_tokens <= sum(stats.accepted_by_source.values())
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_sequence_based_scoring_is_the_same_text_in_the_same_rounds(
+    temperature: float, batched: bool, folders: Path
+) -> None:
+    draft = f"model:{drafter_folder('llama', folders)},tree=2-2-1"
+    slow = LLM(SequentialModel(target("llama"), batched=batched), draft).generate(RAGGED, params(temperature))
+    fast = writer("llama", draft).generate(RAGGED, params(temperature))
+    assert [c.token_ids for c in slow] == [c.token_ids for c in fast]
+    assert [c.stats.rounds for c in slow] == [c.stats.rounds for c in fast]
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify"),
+    [("tree=2-2", "token"), ("tree=2-2", "multistep"), ("tree=best-8", "recursive"), ("tree=iid-2-2", "block")],
+)
+def test_trees_that_a_rule_can_not_judge_are_refused_before_weights_load(draft: str, verify: str) -> None:
+    with pytest.raises(ConfigurationError, match=verify):
+        LLM("no-such-model", f"model:no-such-drafter,{draft}", verify=verify)
+
+
+def test_the_same_drafter_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="twice"):
+        LLM("no-such-model", "ngram+ngram")
+
+
+def test_trees_need_a_target_that_scores_trees(folders: Path) -> None:
+    with pytest.raises(ConfigurationError, match="chains only"):
+        writer("bloom", f"model:{drafter_folder('bloom', folders)},tree=2-2")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, join, merge, path
+
+SMALL_TOKENS = st.integers(0, 3)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    size = draw(st.integers(0, 8))
+    tokens = draw(st.lists(SMALL_TOKENS, min_size=size, max_size=size))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[n] for n in path(tree.parents, node)) for node in range(len(tree))}
+
+
+def test_common_prefixes_are_shared_and_remember_all_sources() -> None:
+    merged = merge([chain([5, 6, 7]), chain([5, 6, 8]), EMPTY], ["a", "b", "c"])
+    assert merged.tokens == (5, 6, 7, 8)
+    assert merged.parents == (-1, 0, 1, 1)
+    assert merged.sources == (("a", "b"), ("a", "b"), ("a",), ("b",))
+
+
+@given(st.lists(trees(), min_size=1, max_size=4))
+def test_a_merged_tree_has_every_path_of_all_once(parts: list[TokenTree]) -> None:
+    merged = merge(parts, [str(i) for i in range(len(parts))])
+    assert paths(merged) == set().union(*(paths(part) for part in parts))
+    assert len(paths(merged)) == len(merged)
+    for index, part in enumerate(parts):
+        own = {
+            tuple(merged.tokens[n] for n in path(merged.parents, v))
+            for v in range(len(merged))
+            if str(index) in merged.sources[v]
+        }
+        assert own == paths(part)
+
+
+@given(trees(), st.lists(SMALL_TOKENS, max_size=6))
+def test_follow_goes_as_far_as_any_path(tree: TokenTree, tokens: list[int]) -> None:
+    found = follow(tree, tokens)
+    assert [tree.tokens[n] for n in found] == tokens[: len(found)]
+    assert found == path(tree.parents, found[-1] if found else -1)
+    known = paths(tree)
+    assert len(found) == max((n for n in range(1, len(tokens) + 1) if tuple(tokens[:n]) in known), default=0)
+
+
+@given(trees(), st.integers(0, 8))
+def test_first_levels_keeps_the_highest_nodes(tree: TokenTree, count: int) -> None:
+    cut = first_levels(tree, count)
+    assert len(cut) == min(count, len(tree))
+    assert sorted(depths(cut.parents)) == sorted(depths(tree.parents))[: len(cut)]
+
+
+def test_joined_trees_stay_apart_and_point_draws_get_their_law() -> None:
+    laws = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
+    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=laws)
+    joined = join([chain([1, 2], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3)
+    assert joined.tokens == (1, 2, 1, 0)
+    assert joined.parents == (-1, 0, -1, 2)
+    assert joined.draw is Draw.IID
+    assert joined.laws is not None
+    assert joined.laws.tolist() == [[0, 1, 0], [0, 0, 1], [0.25, 0.75, 0], [0.5, 0.5, 0]]
+    assert joined.sources == (("a",), ("a",), ("b",), ("b",))
