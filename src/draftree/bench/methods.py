@@ -130,6 +130,8 @@ def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[s
 
 def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str | None, str]]:
     draft, *parts = text.split("@")
+    if draft == NO_DRAFT:
+        raise ConfigurationError(f"method '{text}': plain decoding takes nothing behind @; its rule is set by --verify")
     planners, verifiers = PLANNERS.names(), VERIFIERS.names()
     own_plan = own_verify = None
     for part in parts:

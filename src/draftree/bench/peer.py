@@ -6,7 +6,8 @@ A streamer stands in the call to see when tokens come; it does nothing but look 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -55,14 +56,10 @@ class PeerWriter(Writer):
         clock = TokenClock()
         ids, mask = self._padded(prompts)
         torch.manual_seed(asked.seed)
-        clock.start()
-        self._model.generate(
-            ids,
-            attention_mask=mask,
-            generation_config=self._config(method.how, asked),
-            streamer=clock,
-            **self._assistance(method.how),
-        )
+        config, assistance = self._config(method.how, asked), self._assistance(method.how)
+        with _quiet():
+            clock.start()
+            self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
         return [self._outcome(row, len(prompt), clock, asked) for row, prompt in enumerate(prompts)]
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -156,19 +153,28 @@ class TokenClock:
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as library
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
-    was_enabled = library.is_progress_bar_enabled()
-    library.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        with _quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
-    finally:
-        if was_enabled:
-            library.enable_progress_bar()
-    from transformers import GenerationConfig
-
     model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter
     return model.to(device).eval().requires_grad_(False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no advice of transformers inside."""
+    from transformers.utils import logging as library
+
+    had_bars, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if had_bars:
+            library.enable_progress_bar()

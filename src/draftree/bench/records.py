@@ -50,8 +50,9 @@ class Record:
         finish_reason: "stop" or "length".
         text_sha256: of the text.
         tokens_sha256: of the token ids.
-        equal_to_plain: whether the tokens are those of the same engine's plain method in its first repeat.
-        equal_to_other_plain: the same for the other engine's plain method; None if it does not run.
+        equal_to_plain: whether the tokens are those of the same engine's plain method in its first repeat; None for
+            transformers at a temperature above 0, where its methods draw differently from one another.
+        equal_to_other_plain: the same for the other engine's plain method; None also if that does not run.
         divergence: where it left its own engine's plain text.
         stats: all of `CompletionStats`; for transformers what can be seen from outside.
     """

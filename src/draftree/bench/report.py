@@ -56,7 +56,7 @@ class Row:
         against_peer: ours over transformers' fastest way to do the same job; None for transformers itself.
         whole_against_peer: the same for whole calls.
         overhead: share of the rounds' seconds that is no model's pass.
-        num_equal: prompts whose text was plain's in every repeat.
+        num_equal: prompts whose text was plain's in every repeat; None where nothing makes them the same.
     """
 
     method: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Row:
     against_peer: Ratio | None
     whole_against_peer: Ratio | None
     overhead: float | None
-    num_equal: int
+    num_equal: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class Report:
     def partings(self) -> list[Parting]:
         """Methods other than plain: on how many prompts their text is not plain's."""
         return [
-            _parting(name, self._records[name])
-            for name in (method["name"] for method in self.methods)
-            if self._records[name] and not self._is_plain(name)
+            _parting(name, records)
+            for name, records in self._records.items()
+            if records and not self._is_plain(name) and _num_equal(records) is not None
         ]
 
     def agreement(self) -> tuple[int, int] | None:
@@ -151,7 +151,7 @@ class Report:
             against_peer=None if peer is None else ratio(self._decoding[name], self._decoding[peer]),
             whole_against_peer=None if peer is None else ratio(self._whole[name], self._whole[peer]),
             overhead=_overhead(records, draft_is_pass=method["draft_is_pass"]) if method["engine"] == OURS else None,
-            num_equal=sum(all(record.equal_to_plain for record in part) for part in _by_task(records)),
+            num_equal=_num_equal(records),
         )
 
     def _peer_of(self, method: Mapping[str, Any]) -> str | None:
@@ -209,6 +209,12 @@ def _by_task(records: Sequence[Record]) -> list[list[Record]]:
     for record in records:
         tasks.setdefault(record.task, []).append(record)
     return list(tasks.values())
+
+
+def _num_equal(records: Sequence[Record]) -> int | None:
+    if any(record.equal_to_plain is None for record in records):
+        return None
+    return sum(all(record.equal_to_plain for record in part) for part in _by_task(records))
 
 
 def _sum(records: Iterable[Record], name: str) -> float:

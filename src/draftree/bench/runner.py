@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from draftree.bench.engines import Asked, Outcome, Writer
 from draftree.bench.methods import Method
-from draftree.bench.records import Divergence, Record, sha256_of
+from draftree.bench.records import OURS, Divergence, Record, sha256_of
 from draftree.bench.workload import Task
 
 WARM_UP_TOKENS = 32
@@ -92,12 +92,13 @@ class Runner:
 
     def _record(self, number: int, prompt: Prompt, index: int, turn: Turn, plain: Mapping[str, Turn]) -> Record:
         outcome = turn.outcomes[index]
+        same = {name: outcome.token_ids == of.outcomes[index].token_ids for name, of in plain.items()}
         engine = turn.method.engine
-        own = plain[engine].outcomes[index]
-        others = [turn.outcomes[index] for name, turn in plain.items() if name != engine]
+        greedy = self.asked.temperature == 0
         divergence = None
-        if outcome.token_ids != own.token_ids:
-            divergence = self.explain(prompt.ids, own.token_ids, outcome.token_ids)
+        if not same[engine] and (greedy or engine == OURS):
+            divergence = self.explain(prompt.ids, plain[engine].outcomes[index].token_ids, outcome.token_ids)
+        other = next((is_same for name, is_same in same.items() if name != engine), None)
         return Record(
             task=prompt.task.id,
             category=prompt.task.category,
@@ -110,8 +111,8 @@ class Runner:
             finish_reason=outcome.finish_reason,
             text_sha256=sha256_of(outcome.text),
             tokens_sha256=sha256_of(outcome.token_ids),
-            equal_to_plain=outcome.token_ids == own.token_ids,
-            equal_to_other_plain=outcome.token_ids == others[0].token_ids if others else None,
+            equal_to_plain=same[engine] if greedy or engine == OURS else None,
+            equal_to_other_plain=other if greedy else None,
             divergence=divergence,
             stats=outcome.stats,
         )

@@ -31,8 +31,8 @@ class Grid:
         return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
     def rich(self) -> Table:
-        """For a terminal."""
-        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        """For a terminal, without the title."""
+        table = Table(box=None, pad_edge=False)
         for place, heading in enumerate(self.headings):
             table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
         for row in self.rows:
@@ -89,6 +89,7 @@ def show(results: Results, console: Console) -> None:
     console.print(provenance_line(results), style="dim", highlight=False)
     for grid in grids_of(results):
         console.print()
+        console.print(grid.title, style="bold", highlight=False)
         console.print(grid.rich())
 
 
@@ -125,7 +126,7 @@ def _decoding_row(row: Row) -> tuple[str, ...]:
         quartiles,
         _ratio(row.against_peer),
         NOTHING if row.overhead is None else f"{100 * row.overhead:.1f}%",
-        f"{row.num_equal}/{row.num_prompts}",
+        NOTHING if row.num_equal is None else f"{row.num_equal}/{row.num_prompts}",
     )
 
 
