@@ -81,7 +81,7 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
 
 def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, verifier: type[Verifier]) -> Draw:
     draws = drafters[0].draws if len(drafters) == 1 else common_draws([method.draws for method in drafters])
-    draw = agree(draft, draws, verify, verifier.accepts)
+    draw = agree(draft, draws, verify, verifier.accepts, wants_laws=verifier.wants_laws)
     branching = len(drafters) > 1 or any(method.cls.branches(method.config) for method in drafters)
     if verifier.chains_only and branching:
         raise ConfigurationError(

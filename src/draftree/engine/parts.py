@@ -26,13 +26,15 @@ class Parts:
     drafter: Drafter[Any] | None = None
 
 
-def agree(drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw]) -> Draw:
-    """The draw that both sides can work with.
+def agree(
+    drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw], *, wants_laws: bool = False
+) -> Draw:
+    """The draw that both sides can work with; with `wants_laws` one that has a law, if there is one.
 
     Raises:
         ConfigurationError: there is none.
     """
-    for draw in PREFERENCE:
+    for draw in reversed(PREFERENCE) if wants_laws else PREFERENCE:
         if draw in draws and draw in accepts:
             return draw
     gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (draws, accepts))

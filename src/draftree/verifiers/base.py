@@ -32,6 +32,8 @@ class Verifier(ABC):
     a draw that the verifier's noise explains is no draw."""
     needs_laws: ClassVar[bool] = False
     """Whether trees must carry the laws that their nodes were drawn from (point draws need none)."""
+    wants_laws: ClassVar[bool] = False
+    """Whether the rule, though it takes all draws, does better with laws: the drafter gives them where it can."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

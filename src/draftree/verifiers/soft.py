@@ -55,6 +55,7 @@ class Soft(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     lossless: ClassVar[bool] = False
+    wants_laws: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
         """Walk while a child is likely enough."""
