@@ -10,10 +10,12 @@ import pytest
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
-from weights_samples import Registry, archives, client_settings, llama2c_file, sample_entry, serving
+from weights_registry import Registry, archives, client_settings, serving
+from weights_samples import llama2c_file, sample_entry
 
 from draftree.cli import models
-from draftree.core.errors import ModelNotFoundError
+from draftree.core.errors import ModelNotFoundError, WeightsError
+from draftree.models.weights import clients
 from draftree.models.weights.catalogue import CATALOGUE
 
 SOURCE = llama2c_file()
@@ -123,6 +125,15 @@ def test_what_can_not_be_done_is_said_before_anything_is_done(
     assert outcome.stdout == ""
     assert registry.num_archives_sent == 0
     with pytest.raises(ModelNotFoundError, match=why):
+        raise outcome.exception or AssertionError
+
+
+def test_without_npm_nothing_is_fetched_by_half(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients.shutil, "which", lambda name: None)
+    outcome = run("get", "sample", "stories15m")
+    assert outcome.exit_code == 1
+    assert registry.num_archives_sent == 0
+    with pytest.raises(WeightsError, match="no 'npm' was found"):
         raise outcome.exception or AssertionError
 
 

