@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class Ink:
 
     def pieces(self, pieces: Iterable[Piece]) -> str:
         """Text in which accepted pieces stand out."""
-        return "".join(self.accepted(piece.text) if piece.drafted else piece.text for piece in pieces)
+        runs = groupby(pieces, key=lambda piece: piece.drafted)
+        texts = ((drafted, "".join(piece.text for piece in run)) for drafted, run in runs)
+        return "".join(self.accepted(text) if drafted else text for drafted, text in texts)
 
     def _in(self, code: str, text: str) -> str:
         return f"{code}{text}{RESET}" if self.coloured and text else text

@@ -11,6 +11,7 @@ from draftree.assembly import NO_DRAFT, Methods, choose_methods
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Ink, decoding_line, say, waiting
+from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
@@ -85,21 +86,25 @@ class Screen:
     Args:
         ink: colours.
         live: show each piece at once; for one text only.
+        width: columns to which a live text is wrapped; None leaves lines as they are.
     """
 
-    def __init__(self, ink: Ink, *, live: bool) -> None:
+    def __init__(self, ink: Ink, *, live: bool, width: int | None = None) -> None:
         self.ink = ink
         self.live = live
+        self._wrapping = None if width is None else Wrapping(width)
         self._pieces: dict[int, list[Piece]] = {}
 
     def show(self, update: Update) -> None:
         """Take the news of a round."""
         self._pieces.setdefault(update.sequence.index, []).extend(update.pieces)
         if self.live:
-            say(self.ink.pieces(update.pieces))
+            say(self.ink.pieces(update.pieces if self._wrapping is None else self._wrapping.push(update.pieces)))
 
     def finish(self) -> None:
         """All is written, or will not be: whatever was verified is on the screen, the cursor at a line's start."""
+        if self._wrapping is not None:
+            say(self.ink.pieces(self._wrapping.finish()))
         texts = [self._pieces[index] for index in sorted(self._pieces)]
         for number, pieces in enumerate(texts, 1):
             if len(texts) > 1:

@@ -1,0 +1,191 @@
+"""`draftree demo`: a real model answers two prompts, plain and with speculation, and the texts are held together."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftree.cli.render import Colour, Ink, say, waiting
+
+if TYPE_CHECKING:
+    from draftree.cli.writing import Run, Setup
+    from draftree.llm import LLM
+    from draftree.models.base import LanguageModel
+    from draftree.sampling.params import SamplingParams
+
+__all__ = ["TALKS", "Talk", "demo", "verdict"]
+
+MODEL = "smollm2-135m-instruct"
+MAX_WIDTH = 80
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A prompt of the demonstration.
+
+    Attributes:
+        title: says what kind of task it is.
+        file: in this package's folder `data`.
+        max_tokens: of the answer.
+        stop: ends the answer, and is shown.
+    """
+
+    title: str
+    file: str
+    max_tokens: int
+    stop: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The text of the file."""
+        return (resources.files("draftree.cli") / "data" / self.file).read_text(encoding="utf-8").strip()
+
+    def params(self, max_tokens: int | None = None) -> SamplingParams:
+        """Greedy, so that everybody sees the same answer."""
+        from draftree.sampling.params import SamplingParams
+
+        return SamplingParams(
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=0,
+            stop=self.stop,
+            include_stop_str_in_output=True,
+        )
+
+
+TALKS = (
+    Talk("Code to rewrite: much can be copied", "rewrite_code.md", 200, stop="```\n"),
+    Talk("An open story: little can be copied", "tell_story.md", 160),
+)
+
+
+def demo(
+    *,
+    model: Annotated[str, typer.Option(help="A model with a chat template.", metavar="NAME")] = MODEL,
+    draft: Annotated[str, typer.Option(help="What guesses ahead.", metavar="SPEC")] = "ngram",
+    dtype: Annotated[
+        str, typer.Option(help="In bfloat16 and float16 rounding may change a near-tie, and the text.", metavar="NAME")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME")] = "auto",
+    colour: Annotated[
+        Colour, typer.Option("--colour", "--color", help="auto, always or never.", metavar="WHEN")
+    ] = Colour.AUTO,
+) -> None:
+    """See a real model write the same text, plain and with speculation.
+
+    Two prompts, decoded greedily, each plain first and then with speculation. Weights are fetched once. Exit status 1
+    if a text differs.
+    """
+    from draftree.cli.writing import Setup, fetch_and_load
+
+    setup = Setup(model, draft, dtype=dtype, device=device)
+    if setup.is_plain:
+        raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
+    ink = Ink.chosen(colour)
+    loaded = fetch_and_load(setup)
+    fast, plain = setup.over(loaded), setup.plainly().over(loaded)
+    with waiting("warming up"):
+        for llm in (plain, fast):
+            llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
+    say(heading(setup, loaded.model, ink))
+    same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
+    if not all(same):
+        raise typer.Exit(1)
+
+
+def message(talk: Talk) -> list[dict[str, str]]:
+    return [{"role": "user", "content": talk.prompt}]
+
+
+def heading(setup: Setup, model: LanguageModel, ink: Ink) -> str:
+    """What answers, and on what."""
+    import torch
+
+    threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    machine = f"torch {torch.__version__} · {model.device} · {threads} · {dtype}"
+    lines = [ink.bold(f"{setup.model} answers two prompts, each plain and with speculation"), ink.dim(machine)]
+    if ink.coloured:
+        lines.append(f"colours: {ink.accepted(f'guessed by {setup.draft}, accepted')}, picked by the model")
+    return "\n".join(lines) + "\n"
+
+
+def show(talk: Talk, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Ink) -> bool:
+    """One prompt, answered twice; whether the answers are the same."""
+    from draftree.cli.compare import are_equal, difference, speedup
+
+    say(f"\n{rule(f'{number}. {talk.title}', ink)}\n")
+    for line in outline(talk.prompt):
+        say(ink.dim(f"> {line}") + "\n")
+    runs = []
+    for llm, wrote in ((plain, setup.plainly()), (fast, setup)):
+        say(f"\n{ink.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
+        runs.append(answer(llm, wrote, talk, ink))
+        say(ink.dim(numbers(runs[-1])) + "\n")
+    same, ratio = are_equal(*runs), speedup(*runs)
+    say("\n" + ink.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
+    say((verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.") + "\n")
+    return same
+
+
+def answer(llm: LLM, setup: Setup, talk: Talk, ink: Ink) -> Run:
+    """The answer, shown while it is written."""
+    from draftree.cli.prompt import Task
+    from draftree.cli.writing import Screen, write
+
+    screen = Screen(ink, live=True, width=width())
+    return write(llm, setup, Task(talk.prompt, chat=True), params=talk.params(), screen=screen)
+
+
+def numbers(run: Run) -> str:
+    """Seconds, speed and acceptance of a run."""
+    stats = run.completions[0].stats
+    return " · ".join(
+        (
+            f"{stats.completion_tokens} tokens",
+            f"{run.seconds:.2f} s (prompt {stats.prefill_seconds:.2f} s)",
+            f"{stats.tokens_per_second:.1f} tokens/s",
+            f"acceptance length {stats.acceptance_length:.2f}",
+        )
+    )
+
+
+def verdict(ratio: float, run: Run) -> str:
+    """One sentence about what was won, and why."""
+    stats = run.completions[0].stats
+    share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were guessed right"
+    if ratio >= 1.5:
+        return f"Much could be copied: {share}; {stats.rounds} passes wrote them all."
+    if ratio >= 1.05:
+        return f"A little could be copied: {share}. It helps somewhat."
+    if ratio >= 0.95:
+        return f"Little to copy here: {share}. Speculation brings nothing."
+    return f"Little to copy here: {share}.\nWrong guesses cost more than the right ones brought."
+
+
+def outline(prompt: str) -> Iterator[str]:
+    """The lines of a prompt, code blocks as their number of lines."""
+    block: int | None = None
+    for line in prompt.splitlines():
+        if line.startswith("```"):
+            if block is not None:
+                yield f"[{block} lines of code]"
+            block = 0 if block is None else None
+        elif block is not None:
+            block += 1
+        elif line:
+            yield line
+
+
+def rule(title: str, ink: Ink) -> str:
+    return ink.bold(f"── {title} ".ljust(width(), "─"))
+
+
+def width() -> int:
+    """Columns of the terminal, held to what reads well."""
+    return min(MAX_WIDTH, shutil.get_terminal_size().columns)
