@@ -40,6 +40,9 @@ class Pass(Protocol):
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Queries, keys and values of shape (1, heads, rows, head_dim); returns (1, rows, heads, head_dim)."""
 
+    def note_mask(self, window: int | None) -> None:
+        """The model asks for a mask of this window, which it will not get: the pass knows who sees whom."""
+
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("draftree_pass", default=None)
 
@@ -75,7 +78,8 @@ def _attention(
     if attention_mask is None:
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         attention_mask = seen.tril(key.shape[2] - query.shape[2])[None, None]
-    return attend(query, key, value, call=call, mask=_additive(attention_mask, query.dtype)).transpose(1, 2), None
+    mixed = attend(query, key, value, call=call, mask=_additive(attention_mask, query.dtype))
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,7 +89,9 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    if _CURRENT.get() is not None:
+    current = _CURRENT.get()
+    if current is not None:
+        current.note_mask(kwargs.get("local_size"))
         return None
     from transformers.masking_utils import sdpa_mask
 
@@ -223,6 +229,9 @@ class SlotPass:
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mixed.unsqueeze(0)
 
+    def note_mask(self, window: int | None) -> None:
+        """Windows come with the calls."""
+
     def _attend_block(self, block: Block, call: LayerCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         heads, dim = query.shape[1], query.shape[3]
         if block.rows is None:
@@ -241,16 +250,26 @@ class SlotPass:
 
 @dataclass(slots=True)
 class ProbePass:
-    """A causal pass that stores nothing: it learns which layers attend and with which shapes."""
+    """A causal pass that stores nothing: it learns which layers attend, with which shapes and windows."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
+    windows_of_calls: set[int] = field(default_factory=set)
+    windows_of_masks: set[int] = field(default_factory=set)
+
+    def note_mask(self, window: int | None) -> None:
+        """A window that some layer must keep to."""
+        if window is not None:
+            self.windows_of_masks.add(window)
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Plain causal attention among the rows of the pass."""
         self.shapes[call.layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        if call.window is not None:
+            self.windows_of_calls.add(call.window)
         rows = query.shape[2]
         visible = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=query.device).tril()
-        return attend(query, key, value, call=call, mask=_additive(visible, query.dtype)).transpose(1, 2)
+        mixed = attend(query, key, value, call=call, mask=_additive(visible, query.dtype))
+        return mixed.transpose(1, 2).contiguous()
 
 
 def plan_blocks(

@@ -80,6 +80,12 @@ class HFModel(LanguageModel):
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of {layers} layers"
             )
+        if probe.windows_of_masks != probe.windows_of_calls:
+            # the self-check is too short to see this: a real window is thousands of tokens wide
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
+                f"attention with {sorted(probe.windows_of_calls)}: which layers look how far is not known"
+            )
         return probe.shapes
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.base import LanguageModel
-from draftree.models.check import check, judge
+from draftree.models.check import TOLERANCE, Judgement, check, judge
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.packing import can_pack, pack
@@ -130,8 +130,7 @@ def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files
-        detail = str(error).strip().split("\n")[0][:300]
-        raise ModelLoadError(f"model '{folder}' could not be read: {detail or type(error).__name__}") from error
+        raise ModelLoadError(f"model '{folder}' could not be read: {_first_line(error)}") from error
 
 
 def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False) -> LoadedModel:
@@ -154,27 +153,52 @@ def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed
 
 
 def _behind_seam(model: Any, name: str) -> LanguageModel:
-    wanted = judge(model)  # before the attention is exchanged
+    kind = type(model).__name__
+    implementation = model.config._attn_implementation
+    try:
+        wanted = judge(model)  # before the attention is exchanged
+    except Exception as error:  # a model's own code may raise anything
+        raise UnsupportedModelError(
+            f"{kind} fails in its own forward pass ({_first_line(error)}): its kind can not be decoded here"
+        ) from error
     try:
         ours = HFModel(model, row_buckets=_buckets(model))
-    except UnsupportedModelError as reason:
-        logger.info("%s: %s; falling back to transformers' own cache, chains only", name, reason)
-    else:
         result = check(ours, wanted)
+    except UnsupportedModelError as reason:
+        logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
+    except Exception as error:  # as above, now with our attention in it
+        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, _first_line(error))
+    else:
         if result.chains_ok:
             ours.supports_trees = result.trees_ok
             if not result.trees_ok:
                 logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
             return ours
         logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(implementation)
+    return _behind_cache(model, wanted)
+
+
+def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
+    kind = type(model).__name__
     cached = CachedModel(model)
-    result = check(cached, wanted)
-    if not result.chains_ok:
+    try:
+        error = check(cached, wanted).chain_error
+    except Exception as reason:  # as above
         raise UnsupportedModelError(
-            f"{type(model).__name__} gives other logits token by token than at once (error {result.chain_error:.1e} of "
-            "their spread): its kind can not be decoded here"
+            f"{kind} fails token by token ({_first_line(reason)}): its kind can not be decoded here"
+        ) from reason
+    if error > TOLERANCE[cached.dtype]:
+        raise UnsupportedModelError(
+            f"{kind} gives other logits token by token than at once (error {error:.1e} of their spread): "
+            "its kind can not be decoded here"
         )
     return cached
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:300] or type(error).__name__
 
 
 def _buckets(model: Any) -> tuple[int, ...]:

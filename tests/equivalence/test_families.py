@@ -1,0 +1,116 @@
+"""Over families of models: plain decoding is transformers' own, and speculation is plain decoding, token for token."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree import LLM, Completion, SamplingParams
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.hf import HFModel
+from draftree.models.hf_cache import CachedModel
+from draftree.models.loading import wrap_model
+from families import CACHED, REFUSED, SLOTTED, drafter_folder, fresh, peer, prompts, target, transformers_greedy
+
+PROMPTS = prompts(1, 8, 21)
+NUM_TOKENS = 16
+SEED = 5
+DECODED = [*SLOTTED, *CACHED]
+TEMPERATURES = (0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+def sampling(temperature: float) -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=SEED)
+
+
+@functools.cache
+def writer(family: str, draft: str | None) -> LLM:
+    return LLM(target(family), draft)
+
+
+def write(family: str, draft: str | None, temperature: float) -> list[Completion]:
+    return writer(family, draft).generate(PROMPTS, sampling(temperature))
+
+
+@functools.cache
+def plain(family: str, temperature: float) -> tuple[tuple[int, ...], ...]:
+    return tuple(done.token_ids for done in write(family, None, temperature))
+
+
+def gap_where_they_part(family: str, prompt: list[int], ours: list[int], theirs: list[int]) -> str:
+    """Where two texts part, and how far apart the two likeliest tokens are there: what a report of failure needs."""
+    place = next(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
+    with torch.inference_mode():
+        logits = peer(family)(torch.tensor([prompt + theirs[:place]]), use_cache=False).logits[0, -1]
+    best = logits.topk(2).values
+    return f"{family}: token {place} is {ours[place]}, not {theirs[place]}; gap {float(best[0] - best[1]):.1e}"
+
+
+@pytest.mark.parametrize("family", SLOTTED)
+def test_family_has_slots_and_trees(family: str) -> None:
+    model = target(family)
+    assert isinstance(model, HFModel)
+    assert model.supports_trees
+
+
+@pytest.mark.parametrize("family", CACHED)
+def test_family_falls_back_to_chains(family: str) -> None:
+    model = target(family)
+    assert isinstance(model, CachedModel)
+    assert not model.supports_trees
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_family_is_refused_with_a_reason(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="can not be rolled back"):
+        wrap_model(fresh(family))
+
+
+@pytest.mark.parametrize("family", DECODED)
+def test_plain_decoding_is_transformers_greedy(family: str) -> None:
+    for prompt, ours in zip(PROMPTS, plain(family, 0.0), strict=True):
+        theirs = transformers_greedy(peer(family), prompt, NUM_TOKENS)
+        assert list(ours) == theirs, gap_where_they_part(family, prompt, list(ours), theirs)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("family", DECODED)
+def test_copied_drafts_change_nothing(family: str, temperature: float) -> None:
+    done = write(family, "ngram,min=1,k=4", temperature)
+    assert tuple(d.token_ids for d in done) == plain(family, temperature)
+    assert sum(d.stats.draft_tokens for d in done) > 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("family", DECODED)
+def test_a_model_that_drafts_chains_changes_nothing(family: str, temperature: float, drafters: Path) -> None:
+    done = write(family, f"model:{drafter_folder(family, drafters)},k=3", temperature)
+    assert tuple(d.token_ids for d in done) == plain(family, temperature)
+    accepted, drafted = (sum(getattr(d.stats, f"{kind}_tokens") for d in done) for kind in ("accepted", "draft"))
+    assert 0 < accepted < drafted, "the drafter must be right now and then, and wrong now and then"
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("family", SLOTTED)
+def test_a_model_that_drafts_trees_changes_nothing(family: str, temperature: float, drafters: Path) -> None:
+    folder = drafter_folder(family, drafters)
+    draft = f"model:{folder},tree=best-6,k=3" if temperature else f"ngram,min=1,k=3+model:{folder},tree=2-2"
+    done = write(family, draft, temperature)
+    assert tuple(d.token_ids for d in done) == plain(family, temperature)
+    assert sum(d.stats.accepted_tokens for d in done) > 0
+
+
+@pytest.mark.parametrize("draft", [None, "model"])
+@pytest.mark.parametrize("family", DECODED)
+def test_a_text_is_the_same_alone_and_in_a_batch(family: str, draft: str | None, drafters: Path) -> None:
+    spec = draft and f"model:{drafter_folder(family, drafters)},k=3"
+    (alone,) = writer(family, spec).generate([PROMPTS[1]], sampling(1.0))
+    assert alone.token_ids == plain(family, 1.0)[1]
