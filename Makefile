@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/draftree demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/draftree bench smollm2-135m-instruct --draft none --draft ngram --peer
+	$(BIN)/draftree bench smollm2-135m-instruct --draft ngram --peer --limit 2 --repeats 1
 
 docs: setup
 	$(BIN)/python docs/build.py
