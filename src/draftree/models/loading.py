@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if dtype == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
     if dtype not in DTYPES:
-        raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(dtype, ['auto', *DTYPES])}")
+        raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(str(dtype), ['auto', *DTYPES])}")
     return DTYPES[dtype]
 
 
@@ -108,14 +108,16 @@ def load_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars of transformers inside: standard error belongs to whoever uses us."""
+    """No progress bars and load reports of transformers inside: standard error belongs to whoever uses us."""
     from transformers.utils import logging as library
 
-    was_enabled = library.is_progress_bar_enabled()
+    was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
     library.disable_progress_bar()
+    library.set_verbosity_error()
     try:
         yield
     finally:
+        library.set_verbosity(verbosity)
         if was_enabled:
             library.enable_progress_bar()
 
@@ -125,12 +127,31 @@ def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     try:
         with _quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-            return model.to(device)
+            model: Any
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported as well, and then refused by name
+            )
+            model = model.to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"model '{folder}' could not be read: {_first_line(error)}") from error
+    _require_all_weights(folder, report)
+    return model
+
+
+def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
+    # transformers gives such weights random values and goes on
+    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    if wrong:
+        raise ModelLoadError(
+            f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
+            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); get the model again"
+        )
 
 
 def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False) -> LoadedModel:

@@ -1,0 +1,186 @@
+"""Loading: devices and dtypes are resolved or refused by name, and a damaged folder never becomes a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
+from draftree.models.base import Extend, LanguageModel
+from draftree.models.hf import HFModel
+from draftree.models.hf_cache import CachedModel
+from draftree.models.loading import has_native_bfloat16, load_model, resolve_device, resolve_dtype, wrap_model
+from families import COMMON, fresh, peer, target
+
+CPU = torch.device("cpu")
+WEIGHT = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    peer("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    weights = {name: weight.clone() for name, weight in load_file(folder / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def logits(model: LanguageModel, tokens: list[int]) -> Tensor:
+    slot = model.open()
+    found = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits
+    model.close(slot)
+    return found
+
+
+def test_auto_device_is_there() -> None:
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "not known to torch"),
+        ("", "not known to torch"),
+        ("cuda:99", "CUDA devices are here"),
+        ("mps", "not supported"),
+        ("meta", "not supported"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes_by_name_and_as_objects(kind: torch.dtype) -> None:
+    assert resolve_dtype(str(kind).removeprefix("torch."), CPU) is kind
+    assert resolve_dtype(kind, CPU) is kind
+
+
+def test_auto_dtype_is_what_the_device_computes_in() -> None:
+    assert resolve_dtype("auto", CPU) is (torch.bfloat16 if has_native_bfloat16(CPU) else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float", "bf16", "int8", torch.int8, 32])
+def test_an_unknown_dtype_is_refused_with_the_known_ones(dtype: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown dtype .* bfloat16"):
+        resolve_dtype(dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_a_folder_is_loaded_in_the_dtype_that_was_asked_for(folder: Path, dtype: str) -> None:
+    loaded = load_model(folder, dtype=dtype, device="cpu")
+    assert (loaded.model.dtype, loaded.model.device, loaded.folder) == (resolve_dtype(dtype, CPU), CPU, folder)
+    scores = logits(loaded.model, [5, 6, 7])
+    assert scores.dtype is (torch.float64 if dtype == "float64" else torch.float32)
+    wanted = logits(target("llama"), [5, 6, 7])
+    assert torch.allclose(scores.float(), wanted, atol=0.25 if dtype.endswith("16") else 1e-4)
+
+
+def test_a_missing_weight_is_refused_by_name(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop(WEIGHT))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*get the model again"):
+        load_model(folder)
+
+
+def test_a_weight_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({WEIGHT: torch.zeros(3, 4)}))
+    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*get the model again"):
+        load_model(folder)
+
+
+def test_a_surplus_weight_does_no_harm(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({"model.not_of_this_kind": torch.zeros(3)}))
+    assert torch.equal(
+        logits(load_model(folder, dtype="float32", packed=False).model, [4]), logits(target("llama"), [4])
+    )
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def set_config(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_weights,
+        lambda folder: (folder / "model.safetensors").write_bytes(b""),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "config.json").write_text("{"),
+        lambda folder: (folder / "config.json").write_text("{}"),
+        lambda folder: set_config(folder, model_type="no_such_kind"),
+        lambda folder: set_config(folder, hidden_size="wide"),
+        lambda folder: set_config(folder, num_hidden_layers=3),
+        lambda folder: set_config(folder, hidden_act="no_such_function"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, damage: Callable[[Path], Any]) -> None:
+    damage(folder)
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_end_of_text_ids_come_from_the_generation_settings_first() -> None:
+    model = fresh("llama", eos_token_id=7)
+    model.generation_config.eos_token_id = [3, 4]
+    assert wrap_model(model).eos_ids == (3, 4)
+    model.generation_config.eos_token_id = None
+    assert wrap_model(model).eos_ids == (7,)
+    model.config.eos_token_id = None
+    assert wrap_model(model).eos_ids == ()
+
+
+def test_a_family_that_falls_back_keeps_its_own_attention() -> None:
+    model = fresh("qwen2_moe")
+    before = model.config._attn_implementation
+    assert isinstance(wrap_model(model).model, CachedModel)
+    assert model.config._attn_implementation == before
+
+
+def test_a_model_that_raises_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh("llama")
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("no such expert\nand more")
+
+    monkeypatch.setattr(model, "forward", broken)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM fails in its own forward pass .*no such expert"):
+        wrap_model(model)
+
+
+def test_an_encoder_is_refused() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("bert", **(COMMON | {"num_key_value_heads": 4}))
+    with pytest.raises(UnsupportedModelError, match="token by token"):
+        wrap_model(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_model_may_be_wrapped_twice_and_stays_usable() -> None:
+    model = fresh("gemma2")
+    tokens = list(range(3, 20))
+    before = model(torch.tensor([tokens])).logits[0]
+    first, second = wrap_model(model).model, wrap_model(model).model
+    assert isinstance(first, HFModel)
+    assert isinstance(second, HFModel)
+    for found in (logits(first, tokens), logits(second, tokens), model(torch.tensor([tokens])).logits[0]):
+        assert torch.allclose(found, before, atol=1e-4)
