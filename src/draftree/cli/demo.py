@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -129,7 +130,7 @@ def show(talk: Talk, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: I
         say(ink.dim(numbers(runs[-1])) + "\n")
     same, ratio = are_equal(*runs), speedup(*runs)
     say("\n" + ink.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
-    say((verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.") + "\n")
+    say(textwrap.fill(verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.", width()) + "\n")
     return same
 
 
@@ -165,7 +166,7 @@ def verdict(ratio: float, run: Run) -> str:
         return f"A little could be copied: {share}. It helps somewhat."
     if ratio >= 0.95:
         return f"Little to copy here: {share}. Speculation brings nothing."
-    return f"Little to copy here: {share}.\nWrong guesses cost more than the right ones brought."
+    return f"Little to copy here: {share}. Wrong guesses cost more than the right ones brought."
 
 
 def outline(prompt: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ __all__ = ["Flag", "sampling_flags", "takes_sampling"]
 PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Where the command line differs from the library."""
+REMARKS = {"max_tokens": "without this flag less than the default where the context ends"}
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
@@ -66,7 +67,8 @@ def sampling_flags() -> Iterator[Flag]:
     hints = typing.get_type_hints(SamplingParams)
     for field in dataclasses.fields(SamplingParams):
         default = DEFAULTS.get(field.name, field.default)
-        yield flag_for(field.name, hints[field.name], default, field.metadata["help"])
+        text = "; ".join(filter(None, (field.metadata["help"], REMARKS.get(field.name))))
+        yield flag_for(field.name, hints[field.name], default, text)
 
 
 def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Screen, Setup
+    from draftree.llm import LLM
 
 __all__ = ["generate"]
 
@@ -25,6 +28,7 @@ OUTPUT = "Output"
 
 @takes_sampling
 def generate(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -127,44 +131,67 @@ def generate(
         )
     live = params.n == 1 and not as_json and (is_terminal(sys.stdout) if stream is None else stream)
     screen = None if as_json else Screen(Ink.chosen(colour), live=live)
+    source = context.get_parameter_source("max_tokens")
+    wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if compare:
-        compare_and_report(setup, task, params, screen)
+        compare_and_report(setup, wish, screen)
     else:
-        write_and_report(setup, task, params, screen)
+        write_and_report(setup, wish, screen)
 
 
-def write_and_report(setup: Setup, task: Task, params: SamplingParams, screen: Screen | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        task: the prompt.
+        params: how tokens are chosen.
+        fits_context: whether `max_tokens` gives way to the end of the context, since nobody set it.
+    """
+
+    task: Task
+    params: SamplingParams
+    fits_context: bool
+
+    def met(self, llm: LLM) -> Wish:
+        """The same, decided for a model."""
+        task = self.task.decided(llm)
+        return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
+
+
+def write_and_report(setup: Setup, wish: Wish, screen: Screen | None) -> None:
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
 
     llm = setup.over(fetch_and_load(setup))
     announce(setup, screen)
-    run = write(llm, setup, task.decided(llm), params=params, screen=screen)
+    wish = wish.met(llm)
+    run = write(llm, setup, wish.task, params=wish.params, screen=screen)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
         note(screen.ink.dim(run.summary))
 
 
-def compare_and_report(setup: Setup, task: Task, params: SamplingParams, screen: Screen | None) -> None:
+def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, warm_up, write
 
     setup.methods()
-    params = comparable(params, setup.verify)
+    wish = dataclasses.replace(wish, params=comparable(wish.params, setup.verify))
     loaded = fetch_and_load(setup)
     fast = setup.over(loaded)
     plain = setup.plainly().over(loaded)
-    task = task.decided(fast)
+    wish = wish.met(fast)
     for llm in (plain, fast):
         warm_up(llm)
     announce(setup, screen)
     live = screen is not None and screen.live
-    plain_run = write(plain, setup.plainly(), task, params=params, screen=screen if live else None)
+    plain_run = write(plain, setup.plainly(), wish.task, params=wish.params, screen=screen if live else None)
     if screen is not None:
         note(screen.ink.dim(f"plain: {plain_run.summary}"))
-    fast_run = write(fast, setup, task, params=params, screen=screen)
+    fast_run = write(fast, setup, wish.task, params=wish.params, screen=screen)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}

@@ -134,7 +134,9 @@ def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
     try:
         yield report
     finally:
-        bars.stop()
+        # a stop without a start would still print an empty line
+        if tasks:
+            bars.stop()
 
 
 def show_list(*, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from draftree.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from draftree.llm import LLM
+    from draftree.sampling.params import SamplingParams
 
 __all__ = ["Task", "read_prompt"]
 
@@ -45,6 +47,15 @@ class Task:
         if self.system is not None and not chat:
             raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
         return Task(self.text, self.system, chat)
+
+    def fitted(self, params: SamplingParams, llm: LLM) -> SamplingParams:
+        """The parameters with no more tokens than the context has room for; `chat` is decided."""
+        if llm.tokenizer is None or params.max_tokens is None:
+            return params
+        ids = llm.tokenizer.apply_chat_template(self.messages) if self.chat else llm.tokenizer.encode(self.text)
+        room = llm.model.max_length - len(ids)
+        # without any room the request itself is refused, and says why
+        return params if room < 1 else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from draftree.assembly import NO_DRAFT, Methods, choose_methods
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
-from draftree.cli.render import Ink, decoding_line, say, waiting
+from draftree.cli.render import Ink, decoding_line, is_terminal, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.engine.engine import Update
@@ -22,6 +22,7 @@ from draftree.sampling.params import SamplingParams
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
 
 WARM_UP_TOKENS = 8
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421, 155: 0xFFFD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class Run:
     def summary(self) -> str:
         """Tokens, seconds and speed in one line."""
         stats = [completion.stats for completion in self.completions]
-        return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain)
+        cut = ", cut at the limit" if any(one.finish_reason == "length" for one in self.completions) else ""
+        return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain) + cut
 
 
 class Screen:
@@ -92,14 +94,16 @@ class Screen:
     def __init__(self, ink: Ink, *, live: bool, width: int | None = None) -> None:
         self.ink = ink
         self.live = live
+        self._guarded = is_terminal(sys.stdout)
         self._wrapping = None if width is None else Wrapping(width)
         self._pieces: dict[int, list[Piece]] = {}
 
     def show(self, update: Update) -> None:
         """Take the news of a round."""
-        self._pieces.setdefault(update.sequence.index, []).extend(update.pieces)
+        pieces = [harmless(piece) for piece in update.pieces] if self._guarded else update.pieces
+        self._pieces.setdefault(update.sequence.index, []).extend(pieces)
         if self.live:
-            say(self.ink.pieces(update.pieces if self._wrapping is None else self._wrapping.push(update.pieces)))
+            say(self.ink.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
 
     def finish(self) -> None:
         """All is written, or will not be: whatever was verified is on the screen, the cursor at a line's start."""
@@ -114,6 +118,11 @@ class Screen:
             if pieces and not pieces[-1].text.endswith("\n"):
                 say("\n")
         self._pieces = {}
+
+
+def harmless(piece: Piece) -> Piece:
+    """Control characters as their pictures: a model must not steer the terminal."""
+    return Piece(piece.text.translate(PICTURES), piece.drafted)
 
 
 def fetch_and_load(setup: Setup) -> LoadedModel:
