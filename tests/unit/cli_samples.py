@@ -1,0 +1,52 @@
+"""A tiny model with a tokenizer and a chat template, in a folder, for tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CONTEXT = 192
+DEMO_CONTEXT = 1200
+LONG_CONTEXT = 20_000
+END = "<end>"
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def save_tiny_model(folder: Path, *, chat: bool, context: int = CONTEXT, seed: int = 1) -> Path:
+    """A byte-level llama that sees the last token alone, so that its greedy text runs in a circle."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([END, *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([END])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    if chat:
+        tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    # the end of text is never the likeliest
+    torch.nn.init.zeros_(model.lm_head.weight[:1])
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,91 @@
+"""Sampling flags come from the dataclass, field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import typer
+
+from draftree.cli.flags import DEFAULTS, sampling_flags, takes_sampling
+from draftree.core.errors import InvalidRequestError
+from draftree.sampling.params import SamplingParams
+
+GIVEN: dict[str, tuple[list[str], Any]] = {
+    "n": (["--n", "3"], 3),
+    "temperature": (["--temperature", "0.5"], 0.5),
+    "top_p": (["--top-p", "0.9"], 0.9),
+    "top_k": (["--top-k", "-1"], -1),
+    "min_p": (["--min-p", "0.1"], 0.1),
+    "repetition_penalty": (["--repetition-penalty", "1.3"], 1.3),
+    "presence_penalty": (["--presence-penalty", "-0.5"], -0.5),
+    "frequency_penalty": (["--frequency-penalty", "0.25"], 0.25),
+    "logit_bias": (["--logit-bias", "7=-inf", "--logit-bias", "8=2.5"], {7: float("-inf"), 8: 2.5}),
+    "no_repeat_ngram_size": (["--no-repeat-ngram-size", "4"], 4),
+    "bad_words": (["--bad-words", "foo", "--bad-words", "b c"], ("foo", "b c")),
+    "min_tokens": (["--min-tokens", "2"], 2),
+    "max_tokens": (["--max-tokens", "none"], None),
+    "stop": (["--stop", "###", "--stop", "\n\n"], ("###", "\n\n")),
+    "stop_token_ids": (["--stop-token-ids", "5", "--stop-token-ids", "6"], (5, 6)),
+    "ignore_eos": (["--ignore-eos"], True),
+    "include_stop_str_in_output": (["--include-stop-str-in-output"], True),
+    "skip_special_tokens": (["--no-skip-special-tokens"], False),
+    "seed": (["--seed", "-4"], -4),
+    "logprobs": (["--logprobs", "0"], 0),
+}
+
+
+def parsed(arguments: list[str]) -> SamplingParams:
+    """What a command with these flags gets."""
+    got: list[SamplingParams] = []
+
+    @takes_sampling
+    def command(*, loud: bool = False, params: SamplingParams) -> None:
+        assert loud
+        got.append(params)
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    typer.main.get_command(app).main(["--loud", *arguments], standalone_mode=False)
+    return got[0]
+
+
+def test_every_field_has_a_flag_and_a_case() -> None:
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert [flag.name for flag in sampling_flags()] == names
+    assert sorted(GIVEN) == sorted(names)
+    assert [flag.option for flag in sampling_flags()] == ["--" + name.replace("_", "-") for name in names]
+
+
+def test_without_flags_the_defaults_are_those_of_the_dataclass_and_the_table() -> None:
+    assert parsed([]) == SamplingParams(**DEFAULTS)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
+    arguments, value = GIVEN[name]
+    changed = parsed(arguments)
+    assert getattr(changed, name) == value
+    assert value != getattr(parsed([]), name), "the case must differ from the default"
+    assert changed == dataclasses.replace(parsed([]), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--logit-bias", "7"], "'7' is not of the form ID=VALUE"),
+        (["--logit-bias", "x=1"], "'x=1' is not of the form ID=VALUE"),
+        (["--logit-bias", "7=1", "--logit-bias", "7=2"], "token 7 is given twice"),
+        (["--max-tokens", "many"], "'many' is neither a whole number nor 'none'"),
+    ],
+)
+def test_a_value_that_can_not_be_read_names_its_flag(arguments: list[str], words: str) -> None:
+    with pytest.raises(typer.BadParameter, match=words) as caught:
+        parsed(arguments)
+    assert arguments[0] in caught.value.format_message()
+
+
+def test_a_value_out_of_range_is_refused_by_the_dataclass() -> None:
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        parsed(["--temperature", "nan"])

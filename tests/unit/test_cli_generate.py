@@ -1,0 +1,239 @@
+"""`draftree generate`: what is written where, and what --json and --compare say."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_samples import CONTEXT, save_tiny_model
+
+from draftree import LLM, SamplingParams
+from draftree.cli import compare
+from draftree.cli.main import run
+
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+GREEDY = ["--temperature", "0", "--max-tokens", "60"]
+COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "seed", "stats"}
+HEAD_KEYS = {"model", "draft", "verify", "plan", "chat", "device", "dtype", "prompt_tokens", "seconds"}
+STATS_KEYS = {
+    "rounds",
+    "draft_tokens",
+    "accepted_tokens",
+    "acceptance_length",
+    "prompt_tokens",
+    "completion_tokens",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("base"), chat=False))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True))
+
+
+@pytest.fixture
+def generate(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = run(["generate", *arguments])
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+
+def expected(folder: str, prompt: str, **params: Any) -> str:
+    return LLM(folder).generate(prompt, SamplingParams(**params))[0].text
+
+
+def test_text_goes_to_standard_output_and_numbers_beside_it(generate: Any, base: str) -> None:
+    status, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram")
+    assert status == 0
+    assert out == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+    assert err.startswith("60 tokens in ")
+    assert "acceptance length" in err
+    assert err.endswith("rounds, cut at the limit\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--stream", "--no-stream"])
+def test_streaming_changes_nothing_in_a_pipe(generate: Any, base: str, flag: str) -> None:
+    assert generate(base, "ab", *GREEDY, flag)[1] == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+
+
+def test_standard_input_is_read_less_its_last_line_break(
+    generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected(base, "ab\n", temperature=0, max_tokens=60) + "\n"
+    for arguments in ([base, "-"], [base]):
+        piped(monkeypatch, b"ab\n\n")
+        assert generate(*arguments, *GREEDY)[1] == wanted
+
+
+def test_a_chat_is_held_if_the_model_has_a_template_unless_told_otherwise(generate: Any, base: str, chat: str) -> None:
+    def asked(*arguments: str) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(generate(*arguments, "--json", "--max-tokens", "1")[1])
+        return result
+
+    assert not asked(base, "ab")["chat"]
+    assert asked(base, "ab")["prompt_tokens"] == 2
+    assert asked(chat, "ab")["chat"]
+    assert asked(chat, "ab")["prompt_tokens"] == len("[user] ab\n[assistant] ")
+    assert asked(chat, "ab", "--system", "hm")["prompt_tokens"] == len("[system] hm\n[user] ab\n[assistant] ")
+    assert not asked(chat, "ab", "--no-chat")["chat"]
+    assert asked(chat, "ab", "--no-chat")["prompt_tokens"] == 2
+
+
+def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:
+    status, out, err = generate(base, "ab", "--seed", "5", "--max-tokens", "40", "--draft", "ngram,k=3", "--json")
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert set(result) == HEAD_KEYS | COMPLETION_KEYS
+    assert set(result["stats"]) >= STATS_KEYS
+    assert result["text"] == expected(base, "ab", seed=5, max_tokens=40)
+    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "fixed")
+    assert result["model"] == base
+
+
+def test_a_logarithm_of_zero_is_null_in_json() -> None:
+    from draftree.cli.report import dump
+
+    assert (
+        dump({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "é"}) == '{"a": [null, 1.5, {"b": null}], "c": "é"}'
+    )
+
+
+def test_several_texts_are_told_apart(generate: Any, base: str) -> None:
+    arguments = [base, "ab", "--n", "2", "--seed", "1", "--max-tokens", "12"]
+    texts = [c.text for c in LLM(base).generate("ab", SamplingParams(n=2, seed=1, max_tokens=12))]
+    status, out, err = generate(*arguments)
+    assert status == 0
+    assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
+    assert err.startswith("24 tokens in ")
+    completions = json.loads(generate(*arguments, "--json")[1])["completions"]
+    assert [completion["text"] for completion in completions] == texts
+
+
+def test_accepted_text_is_green_and_the_legend_comes_once(generate: Any, base: str) -> None:
+    _, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--colour", "always")
+    assert err.count("drafted and accepted") == 1
+    assert out.replace(GREEN, "").replace(RESET, "") == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+    llm = LLM(base, draft="ngram")
+    pieces = []
+    llm.generate("ab", SamplingParams(temperature=0, max_tokens=60), on_update=lambda u: pieces.extend(u.pieces))
+    green = "".join(part.split(RESET)[0] for part in out.split(GREEN)[1:])
+    assert green == "".join(piece.text for piece in pieces if piece.drafted)
+    assert green
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "ngram"], ["--draft", "ngram", "--colour", "never"]])
+def test_a_pipe_gets_no_colours(generate: Any, base: str, arguments: list[str]) -> None:
+    _, out, err = generate(base, "ab", *GREEDY, *arguments)
+    assert "\x1b" not in out + err
+
+
+def test_plain_decoding_needs_no_legend(generate: Any, base: str) -> None:
+    _, out, err = generate(base, "ab", *GREEDY, "--colour", "always")
+    assert GREEN not in out + err
+
+
+def test_compare_holds_both_texts_together(generate: Any, base: str) -> None:
+    status, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--compare")
+    assert status == 0
+    assert out == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+    plain, fast, verdict = err.splitlines()
+    assert plain.startswith("plain: 60 tokens in ")
+    assert "acceptance length" not in plain
+    assert fast.startswith("ngram: 60 tokens in ")
+    assert verdict.startswith("speed-up ")
+    assert verdict.endswith("the texts are the same")
+
+
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_compare_in_json(generate: Any, base: str, number: str) -> None:
+    status, out, err = generate(
+        base, "ab", "--draft", "ngram", "--compare", "--json", "--max-tokens", "30", "--n", number
+    )
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert result["equal"] is True
+    plain = result["plain"]
+    assert result["speedup"] == pytest.approx(plain["seconds"] / result["seconds"])
+    assert set(plain) == set(result) - {"plain", "equal", "speedup"}
+    assert (plain["draft"], plain["plan"]) == ("none", None)
+    first, second = (run.get("completions", [run])[0] for run in (result, plain))
+    assert first["seed"] == second["seed"]
+    assert first["token_ids"] == second["token_ids"]
+
+
+def test_texts_that_differ_are_an_error(generate: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftree.cli import writing
+
+    write = writing.write
+
+    def miswrite(llm: Any, setup: Any, task: Any, *, params: Any, screen: Any) -> Any:
+        shifted = params if setup.is_plain else SamplingParams(max_tokens=30, seed=params.seed + 1)
+        return write(llm, setup, task, params=shifted, screen=screen)
+
+    monkeypatch.setattr(writing, "write", miswrite)
+    arguments = [base, "ab", "--max-tokens", "30", "--seed", "1", "--draft", "ngram", "--compare"]
+    status, _, err = generate(*arguments)
+    assert status == 1
+    assert "THE TEXTS DIFFER from character " in err
+    status, out, _ = generate(*arguments, "--json")
+    assert status == 1
+    assert json.loads(out)["equal"] is False
+
+
+def test_only_rules_that_keep_the_text_can_be_compared() -> None:
+    from draftree.verifiers import VERIFIERS
+
+    at_temperature = {name: compare.keeps_text(VERIFIERS.find(name), 0.8) for name in VERIFIERS.names()}
+    assert [name for name, keeps in at_temperature.items() if keeps] == ["coupled", "match"]
+    greedy = {name: compare.keeps_text(VERIFIERS.find(name), 0) for name in VERIFIERS.names()}
+    assert [name for name, keeps in greedy.items() if not keeps] == ["soft", "typical"]
+
+
+def test_the_default_length_ends_with_the_context(generate: Any, base: str) -> None:
+    result = json.loads(generate(base, "ab", "--json", "--ignore-eos")[1])
+    assert (result["finish_reason"], len(result["token_ids"])) == ("length", CONTEXT - 2)
+    assert len(json.loads(generate(base, "ab", "--json", "--max-tokens", "none", "--ignore-eos")[1])["token_ids"]) == (
+        CONTEXT - 2
+    )
+
+
+def test_a_model_can_not_steer_the_terminal() -> None:
+    from draftree.cli.writing import harmless
+    from draftree.engine.sequence import Piece
+
+    assert harmless(Piece("a\x1b[2J\tb\n\x07\x7f\x9b", drafted=True)) == Piece("a␛[2J\tb\n␇␡�", drafted=True)
+
+
+def test_help_names_every_flag_and_an_example(generate: Any) -> None:
+    status, out, _ = generate("--help")
+    assert status == 0
+    for flag in ("--draft", "--verify", "--plan", "--temperature", "--logit-bias", "--compare", "--json", "--system"):
+        assert f"  {flag}" in out
+    assert "[default: 256]" in " ".join(out.split())
+    assert "  draftree generate smollm2-135m-instruct" in out
+
+
+def test_a_folder_may_be_a_relative_path(generate: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(base).parent)
+    assert generate(f"./{Path(base).name}", "ab", *GREEDY)[0] == 0
