@@ -30,7 +30,7 @@ class ModelDrafter(Drafter[SteppedSequence]):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`model:NAME` (a catalogue name, a folder, a GGUF file or a hub id).
+        """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.
 
         `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """

@@ -21,7 +21,7 @@ class FixedPlanner(Planner[None]):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`fixed:K`."""
+        """`fixed:K`: tokens ahead in every round; 0 is plain decoding."""
 
         k: int | None = field(default=None, metadata={"argument": True})
 

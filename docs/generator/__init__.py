@@ -1,0 +1,1 @@
+"""What `docs/build.py` makes pages from: the package's own files and dataclasses."""

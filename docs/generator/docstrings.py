@@ -1,0 +1,129 @@
+"""Docstrings taken apart: Google sections, the options that a `Config` explains, attributes with their texts."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+
+__all__ = ["Attribute", "Doc", "attributes", "members", "option_texts", "parse"]
+
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+ENTRY = re.compile(r"^(\w+): +(.*)$")
+OPTION_HEAD = re.compile(r"(?:`[^`]+`(?:, | and )?)+: ")
+CODE = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """A docstring in parts.
+
+    Attributes:
+        text: all before the first section.
+        sections: by title, dedented.
+    """
+
+    text: str
+    sections: dict[str, str]
+
+    def entries(self, title: str) -> dict[str, str]:
+        """Name and text of every `name: text` in a section; what is indented below belongs to it."""
+        found: dict[str, str] = {}
+        name = ""
+        for line in self.sections.get(title, "").splitlines():
+            entry = ENTRY.match(line)
+            if entry:
+                name = entry[1]
+                found[name] = entry[2]
+            elif name:
+                found[name] = f"{found[name]} {line.strip()}".strip()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A field of a dataclass, as its file writes it; `default` is empty where there is none."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def parse(docstring: str | None) -> Doc:
+    """Parts of a Google docstring."""
+    text: list[str] = []
+    sections: dict[str, list[str]] = {}
+    lines = text
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        title = line.removesuffix(":")
+        if line.endswith(":") and title in SECTIONS:
+            lines = sections.setdefault(title, [])
+        else:
+            lines.append(line)
+    parts = {title: textwrap.dedent("\n".join(body)).strip() for title, body in sections.items()}
+    return Doc("\n".join(text).strip(), parts)
+
+
+def option_texts(docstring: str | None) -> dict[str, str]:
+    """What a `Config` says of its options.
+
+    Written as an `Attributes:` section, or as clauses: `` `max` and `min`: length of the run; `k`: tokens ahead ``.
+    The option behind a method's colon has the empty name, and is written as it is typed: `` `model:NAME`: … ``.
+    """
+    doc = parse(docstring)
+    found = doc.entries("Attributes")
+    flat = " ".join(doc.text.split())
+    heads = list(OPTION_HEAD.finditer(flat))
+    for place, head in enumerate(heads):
+        end = heads[place + 1].start() if place + 1 < len(heads) else len(flat)
+        text = flat[head.end() : end].strip(" ;.")
+        for code in CODE.findall(head[0]):
+            found["" if ":" in code else code] = text
+    return found
+
+
+def attributes(cls: type) -> list[Attribute]:
+    """Fields of a dataclass with their texts: from its docstring, else from the string below the field."""
+    described = parse(cls.__doc__).entries("Attributes")
+    body = class_node(cls).body
+    found = []
+    for place, line in enumerate(body):
+        if not isinstance(line, ast.AnnAssign):
+            continue
+        below = body[place + 1] if place + 1 < len(body) else None
+        name = ast.unparse(line.target)
+        found.append(
+            Attribute(
+                name,
+                ast.unparse(line.annotation),
+                "" if line.value is None else ast.unparse(line.value),
+                described.get(name) or string_of(below),
+            )
+        )
+    return found
+
+
+def string_of(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def class_node(cls: type) -> ast.ClassDef:
+    """A class as its file writes it."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def members(cls: type) -> dict[str, str]:
+    """Members of an enumeration: value, and the string below it."""
+    body = class_node(cls).body
+    return {
+        ast.literal_eval(line.value): string_of(body[place + 1] if place + 1 < len(body) else None)
+        for place, line in enumerate(body)
+        if isinstance(line, ast.Assign)
+    }

@@ -1,0 +1,207 @@
+"""The reference: what a user can import, set, read, catch and type."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import draftree
+from draftree import llm as front
+from draftree.cli import main as entry_point
+from draftree.cli.commands import COMMANDS
+from draftree.completion import Completion, CompletionStats
+from draftree.core import errors
+from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.engine.engine import Update
+from draftree.engine.sequence import Piece, TokenLogprob
+from draftree.llm import LLM
+from draftree.sampling.params import SamplingParams
+from generator.docstrings import attributes, parse
+from generator.markdown import code, fence, page, table
+
+__all__ = ["make"]
+
+METHODS = ("generate", "chat", "stream", "stream_updates")
+ALIASES = ("Prompt", "Messages", "Params")
+TREE_INDENT = "    "
+
+
+def make() -> str:
+    """The whole page."""
+    return page(
+        "# Reference",
+        "<!-- Made by docs/build.py from src/draftree/: change it there, then `make docs`. -->",
+        f"`from draftree import {', '.join(name for name in draftree.__all__ if not name.startswith('_'))}`. "
+        "The methods that can be named are on [their own pages](methods/README.md).",
+        *language_model(),
+        *sampling_params(),
+        *results(),
+        *error_tree(),
+        *command_line(),
+    )
+
+
+def language_model() -> Iterator[str]:
+    doc = parse(LLM.__doc__)
+    yield "## LLM"
+    yield doc.text
+    yield fence(signature(LLM.__init__, "LLM"), "python")
+    yield entries_table("argument", doc.entries("Args"))
+    yield raises(doc.entries("Raises"))
+    yield "Types of arguments below:"
+    yield fence("\n".join(aliases()), "python")
+    for name in METHODS:
+        method = getattr(LLM, name)
+        described = parse(method.__doc__)
+        yield f"### LLM.{name}"
+        yield fence(signature(method, name), "python")
+        yield described.text
+        yield entries_table("argument", described.entries("Args"))
+        returned = described.sections.get("Returns", "")
+        yield f"Returns: {' '.join(returned.split())}" if returned else ""
+        yield raises(described.entries("Raises"))
+    yield "### Properties of LLM"
+    properties = {name: parse(value.__doc__).text for name, value in vars(LLM).items() if isinstance(value, property)}
+    properties["is_lossless"] = "Whether the verifier keeps the model's law."
+    yield entries_table("property", properties)
+
+
+def signature(function: Callable[..., Any], name: str) -> str:
+    """A signature as its file writes it, without `self`."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    arguments = node.args
+    arguments.args = [argument for argument in arguments.args if argument.arg != "self"]
+    returns = "" if node.returns is None or name == "LLM" else f" -> {ast.unparse(node.returns)}"
+    one_line = f"{name}({ast.unparse(arguments)}){returns}"
+    if len(one_line) <= 100:
+        return one_line
+    return f"{name}(\n{''.join(f'    {part},{chr(10)}' for part in parts(arguments))}){returns}"
+
+
+def parts(arguments: ast.arguments) -> Iterator[str]:
+    """Every argument with its default, one by one."""
+    defaults: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    for argument, default in zip(arguments.args, [*defaults, *arguments.defaults], strict=True):
+        yield with_default(argument, default)
+    if arguments.kwonlyargs:
+        yield "*"
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield with_default(argument, default)
+
+
+def with_default(argument: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(argument) + ("" if default is None else f" = {ast.unparse(default)}")
+
+
+def aliases() -> Iterator[str]:
+    for line in ast.parse(inspect.getsource(front)).body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) in ALIASES:
+            yield ast.unparse(line)
+
+
+def sampling_params() -> Iterator[str]:
+    doc = parse(SamplingParams.__doc__)
+    types = {attribute.name: attribute.type for attribute in attributes(SamplingParams)}
+    yield "## SamplingParams"
+    yield doc.text
+    yield table(
+        ("parameter", "type", "default", "meaning"),
+        [
+            (code(field.name), code(types[field.name]), code(field.default), field.metadata["help"])
+            for field in dataclasses.fields(SamplingParams)
+        ],
+    )
+    yield raises(doc.entries("Raises"))
+
+
+def results() -> Iterator[str]:
+    for cls in (Completion, CompletionStats, TokenLogprob, Update, Piece, RoundRecord, SequenceRecord):
+        yield f"## {cls.__name__}"
+        yield parse(cls.__doc__).text
+        fields = [(code(a.name), code(a.type), a.text) for a in attributes(cls)]
+        properties = [
+            (code(name), code(returned(value)), parse(value.__doc__).text)
+            for name, value in vars(cls).items()
+            if isinstance(value, property)
+        ]
+        yield table(("field", "type", "meaning"), [*fields, *properties])
+        for name, method in vars(cls).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                yield f"`{signature(method, name)}`: {parse(method.__doc__).text}"
+
+
+def returned(value: property) -> str:
+    return str(inspect.get_annotations(value.fget)["return"]) if value.fget else ""
+
+
+def error_tree() -> Iterator[str]:
+    yield "## Errors"
+    yield "All come from `draftree.core.errors`; in brackets the built-in error that each of them is as well."
+    tree = [line for line in (errors.__doc__ or "").splitlines() if line.startswith(TREE_INDENT)]
+    yield fence(textwrap.dedent("\n".join(tree)))
+    yield "A message has three parts: what was asked, what is the case, what to do."
+    for name in errors.__all__:
+        yield entries_table(f"attribute of {name}", parse(getattr(errors, name).__doc__).entries("Attributes"))
+
+
+def command_line() -> Iterator[str]:
+    yield "## Commands"
+    exits = next(line for line in (entry_point.main.__doc__ or "").splitlines() if "Exit status" in line)
+    yield exits.strip()
+    for name, entry in COMMANDS.items():
+        # a command that is listed, but not written yet, has nothing to say
+        if find_spec(entry.home.partition(":")[0]) is None:
+            continue
+        command = entry.load()
+        yield f"### draftree {name}"
+        yield command.help or entry.summary
+        yield parameters(command)
+        for below, sub in getattr(command, "commands", {}).items():
+            yield f"#### draftree {name} {below}"
+            yield sub.help or ""
+            yield parameters(sub)
+        yield fence("\n".join(entry.examples), "sh")
+
+
+def parameters(command: Any) -> str:
+    rows = [(code(typed(p)), default_of(p), p.help or "") for p in command.params]
+    return table(("", "default", "meaning"), rows) if rows else ""
+
+
+def typed(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        word = parameter.metavar or parameter.name.upper()
+        return word if parameter.required else f"[{word}]"
+    names = ", ".join(parameter.opts) + "".join(f" / {name}" for name in parameter.secondary_opts)
+    return f"{names} {parameter.metavar}" if parameter.metavar else names
+
+
+def default_of(parameter: Any) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "needed"
+    if value is None or value == []:
+        return ""
+    if isinstance(value, bool):
+        if not parameter.secondary_opts:
+            return ""
+        return code((parameter.opts if value else parameter.secondary_opts)[0])
+    return code(value.value if isinstance(value, enum.Enum) else value)
+
+
+def entries_table(title: str, entries: dict[str, str]) -> str:
+    return table((title, "meaning"), [(code(name), text) for name, text in entries.items()]) if entries else ""
+
+
+def raises(entries: dict[str, str]) -> str:
+    if not entries:
+        return ""
+    said = [f"`{name}`: {text.rstrip('.')}" for name, text in entries.items()]
+    return f"Raises: {'; '.join(said)}."

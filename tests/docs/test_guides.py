@@ -1,0 +1,83 @@
+"""Code in the guides runs as it stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import ROOT, Block, blocks, documents, guide, matches
+from generator import methods
+
+import draftree.drafters
+from draftree.assembly import choose_methods
+from draftree.cli.main import run
+from draftree.core.errors import ConfigurationError
+
+ADDED = "followers"
+
+
+def python_blocks(path: Path) -> list[Block]:
+    return [block for block in blocks(path) if block.language == "python"]
+
+
+def execute(block: Block, names: dict[str, Any]) -> None:
+    """Run a block; tracebacks show the guide's own lines, and what it prints is what the guide shows."""
+    code = compile("\n" * block.line + block.text, str(block.path), "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    if block.expected is not None:
+        assert matches(printed.getvalue(), block.expected), f"{block.place} printed:\n{printed.getvalue()}"
+
+
+@pytest.mark.weights
+def test_the_library_guide_runs_from_top_to_bottom() -> None:
+    names: dict[str, Any] = {"__name__": "guide"}
+    found = python_blocks(guide("library"))
+    assert len(found) >= 10
+    for block in found:
+        execute(block, names)
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The drafter of the guide, as one more file of the drafters' folder."""
+    file = tmp_path / f"{ADDED}.py"
+    file.write_text(python_blocks(guide("adding-a-method"))[0].text, encoding="utf-8")
+    monkeypatch.setattr(draftree.drafters, "__path__", [*draftree.drafters.__path__, str(tmp_path)])
+    yield ADDED
+    sys.modules.pop(f"draftree.drafters.{ADDED}", None)
+
+
+def test_the_drafter_of_the_guide_works(added: str) -> None:
+    _, use = python_blocks(guide("adding-a-method"))
+    execute(use, {"__name__": "guide"})
+
+
+def test_the_drafter_of_the_guide_is_everywhere(added: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["methods"]) == 0
+    assert f"  {added} " in capsys.readouterr().out
+    assert f"drafter-{added}.md" in methods.make()
+    assert choose_methods(f"{added}+ngram", "coupled", None).branches
+    with pytest.raises(ConfigurationError, match="gives free draws, but verifier 'token' takes"):
+        choose_methods(added, "token", None)
+    with pytest.raises(ConfigurationError, match="width=0"):
+        choose_methods(f"{added},width=0", "coupled", None)
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.stem)
+def test_python_in_all_documents_is_python(path: Path) -> None:
+    for block in python_blocks(path):
+        if block.path.name != "reference.md":  # signatures
+            compile(block.text, block.place, "exec")
+
+
+@pytest.mark.weights
+def test_the_readme_runs() -> None:
+    for block in python_blocks(ROOT / "README.md"):
+        execute(block, {"__name__": "readme"})
