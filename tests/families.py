@@ -123,7 +123,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 """Families whose state can not be rolled back."""
 
-FAMILIES = {**SLOTTED, **CACHED, **REFUSED}
+ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
+"""Families whose rows see what comes behind them: no text can be decoded token by token."""
+
+FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **ENCODERS}
 
 
 def fresh(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:

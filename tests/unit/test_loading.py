@@ -17,7 +17,7 @@ from draftree.models.base import Extend, LanguageModel
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.loading import has_native_bfloat16, load_model, resolve_device, resolve_dtype, wrap_model
-from families import COMMON, fresh, peer, target
+from families import ENCODERS, fresh, peer, target
 
 CPU = torch.device("cpu")
 WEIGHT = "model.layers.1.self_attn.q_proj.weight"
@@ -167,12 +167,10 @@ def test_a_model_that_raises_is_refused_with_its_reason(monkeypatch: pytest.Monk
         wrap_model(model)
 
 
-def test_an_encoder_is_refused() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model("bert", **(COMMON | {"num_key_value_heads": 4}))
-    with pytest.raises(UnsupportedModelError, match="token by token"):
-        wrap_model(AutoModelForCausalLM.from_config(config))
+@pytest.mark.parametrize("family", ENCODERS)
+def test_an_encoder_is_refused(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="other logits token by token than at once"):
+        wrap_model(fresh(family))
 
 
 def test_a_model_may_be_wrapped_twice_and_stays_usable() -> None:

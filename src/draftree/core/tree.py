@@ -109,6 +109,22 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
+    """Whether these are nodes of the tree, each the child of the one before, the first the root's."""
+    return all(
+        0 <= node < len(parents) and parents[node] == parent
+        for node, parent in zip(nodes, (ROOT, *nodes), strict=False)
+    )
+
+
+def is_rooted(parents: Sequence[int], nodes: Sequence[int]) -> bool:
+    """Whether these are nodes of the tree, in their order, each with its parent among them or at the root."""
+    return all(
+        0 <= node < len(parents) and before < node and (parents[node] == ROOT or parents[node] in nodes)
+        for node, before in zip(nodes, (ROOT, *nodes), strict=False)
+    )
+
+
 def is_chain(parents: Sequence[int]) -> bool:
     """Whether no node has two children and none is apart from the chain."""
     return all(parent == node - 1 for node, parent in enumerate(parents))

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.core.tree import ancestor_mask, is_chain
+from draftree.core.tree import ancestor_mask, is_chain, is_path, is_rooted
 from draftree.models.attention import NAME, ProbePass, SlotPass, announced, plan_blocks, register
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
-from draftree.models.slots import KVMemory, KVSlot
+from draftree.models.context import context_length
+from draftree.models.slots import CLOSED, KVMemory, KVSlot
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class HFModel(LanguageModel):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size = int(self.config.vocab_size)
-        self.max_length = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+        self.max_length = context_length(self.config)
         self.supports_trees = True
         parameter = next(model.parameters())
         self.device, self.dtype = model.device, parameter.dtype
@@ -117,6 +118,7 @@ class HFModel(LanguageModel):
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
         order = sorted(range(len(jobs)), key=lambda job: _slot(jobs[job].slot).index)
+        assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         row_of_job: dict[int, int] = {}
         tokens: list[int] = []
         positions: list[int] = []
@@ -173,7 +175,7 @@ class HFModel(LanguageModel):
     def commit(self, slot: Slot, path: Sequence[int]) -> None:
         """Compact the path behind the prefix, in place."""
         kept = _slot(slot)
-        assert all(kept.parents[n] == p for n, p in zip(path, [-1, *path], strict=False)), "a path goes down the tree"
+        assert is_path(kept.parents, path), "a path goes down the tree"
         self._memory.gather(kept.index, start=kept.length, offsets=path)
         kept.commit(len(path))
 
@@ -181,6 +183,7 @@ class HFModel(LanguageModel):
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Compact the kept nodes behind the prefix, still tentative."""
         pruned = _slot(slot)
+        assert is_rooted(pruned.parents, keep), "a kept node needs its parent kept, and keeps its order"
         self._memory.gather(pruned.index, start=pruned.length, offsets=keep)
         pruned.keep(keep)
 
@@ -194,12 +197,13 @@ class HFModel(LanguageModel):
 
     def close(self, slot: Slot) -> None:
         """Free the slot's place."""
-        index = _slot(slot).index
-        assert index not in self._free, "a slot is closed once"
-        self._free.append(index)
+        closed = _slot(slot)
+        self._free.append(closed.index)
         self._free.sort()
+        closed.index = CLOSED
 
 
 def _slot(slot: Slot) -> KVSlot:
     assert isinstance(slot, KVSlot), "a slot belongs to the model that opened it"
+    assert slot.index != CLOSED, "a closed slot is not used again"
     return slot

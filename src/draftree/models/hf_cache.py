@@ -7,6 +7,7 @@ One sequence is one forward pass, so a batch costs as much as its sequences one 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.context import context_length
 
 
 class CacheSlot(Slot):
@@ -65,10 +67,10 @@ class CachedModel(LanguageModel):
                 "draft: use a model whose layers all attend"
             )
         self.vocab_size = int(config.vocab_size)
-        known = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-        self.max_length = int(known or 1 << 20)
+        self.max_length = context_length(config)
         self.supports_trees = False
         self.device, self.dtype = model.device, next(model.parameters()).dtype
+        self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Nothing to do: transformers' caches grow by themselves."""
@@ -83,6 +85,7 @@ class CachedModel(LanguageModel):
     @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass for each job."""
+        assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         parts: list[Tensor] = []
         for job in jobs:
             slot = _slot(job.slot)
@@ -90,17 +93,18 @@ class CachedModel(LanguageModel):
             assert list(job.parents) == list(expected), "this model scores chains only"
             start = slot.length + slot.tentative
             count = len(job.tokens)
+            asked = list(range(count) if job.logits_at is None else job.logits_at)
+            rows = torch.tensor(asked or [0], device=self.device)  # the head can not be asked for no row at all
             output = self.model(
                 input_ids=torch.tensor([list(job.tokens)], device=self.device),
                 attention_mask=torch.ones(1, start + count, dtype=torch.long, device=self.device),
                 past_key_values=slot.cache,
                 use_cache=True,
+                **({"logits_to_keep": rows} if self._rows_keyword else {}),
             )
             slot.tentative += count
-            logits = output.logits[0]
-            if job.logits_at is not None:
-                logits = logits[list(job.logits_at)]
-            parts.append(logits if logits.dtype == torch.float64 else logits.float())
+            logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
+            parts.append((logits if logits.dtype == torch.float64 else logits.float())[: len(asked)])
         return Scores(torch.cat(parts), starts_of(jobs))
 
     @torch.inference_mode()
@@ -108,6 +112,7 @@ class CachedModel(LanguageModel):
         """Keep the first tokens of the chain."""
         assert list(path) == list(range(len(path))), "a path of a chain starts at its first node"
         kept = _slot(slot)
+        assert len(path) <= kept.tentative, "a path is made of tentative nodes"
         kept.set_length(kept.length + len(path))
 
     @torch.inference_mode()
@@ -115,6 +120,7 @@ class CachedModel(LanguageModel):
         """Keep the first tokens of the chain, still tentative."""
         pruned, count = _slot(slot), len(keep)
         assert list(keep) == list(range(count)), "a kept chain starts at its first node"
+        assert count <= pruned.tentative, "what is kept is tentative"
         length = pruned.length
         pruned.set_length(length + count)
         pruned._length, pruned.tentative = length, count
@@ -135,4 +141,5 @@ class CachedModel(LanguageModel):
 
 def _slot(slot: Slot) -> CacheSlot:
     assert isinstance(slot, CacheSlot), "a slot belongs to the model that opened it"
+    assert slot.cache is not None, "a closed slot is not used again"
     return slot

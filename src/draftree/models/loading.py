@@ -127,8 +127,8 @@ def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     try:
         with _quiet():
-            model: Any
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loader: Any = AutoModelForCausalLM
+            model, report = loader.from_pretrained(
                 folder,
                 dtype=dtype,
                 local_files_only=True,

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 import torch
 
-from draftree.core.tree import path
+from draftree.core.tree import ROOT, is_path, is_rooted, path
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 
 
 class LeafSlot(Slot):
     """A base slot with the committed prefix, and the tentative tree as plain lists. Mutated by its model only."""
 
-    __slots__ = ("base", "branches", "parents", "tokens")
+    __slots__ = ("base", "branches", "is_closed", "parents", "tokens")
 
     def __init__(self, base: Slot) -> None:
         self.base = base
+        self.is_closed = False
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.branches: list[tuple[list[int], Slot]] = []
@@ -61,6 +62,7 @@ class SequentialModel(LanguageModel):
 
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """Fork the prefix for every leaf and score each way down to it."""
+        assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         rows: list[dict[int, torch.Tensor]] = []
         chains: list[tuple[int, list[int], Slot]] = []
         firsts: list[int] = []
@@ -69,6 +71,7 @@ class SequentialModel(LanguageModel):
             firsts.append(len(slot.tokens))
             slot.tokens.extend(job.tokens)
             slot.parents.extend(job.parents)
+            assert all(ROOT <= p < n for n, p in enumerate(slot.parents)), "a parent must be an earlier tentative node"
             self._drop_branches(slot)
             for leaf in _leaves(slot.parents):
                 way = path(slot.parents, leaf)
@@ -104,9 +107,10 @@ class SequentialModel(LanguageModel):
         """Take over the branch that the path lies on."""
         kept = _leaf_slot(slot)
         nodes = list(path)
+        assert is_path(kept.parents, nodes), "a path goes down the tree"
         if nodes:
-            place = next(i for i, (way, _) in enumerate(kept.branches) if way[: len(nodes)] == nodes)
-            _, fork = kept.branches.pop(place)
+            place = next((i for i, (way, _) in enumerate(kept.branches) if way[: len(nodes)] == nodes), None)
+            fork = self._read(kept, nodes) if place is None else kept.branches.pop(place)[1]
             self.base.commit(fork, range(len(nodes)))
             self.base.close(kept.base)
             kept.base = fork
@@ -114,10 +118,17 @@ class SequentialModel(LanguageModel):
         kept.tokens.clear()
         kept.parents.clear()
 
+    def _read(self, slot: LeafSlot, nodes: Sequence[int]) -> Slot:
+        fork = self.base.fork(slot.base)
+        tokens = [slot.tokens[node] for node in nodes]
+        self.base.extend([Extend(fork, tokens, range(-1, len(nodes) - 1), logits_at=())])
+        return fork
+
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Forget all nodes but these; branches are forked anew by the next pass."""
         pruned = _leaf_slot(slot)
-        place = {node: new for new, node in enumerate(keep)} | {-1: -1}
+        assert is_rooted(pruned.parents, keep), "a kept node needs its parent kept, and keeps its order"
+        place = {node: new for new, node in enumerate(keep)} | {ROOT: ROOT}
         pruned.parents = [place[pruned.parents[node]] for node in keep]
         pruned.tokens = [pruned.tokens[node] for node in keep]
         self._drop_branches(pruned)
@@ -131,6 +142,7 @@ class SequentialModel(LanguageModel):
         closed = _leaf_slot(slot)
         self._drop_branches(closed)
         self.base.close(closed.base)
+        closed.is_closed = True
 
     def _drop_branches(self, slot: LeafSlot) -> None:
         for _, fork in slot.branches:
@@ -140,6 +152,7 @@ class SequentialModel(LanguageModel):
 
 def _leaf_slot(slot: Slot) -> LeafSlot:
     assert isinstance(slot, LeafSlot), "a slot belongs to the model that opened it"
+    assert not slot.is_closed, "a closed slot is not used again"
     return slot
 
 

@@ -16,6 +16,9 @@ from torch import Tensor
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
 
+CLOSED = -1
+"""Index of a slot that was given back."""
+
 
 class KVSlot(Slot):
     """A slot's bookkeeping. Mutated by its model only."""
