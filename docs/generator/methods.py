@@ -154,13 +154,22 @@ def verifier_blocks(entry: Entry, specs: list[str]) -> Iterator[str]:
             ("promise", f"{guarantee(cls)} ([what that means](../lossless.md))"),
             ("draws", spelled(cls.accepts)),
             ("trees", children),
-            ("draft laws", "read" if cls.needs_laws else "not needed"),
+            (
+                "draft laws",
+                laws_wanted(cls),
+            ),
             ("candidates are ranked with", noise),
         ),
     )
     fitting = [spec for spec in [*specs, MERGED] if agreed_draw(spec, name)]
     yield f"Drafters that fit: {listed(fitting, none='none')}."
     yield from example(draft=min(fitting, key=lambda spec: showing(spec, name)), verify=name)
+
+
+def laws_wanted(cls: type[Any]) -> str:
+    if cls.needs_laws:
+        return "needed; that of a certain child (point) is known without being given"
+    return "used where there are any" if cls.wants_laws else "not read"
 
 
 def showing(spec: str, verify: str) -> tuple[bool, int]:

@@ -8,7 +8,6 @@ import enum
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import draftree
@@ -156,9 +155,6 @@ def command_line() -> Iterator[str]:
     exits = next(line for line in (entry_point.main.__doc__ or "").splitlines() if "Exit status" in line)
     yield exits.strip()
     for name, entry in COMMANDS.items():
-        # a command that is listed, but not written yet, has nothing to say
-        if find_spec(entry.home.partition(":")[0]) is None:
-            continue
         command = entry.load()
         yield f"### draftree {name}"
         yield command.help or entry.summary
