@@ -161,7 +161,7 @@ def verdict(ratio: float, run: Run) -> str:
     stats = run.completions[0].stats
     share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were guessed right"
     if ratio >= 1.5:
-        return f"Much could be copied: {share}; {stats.rounds} passes wrote them all."
+        return f"Much could be copied: {share}, in {stats.rounds} passes."
     if ratio >= 1.05:
         return f"A little could be copied: {share}. It helps somewhat."
     if ratio >= 0.95:

@@ -37,6 +37,9 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
+        # a terminal shows the key as ^C, and stays in its line
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write("\n")
         return complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Python flushes standard output once more at exit, which must not fail again
