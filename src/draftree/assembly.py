@@ -10,7 +10,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
-from draftree.drafters.merged import MergedDrafter, common_draws
+from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import measure_costs
 from draftree.engine.parts import Parts, agree
 from draftree.models.loading import LoadedModel, load_model
@@ -138,8 +138,7 @@ def build_parts(
     vocabulary = None if tokenizer is None else tokenizer.vocabulary()
     built: list[Drafter[Any]] = []
     for method in methods.drafters:
-        # a merged tree of draws takes certain children as they are; their laws are made when it is joined
-        draw = methods.draw if methods.draw in method.draws else Draw.POINT
+        draw = part_draw(method.draws, methods.draw)
         context = DraftContext(target.model, vocabulary, draw, methods.verifier.shares_noise, load)
         built.append(method.cls(method.config, context))
     if len(built) == 1:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.models.sequential import SequentialModel
-from families import SLOTTED, drafter_folder, prompts, target, writer
+from families import SLOTTED, drafter_folder, prompts, target
 
 RAGGED = prompts(3, 17, 9)
 SHAPES = ("1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")
@@ -19,6 +20,10 @@ TEMPERATURES = (0.0, 1.0)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drafters")
+
+
+def writer(family: str, draft: str | None = None, **options: Any) -> LLM:
+    return LLM(target(family), draft, **options)
 
 
 def params(temperature: float) -> SamplingParams:
@@ -75,6 +80,12 @@ def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:
         return sum(completion.stats.rounds for completion in done)
 
     assert accepted("3-3-1") < accepted("1-1-1")
+
+
+@pytest.mark.parametrize("shape", ["iid-2-2", "wor-2-2"])
+def test_draws_may_be_merged_where_no_law_is_read(shape: str, folders: Path) -> None:
+    draft = f"ngram,min=1+model:{drafter_folder('llama', folders)},tree={shape}"
+    assert ids(writer("llama", draft), 1.0) == ids(writer("llama"), 1.0)
 
 
 def test_a_merged_tree_counts_every_source(folders: Path) -> None:

@@ -19,6 +19,9 @@ from draftree.core.tree import Draw
         ("model:x,tree=wor-2-2", "coupled", Draw.WITHOUT_REPLACEMENT),
         ("ngram+model:x", "coupled", Draw.FREE),
         ("ngram+model:x", "multistep", Draw.IID),
+        ("ngram+model:x,tree=wor-2-2", "coupled", Draw.FREE),
+        ("ngram+model:x,tree=iid-2-2", "coupled", Draw.FREE),
+        ("ngram+model:x,tree=iid-2-2", "traversal", Draw.IID),
     ],
 )
 def test_drafter_and_verifier_agree_on_a_draw(draft: str, verify: str, draw: Draw) -> None:

@@ -92,9 +92,14 @@ class MergedDrafter(Drafter[list[Any]]):
 
 def common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:
     """How a merged tree's children may count, given what every part can give."""
-    found = set()
-    if all(Draw.FREE in part for part in draws):
-        found.add(Draw.FREE)
+    # whatever was drawn, shared or not, may count as chosen freely: a rule that takes that reads no law
+    found = {Draw.FREE}
     if all(part & {Draw.IID, Draw.POINT} for part in draws):
         found.add(Draw.IID)
     return frozenset(found)
+
+
+def part_draw(draws: frozenset[Draw], merged: Draw) -> Draw:
+    """How one part draws its children, so that the merged tree's count as agreed."""
+    wanted = (merged, Draw.POINT) if merged is Draw.IID else (merged, *Draw)
+    return next(draw for draw in wanted if draw in draws)
