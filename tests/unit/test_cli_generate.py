@@ -15,6 +15,7 @@ from cli_samples import CONTEXT, save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli import compare
 from draftree.cli.main import run
+from draftree.cli.render import Colour, Ink
 
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 GREEDY = ["--temperature", "0", "--max-tokens", "60"]
@@ -237,3 +238,29 @@ def test_help_names_every_flag_and_an_example(generate: Any) -> None:
 def test_a_folder_may_be_a_relative_path(generate: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(base).parent)
     assert generate(f"./{Path(base).name}", "ab", *GREEDY)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("colour", "terminal", "environment", "coloured"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {}, False),
+    ],
+)
+def test_each_stream_is_coloured_by_itself(
+    colour: str, terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    for name, value in ({"TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
+    if "NO_COLOR" not in environment:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Ink.chosen(Colour(colour), Stream()).coloured is coloured
+    assert Ink.chosen(Colour(colour), None).coloured is (colour == "always")

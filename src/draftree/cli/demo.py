@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def demo(
     setup = Setup(model, draft, dtype=dtype, device=device)
     if setup.is_plain:
         raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
-    ink = Ink.chosen(colour)
+    ink = Ink.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):

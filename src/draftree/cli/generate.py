@@ -130,13 +130,14 @@ def generate(
             "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
         )
     live = params.n == 1 and not as_json and (is_terminal(sys.stdout) if stream is None else stream)
-    screen = None if as_json else Screen(Ink.chosen(colour), live=live)
+    screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
+    notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
     wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if compare:
-        compare_and_report(setup, wish, screen)
+        compare_and_report(setup, wish, screen, notes)
     else:
-        write_and_report(setup, wish, screen)
+        write_and_report(setup, wish, screen, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +160,21 @@ class Wish:
         return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
-def write_and_report(setup: Setup, wish: Wish, screen: Screen | None) -> None:
+def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink) -> None:
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
 
     llm = setup.over(fetch_and_load(setup))
-    announce(setup, screen)
+    announce(setup, screen, notes)
     wish = wish.met(llm)
     run = write(llm, setup, wish.task, params=wish.params, screen=screen)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
-        note(screen.ink.dim(run.summary))
+        note(notes.dim(run.summary))
 
 
-def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None) -> None:
+def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, warm_up, write
@@ -186,25 +187,25 @@ def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None) -> None:
     wish = wish.met(fast)
     for llm in (plain, fast):
         warm_up(llm)
-    announce(setup, screen)
+    announce(setup, screen, notes)
     live = screen is not None and screen.live
     plain_run = write(plain, setup.plainly(), wish.task, params=wish.params, screen=screen if live else None)
     if screen is not None:
-        note(screen.ink.dim(f"plain: {plain_run.summary}"))
+        note(notes.dim(f"plain: {plain_run.summary}"))
     fast_run = write(fast, setup, wish.task, params=wish.params, screen=screen)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
         say(dump(report(fast_run, loaded.model) | beside) + "\n")
     else:
-        note(screen.ink.dim(f"{setup.draft}: {fast_run.summary}"))
+        note(notes.dim(f"{setup.draft}: {fast_run.summary}"))
         verdict = "the texts are the same" if equal else f"THE TEXTS DIFFER {difference(plain_run, fast_run)}"
-        note(screen.ink.bold(f"speed-up {ratio:.2f}, {verdict}"))
+        note(notes.bold(f"speed-up {ratio:.2f}, {verdict}"))
     if not equal:
         raise typer.Exit(1)
 
 
-def announce(setup: Setup, screen: Screen | None) -> None:
-    """Says once what the colours mean."""
-    if screen is not None and screen.ink.coloured and not setup.is_plain:
-        note(f"{screen.ink.accepted('drafted and accepted')}, picked by the model")
+def announce(setup: Setup, screen: Screen | None, notes: Ink) -> None:
+    """Says once what the colours mean, where it can be shown."""
+    if screen is not None and screen.ink.coloured and notes.coloured and not setup.is_plain:
+        note(f"{notes.accepted('drafted and accepted')}, picked by the model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import sys
 import textwrap
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -85,7 +86,7 @@ def methods(
         listed = {seam.key: [dataclasses.asdict(card) for card in cards(seam.registry)] for seam in SEAMS}
         say(json.dumps(listed, indent=2) + "\n")
         return
-    ink = Ink.chosen(Colour.AUTO)
+    ink = Ink.chosen(Colour.AUTO, sys.stdout)
     for number, seam in enumerate(SEAMS):
         if number:
             say("\n")

@@ -44,12 +44,12 @@ class Ink:
     coloured: bool
 
     @classmethod
-    def chosen(cls, colour: Colour) -> Ink:
-        """Automatic is: on a terminal that knows colours, unless NO_COLOR is set."""
+    def chosen(cls, colour: Colour, stream: TextIO | None) -> Ink:
+        """Colours of a stream. Automatic is: on a terminal that knows colours, unless NO_COLOR is set."""
         if colour is not Colour.AUTO:
             return cls(colour is Colour.ALWAYS)
         wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return cls(wanted and is_terminal(sys.stdout))
+        return cls(wanted and is_terminal(stream))
 
     def accepted(self, text: str) -> str:
         """Drafted and accepted text."""
