@@ -6,7 +6,6 @@ that agrees with it now and then, which is what a drafter should do.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,11 +162,11 @@ def target(name: str) -> LanguageModel:
 
 
 @torch.no_grad()
-def drafter_folder(name: str, where: Path, *, distance: float = DRAFTER_DISTANCE) -> Path:
+def drafter_folder(name: str, where: Path, *, distance: float = DRAFTER_DISTANCE, **changes: Any) -> Path:
     """A folder with a model like the family's, its matrices off by a share of themselves."""
-    folder = where / f"{name}-{distance}"
+    folder = where / "-".join([name, str(distance), *map(str, changes.values())])
     if not folder.exists():
-        model = copy.deepcopy(peer(name))
+        model = fresh(name, **changes)
         generator = torch.Generator().manual_seed(2)
         for _, parameter in sorted(model.named_parameters()):
             if parameter.dim() > 1:

@@ -68,10 +68,13 @@ class Growth:
         shape: of the trees.
         draw: how children are drawn, one of the shape's draws.
         shares_noise: rank with the request's own noise, or with a stream of this round alone.
+        vocab_size: the target's; None if the model's logits are as wide.
     """
 
-    def __init__(self, model: LanguageModel, *, shape: Shape, draw: Draw, shares_noise: bool) -> None:
-        self._stepper = Stepper(model)
+    def __init__(
+        self, model: LanguageModel, *, shape: Shape, draw: Draw, shares_noise: bool, vocab_size: int | None = None
+    ) -> None:
+        self._stepper = Stepper(model, model.vocab_size if vocab_size is None else vocab_size)
         self._shape = shape
         self._draw = draw
         self._shares_noise = shares_noise and draw is Draw.FREE
@@ -123,7 +126,7 @@ class Growth:
             for node in g.frontier:
                 fed[node] = len(fed)
             jobs.append(Extend(g.state.slot, [g.tokens[n] for n in g.frontier], parents))
-        return self._stepper.model.extend(jobs).logits
+        return self._stepper.extend(jobs)
 
     def _choose(self, active: Sequence[_Growing], logits: Tensor, width: int) -> None:
         """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""
@@ -141,7 +144,8 @@ class Growth:
                     # children are cut by number, never by what they are: a draw that is looked at must count
                     if self._shape.num_best is None and len(g.tokens) == g.budget.num_nodes:
                         break
-                    if value == float("-inf"):
+                    # NaN as well: a drafter that has lost its mind guesses nothing
+                    if not value > float("-inf"):
                         continue
                     g.add(node, token, value, confidence=sure, law=None if with_laws is None else with_laws[row])
             self._advance(g, first)

@@ -76,7 +76,13 @@ class ModelDrafter(Drafter[SteppedSequence]):
                 f"drafter '{loaded.name}' has {loaded.model.vocab_size} tokens and the target "
                 f"{context.target.vocab_size}, and there are no tokenizers to compare: take one of the same family"
             )
-        self._growth = Growth(loaded.model, shape=config.shape, draw=context.draw, shares_noise=context.shares_noise)
+        self._growth = Growth(
+            loaded.model,
+            shape=config.shape,
+            draw=context.draw,
+            shares_noise=context.shares_noise,
+            vocab_size=context.target.vocab_size,
+        )
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the small model's slots."""

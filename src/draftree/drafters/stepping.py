@@ -4,6 +4,9 @@ The model's slot of a sequence holds a committed prefix of the history. It lags 
 bonus, nor the last level that was drafted, whose logits nobody needed. A model with a shorter context than the
 history sees the first token and a window of the last ones; when the window has run full it starts again from its
 younger half, so that a token is read twice on average.
+
+Models of one vocabulary may differ in the width of their logits: many round it up. Rows are cut or filled to the
+target's width here, and a token that the model has no row for is read as token 0: a guess may be wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from draftree.drafters.base import SequenceView
@@ -37,10 +42,12 @@ class Stepper:
 
     Args:
         model: the model that is stepped.
+        vocab_size: width of the logits that are wanted.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, vocab_size: int) -> None:
         self.model = model
+        self._vocab_size = vocab_size
         self._window = model.max_length // 2
         self.max_depth = max(1, model.max_length - self._window - 2)
         """Levels that always fit behind a fresh window."""
@@ -56,6 +63,14 @@ class Stepper:
     def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
         self.model.close(state.slot)
+
+    def extend(self, jobs: Sequence[Extend]) -> Tensor:
+        """One pass over new tentative nodes; the asked logits, shape (rows, vocab)."""
+        logits = self.model.extend(jobs).logits
+        missing = self._vocab_size - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[:, : self._vocab_size]
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Tensor:
         """Feed every sequence what its slot has not seen.
@@ -82,18 +97,22 @@ class Stepper:
         history = state.view.history.tokens
         unseen = len(history) - state.covered
         if state.slot.length + unseen + min(ahead, self.max_depth) <= self.model.max_length:
-            return list(map(int, history[state.covered :]))
+            return self._known(history[state.covered :])
         self.model.close(state.slot)
         state.slot = self.model.open()
         # the first token is kept in sight: models lean on it, and many have never been without
-        return [int(history[0]), *map(int, history[-self._window :])]
+        return self._known(history[:1]) + self._known(history[-self._window :])
+
+    def _known(self, tokens: np.ndarray) -> list[int]:
+        known: list[int] = np.where(tokens < self.model.vocab_size, tokens, 0).tolist()
+        return known
 
     def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Tensor:
         jobs = [
             Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
             for state, row in zip(states, tokens, strict=True)
         ]
-        logits = self.model.extend(jobs).logits
+        logits = self.extend(jobs)
         self.model.commit_many([state.slot for state in states], [range(len(row)) for row in tokens])
         return logits
 

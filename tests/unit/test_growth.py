@@ -1,0 +1,213 @@
+"""Drafters that step a model: a short context slides, another width of logits is fitted, NaN is no guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growth import Growth
+from draftree.drafters.shapes import parse_shape
+from draftree.models.base import LanguageModel
+from draftree.models.table import TableLM, hashed, listed, near
+from draftree.sampling.controls import build_controls
+from draftree.sampling.history import History
+from families import CONTEXT, VOCAB_SIZE, drafter_folder, fresh, prompts, target
+from spelling import backend, tokenizer
+
+VOCAB = 12
+
+
+def view(tokens: list[int], *, temperature: float = 0.0, vocab_size: int = VOCAB) -> SequenceView:
+    return SequenceView(
+        History(tokens), build_controls(SamplingParams(temperature=temperature), vocab_size=vocab_size, seed=1)
+    )
+
+
+def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE, vocab_size: int = VOCAB) -> Growth:
+    return Growth(model, shape=parse_shape(shape, None), draw=draw, shares_noise=True, vocab_size=vocab_size)
+
+
+def greedy(table: Any, context: list[int], count: int) -> list[int]:
+    found = list(context)
+    for _ in range(count):
+        found.append(int(table(tuple(found)).argmax()))
+    return found[len(context) :]
+
+
+def test_a_chain_is_what_the_model_would_write() -> None:
+    table = hashed(VOCAB, seed=1)
+    one = growth(TableLM(table))
+    state = one.open(view([3, 4]))
+    (tree,) = one.grow([state], [Budget(5, 5)])
+    assert list(tree.tokens) == greedy(table, [3, 4], 5)
+    assert tree.parents == (-1, 0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("kept", [(), (0,), (0, 1, 2), (0, 1, 2, 3, 4)])
+def test_what_was_accepted_is_not_read_again(kept: tuple[int, ...]) -> None:
+    table = hashed(VOCAB, seed=1)
+    one = growth(TableLM(table))
+    seen = view([3, 4])
+    state = one.open(seen)
+    (tree,) = one.grow([state], [Budget(5, 5)])
+    seen.history.append([*(tree.tokens[node] for node in kept), 7])
+    one.observe([state], [Verdict(kept, 7)])
+    # the deepest node was never fed: nobody needed what comes behind it
+    assert state.covered == state.slot.length == 2 + min(len(kept), 4)
+    (tree,) = one.grow([state], [Budget(3, 3)])
+    assert list(tree.tokens) == greedy(table, seen.history.tokens.tolist(), 3)
+
+
+def test_a_full_window_starts_again_from_its_younger_half() -> None:
+    asked: list[int] = []
+    table = hashed(VOCAB, seed=1)
+
+    def noting(context: tuple[int, ...]) -> Tensor:
+        asked.append(len(context))
+        return table(context)
+
+    one = growth(TableLM(noting, max_length=20))
+    seen = view(list(range(8)))
+    state = one.open(seen)
+    lengths = []
+    for _ in range(60):
+        text = seen.history.tokens.tolist()
+        (tree,) = one.grow([state], [Budget(4, 4)])
+        known = state.slot.length
+        window = text if known == len(text) else [text[0], *text[-(known - 1) :]]
+        assert list(tree.tokens) == greedy(table, window, 4)
+        lengths.append(known)
+        seen.history.append([int(tree.tokens[0]), 5])
+        one.observe([state], [Verdict((0,), 5)])
+    assert max(asked) <= 20
+    assert min(lengths[10:]) == 11
+    one.close(state)
+
+
+def test_a_prompt_longer_than_the_window_and_the_deepest_tree_that_fits() -> None:
+    model = TableLM(hashed(VOCAB, seed=1), max_length=16)
+    one = growth(model, "chain")
+    state = one.open(view([1, 2, 3] * 40))
+    (tree,) = one.grow([state], [Budget(100, 100)])
+    assert len(tree) == 5
+    deep = Growth(model, shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True, vocab_size=VOCAB)
+    (tree,) = deep.grow([deep.open(view([1, 2, 3] * 40))], [Budget(100, 100)])
+    assert len(tree) == 16 - 8 - 2
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    table = hashed(VOCAB, seed=1)
+    text = [i % VOCAB for i in range(1300)]
+    one = growth(TableLM(table))
+    states = [one.open(view(tokens)) for tokens in (text, text[:3], text[:513])]
+    trees = one.grow(states, [Budget(2, 2)] * 3)
+    for tree, tokens in zip(trees, (text, text[:3], text[:513]), strict=True):
+        assert list(tree.tokens) == greedy(table, tokens, 2)
+
+
+@pytest.mark.parametrize("width", [VOCAB - 3, VOCAB + 5])
+@pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("chain", Draw.IID), ("best-6", Draw.FREE)])
+def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str, draw: Draw) -> None:
+    # a wide model that likes its surplus ids best, a narrow one that reads ids it does not have
+    base = hashed(width, seed=2)
+
+    def table(context: tuple[int, ...]) -> Tensor:
+        assert all(token < width for token in context)
+        found = base(context).clone()
+        found[VOCAB:] += 50.0
+        return found
+
+    one = growth(TableLM(table), shape, draw=draw)
+    states = [one.open(view([3, VOCAB - 1, 4], temperature=t)) for t in (0.0, 1.0)]
+    for tree in one.grow(states, [Budget(6, 6)] * 2):
+        assert len(tree) >= 5
+        assert max(tree.tokens) < min(width, VOCAB)
+        if draw is Draw.IID:
+            assert tree.laws is not None
+            assert tree.laws.shape == (len(tree), VOCAB)
+            assert torch.allclose(tree.laws.sum(-1), torch.ones(len(tree), dtype=tree.laws.dtype))
+
+
+@pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("2-2-2", Draw.FREE), ("iid-2-2", Draw.IID)])
+def test_nan_is_no_guess(shape: str, draw: Draw) -> None:
+    base = hashed(VOCAB, seed=1)
+
+    def table(context: tuple[int, ...]) -> Tensor:
+        return base(context) * (float("nan") if len(context) == 4 or context[:1] == (9,) else 1.0)
+
+    one = growth(TableLM(table), shape, draw=draw)
+    trees = one.grow([one.open(view(tokens)) for tokens in ([3, 4], [9, 4], [3])], [Budget(20, 5)] * 3)
+    deepest = [max((len(tree.path(node)) for node in range(len(tree))), default=0) for tree in trees]
+    assert deepest == [2, 0, min(3, len(parse_shape(shape, None).widths))]
+
+
+def test_tokens_that_controls_forbid_are_not_drafted() -> None:
+    table = hashed(VOCAB, seed=1)
+    params = SamplingParams(temperature=0, logit_bias={token: float("-inf") for token in range(2, VOCAB)})
+    forbidding = SequenceView(History([0]), build_controls(params, vocab_size=VOCAB, seed=1))
+    one = growth(TableLM(table), "best-8")
+    (tree,) = one.grow([one.open(forbidding)], [Budget(8, 6)])
+    assert set(tree.tokens) <= {0, 1}
+    assert len(tree) == 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", ["k=3", "tree=best-6", "tree=2-1-2,k=3"])
+def test_a_context_shorter_than_the_text_changes_nothing(tmp_path: Path, draft: str, temperature: float) -> None:
+    folder = drafter_folder("llama", tmp_path, max_position_embeddings=32)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    batch = prompts(CONTEXT - 60, 2)
+    plain = LLM(target("llama")).generate(batch, params)
+    done = LLM(target("llama"), f"model:{folder},{draft}").generate(batch, params)
+    assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+    assert all(0 < d.stats.accepted_tokens < d.stats.draft_tokens for d in done)
+
+
+@pytest.mark.parametrize("verify", ["coupled", "token"])
+@pytest.mark.parametrize("width", [VOCAB_SIZE - 8, VOCAB_SIZE + 32])
+def test_models_of_one_tokenizer_may_differ_in_width(tmp_path: Path, width: int, verify: str) -> None:
+    fresh("llama", vocab_size=width).save_pretrained(tmp_path)
+    backend().save_pretrained(tmp_path)
+    batch = [[90, 91, 92, 95], [3, 4, 5]]
+    params = SamplingParams(max_tokens=16, temperature=0.0 if verify == "token" else 1.0, seed=2)
+    plain = LLM(target("llama"), tokenizer=tokenizer()).generate(batch, params)
+    done = LLM(target("llama"), f"model:{tmp_path},k=3", verify=verify, tokenizer=tokenizer()).generate(batch, params)
+    assert [d.token_ids for d in done] == [d.token_ids for d in plain]
+    assert sum(d.stats.draft_tokens for d in done) > 0
+
+
+def test_without_tokenizers_another_width_is_refused(tmp_path: Path) -> None:
+    fresh("llama", vocab_size=64).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=rf"64 tokens and the target {VOCAB_SIZE}"):
+        LLM(target("llama"), f"model:{tmp_path}")
+
+
+def test_a_drafter_much_like_the_target_is_right_more_often() -> None:
+    table = hashed(VOCAB, seed=1, scale=3.0)
+    rates = []
+    for distance in (0.0, 1.0, 6.0):
+        one = growth(TableLM(near(table, seed=2, distance=distance)))
+        hits = 0
+        for start in range(40):
+            text = [start % VOCAB, start // VOCAB]
+            (tree,) = one.grow([one.open(view(text))], [Budget(1, 1)])
+            hits += list(tree.tokens) == greedy(table, text, 1)
+        rates.append(hits)
+    assert rates[0] == 40 > rates[1] > rates[2]
+
+
+def test_a_law_all_on_one_token_is_drafted_as_such() -> None:
+    law = [0.0] * VOCAB
+    law[5] = 1.0
+    one = growth(TableLM(listed({}, law)), "2-2")
+    (tree,) = one.grow([one.open(view([3], temperature=1.0))], [Budget(6, 2)])
+    assert (tree.tokens, tree.parents) == ((5, 5), (-1, 0))
