@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may depend on a network
 
+import pytest
 import torch
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
@@ -15,3 +19,16 @@ transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
+
+METHODS = Path(__file__).parent / "methods"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Scripts by name: while the test runs, `scripted:NAME` is a drafter that drafts as the script says."""
+    package = importlib.import_module("draftree.drafters")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(METHODS)])
+    drafter = importlib.import_module("draftree.drafters.scripted").ScriptedDrafter
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(drafter, "scripts", found)
+    return found

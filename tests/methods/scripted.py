@@ -1,0 +1,50 @@
+"""Drafts what a test wrote down: a method like any other, but for its place outside the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import numpy as np
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget
+from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+
+Script = Callable[[np.ndarray, Budget], TokenTree]
+
+
+@final
+class ScriptedDrafter(SequenceDrafter[SequenceView]):
+    """Asks the script of its name for a tree behind the tokens so far."""
+
+    scripts: ClassVar[dict[str, Script]] = {}
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`scripted:NAME`: which script; `k`: tokens ahead at most."""
+
+        name: str = field(metadata={"argument": True})
+        k: int = 6
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        return frozenset({Draw.FREE, Draw.POINT})
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        return config.k
+
+    @classmethod
+    def branches(cls, config: Config) -> bool:
+        return config.name.startswith("tree")
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._script = self.scripts[config.name]
+
+    def open(self, sequence: SequenceView) -> SequenceView:
+        return sequence
+
+    def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
+        return self._script(state.history.tokens, budget)
