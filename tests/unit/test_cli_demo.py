@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from cli_samples import DEMO_CONTEXT, save_tiny_model
 
-from draftree.cli import compare
+from draftree.cli import compare, demo
 from draftree.cli.demo import TALKS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.writing import Run, Setup
@@ -17,6 +18,12 @@ from draftree.completion import Completion
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("model"), chat=True, context=DEMO_CONTEXT))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers long enough to run in a circle."""
+    monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
 
 
 def test_both_prompts_are_answered_twice_and_held_together(model: str, capfd: pytest.CaptureFixture[str]) -> None:
