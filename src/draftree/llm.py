@@ -155,7 +155,8 @@ class LLM:
             try:
                 update = next(pieces)
             except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
+                done: Completion = end.value
+                return done
             for piece in update.pieces:
                 yield piece.text
 

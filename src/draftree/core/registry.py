@@ -93,7 +93,7 @@ class Registry(Generic[Base]):
         home, _, attribute = self._base.partition(":")
         base = getattr(importlib.import_module(home), attribute)
         module = importlib.import_module(module_name)
-        classes = [
+        classes: list[type[Base]] = [
             value
             for value in vars(module).values()
             if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
