@@ -125,20 +125,26 @@ def _verify(
     parts: Parts, sequences: Series[WritingSequence], trees: Series[TokenTree], laws: Laws
 ) -> list[Verdict | None]:
     verdicts: list[Verdict | None] = []
-    for index, (sequence, tree, finite) in enumerate(zip(sequences, trees, laws.finite(), strict=True)):
-        if not finite:
-            sequence.fail(
-                NonFiniteLogitsError(
-                    f"request {sequence.request_id}: at position {len(sequence.history)} the model's logits are NaN or "
-                    "infinite, or the sampling controls left no token: check weights and dtype (float16 overflows "
-                    "where bfloat16 does not), or loosen the controls"
-                )
-            )
-            verdicts.append(None)
-            continue
+    for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
         noise = sequence.controls.noise.stream("verify", len(sequence.history))
         verdicts.append(parts.verifier.verify(tree, laws.of(index), NoiseChance(noise)))
+    # rows that the walk did not visit do not count: plain decoding would never have seen them
+    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in verdicts if verdict is not None]
+    for index, finite in enumerate(laws.finite(visited)):
+        if not finite:
+            verdicts[index] = None
+            _fail(sequences[index])
     return verdicts
+
+
+def _fail(sequence: WritingSequence) -> None:
+    sequence.fail(
+        NonFiniteLogitsError(
+            f"request {sequence.request_id}: at position {len(sequence.history)} the model's logits are NaN or "
+            "infinite, or the sampling controls left no token: check weights and dtype (float16 overflows "
+            "where bfloat16 does not), or loosen the controls"
+        )
+    )
 
 
 def _write(

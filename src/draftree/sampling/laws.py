@@ -91,12 +91,18 @@ class Laws:
                 logits[span] = part
         return logits
 
-    def finite(self) -> list[bool]:
-        """For each sequence, whether every row has a token to choose and no NaN."""
+    def finite(self, rows: Sequence[Sequence[int]] | None = None) -> list[bool]:
+        """For each sequence, whether its rows have a token to choose and no NaN.
+
+        Args:
+            rows: for each sequence the rows that count (0 the root's, 1 + i node i's); None for all.
+        """
         if not self.rows:
             return []
         good = self.logits.amax(dim=-1).isfinite().tolist()
-        return [all(good[self.span(index)]) for index in range(len(self.rows))]
+        if rows is None:
+            return [all(good[self.span(index)]) for index in range(len(self.rows))]
+        return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
 
     def perturbed(self, streams: Sequence[Noise]) -> Tensor:
         """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
