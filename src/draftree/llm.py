@@ -151,15 +151,15 @@ class LLM:
         Returns:
             The completion, as the value of the finished generator.
         """
-        pieces = self.stream_updates(prompt, params)
-        while True:
-            try:
-                update = next(pieces)
-            except StopIteration as end:
-                done: Completion = end.value
-                return done
-            for piece in update.pieces:
-                yield piece.text
+        with closing(self.stream_updates(prompt, params)) as updates:
+            while True:
+                try:
+                    update = next(updates)
+                except StopIteration as end:
+                    done: Completion = end.value
+                    return done
+                for piece in update.pieces:
+                    yield piece.text
 
     def stream_updates(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
