@@ -93,14 +93,15 @@ class Registry(Generic[Base]):
         home, _, attribute = self._base.partition(":")
         base = getattr(importlib.import_module(home), attribute)
         module = importlib.import_module(module_name)
-        classes: list[type[Base]] = [
+        classes: list[Any] = [
             value
             for value in vars(module).values()
             if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
         ]
         if len(classes) != 1:
             raise ConfigurationError(f"{module_name} must define exactly one {self.kind}, it defines {len(classes)}")
-        return classes[0]
+        found: type[Base] = classes[0]
+        return found
 
     def configure(self, spec: Spec) -> tuple[type[Base], Any]:
         """The class of a spec and its validated configuration.
