@@ -1,0 +1,148 @@
+"""Planners, rules, batches and lengths of all kinds: the text stays plain decoding's."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree import LLM, SamplingParams
+from draftree.models.loading import load_model, wrap_model
+from draftree.planners.base import PLANNERS
+from families import drafter_folder, fresh, peer, prompts, target, transformers_greedy
+
+PROMPTS = prompts(3, 30, 1, 11)
+NUM_TOKENS = 20
+SHORT_CONTEXT = 40
+PLANS = {
+    "additive": ["additive", "additive,start=4"],
+    "fixed": ["fixed", "fixed:0", "fixed:1", "fixed:9"],
+    "heuristic": ["heuristic", "heuristic,start=1"],
+    "survival": ["survival", "survival,nodes=3"],
+    "threshold": ["threshold", "threshold:0.9", "threshold:0,k=2"],
+}
+"""Specs of every planner, beside its bare name."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drafter_folder("llama", tmp_path_factory.mktemp("drafters"))
+
+
+def sampling(temperature: float, **more: Any) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": NUM_TOKENS, "temperature": temperature, "seed": 21} | more))
+
+
+@functools.cache
+def plain(temperature: float) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in LLM(target("llama")).generate(PROMPTS, sampling(temperature))]
+
+
+def planner_specs() -> list[str]:
+    return [spec for name in PLANNERS.names() for spec in PLANS.get(name, [name])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("plan", planner_specs())
+def test_no_planner_changes_the_text(plan: str, temperature: float, folder: Path) -> None:
+    for draft in ("ngram,min=1", f"model:{folder}", f"model:{folder},tree=2-2-1"):
+        done = LLM(target("llama"), draft, plan=plan).generate(PROMPTS, sampling(temperature))
+        assert [d.token_ids for d in done] == plain(temperature), draft
+        if plan == "fixed:0":
+            assert sum(d.stats.draft_tokens for d in done) == 0
+
+
+@pytest.mark.parametrize("verify", ["coupled", "match"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", ["chain", "best-8", "2-1-2", "iid-2-2", "wor-3-1"])
+def test_rules_that_walk_along_picks_change_nothing(verify: str, temperature: float, shape: str, folder: Path) -> None:
+    llm = LLM(target("llama"), f"model:{folder},tree={shape}", verify=verify)
+    done = llm.generate(PROMPTS, sampling(temperature))
+    assert [d.token_ids for d in done] == plain(temperature)
+    assert sum(d.stats.accepted_tokens for d in done) > 0
+
+
+@pytest.mark.parametrize(
+    ("verify", "draft"),
+    [
+        ("token", "ngram,min=1"),
+        ("token", "model:{}"),
+        ("block", "ngram,min=1"),
+        ("block", "model:{}"),
+        ("multistep", "model:{},tree=iid-2-2"),
+        ("multistep", "model:{},tree=iid-2-1+ngram,min=1"),
+        ("recursive", "model:{},tree=wor-2-2"),
+        ("traversal", "model:{},tree=wor-2-2"),
+        ("traversal", "model:{},tree=iid-2-2"),
+    ],
+)
+def test_rules_with_draft_laws_are_greedy_at_temperature_zero(verify: str, draft: str, folder: Path) -> None:
+    done = LLM(target("llama"), draft.format(folder), verify=verify).generate(PROMPTS, sampling(0.0))
+    assert [d.token_ids for d in done] == plain(0.0)
+    assert sum(d.stats.accepted_tokens for d in done) > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("draft", ["none", "ngram,min=1", "model:{},tree=best-6"])
+def test_places_in_the_batch_change_nothing(size: int, draft: str, folder: Path) -> None:
+    llm = LLM(target("llama"), draft.format(folder), max_batch_size=size)
+    forward = llm.generate(PROMPTS, sampling(1.0))
+    backward = llm.generate(PROMPTS[::-1], sampling(1.0))
+    assert [d.token_ids for d in forward] == [d.token_ids for d in backward[::-1]] == plain(1.0)
+
+
+@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=best-6"])
+def test_n_texts_are_the_same_with_drafts(draft: str, folder: Path) -> None:
+    params = sampling(1.0, n=3)
+    plainly = LLM(target("llama")).generate(PROMPTS[:2], params)
+    done = LLM(target("llama"), draft.format(folder)).generate(PROMPTS[:2], params)
+    assert [(d.index, d.seed, d.token_ids) for d in done] == [(p.index, p.seed, p.token_ids) for p in plainly]
+    assert len({d.token_ids for d in done}) == 6
+
+
+def test_a_drafter_that_is_the_target_is_always_right(tmp_path: Path) -> None:
+    folder = drafter_folder("llama", tmp_path, distance=0.0)
+    for temperature in (0.0, 1.0):
+        done = LLM(target("llama"), f"model:{folder},k=4").generate(PROMPTS, sampling(temperature))
+        assert [d.token_ids for d in done] == plain(temperature)
+        assert all(d.stats.accepted_tokens == d.stats.draft_tokens == 16 for d in done)
+        assert all((d.stats.rounds, d.stats.acceptance_length) == (4, 5.0) for d in done)
+
+
+@functools.cache
+def long_context() -> Any:
+    return fresh("llama", max_position_embeddings=1400)
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 1024, 1025, 1300])
+def test_long_prompts_are_read_in_chunks(length: int, tmp_path: Path) -> None:
+    (prompt,) = prompts(length)
+    short = prompts(7)[0]
+    params = sampling(0.0, max_tokens=10)
+    drafter = drafter_folder("llama", tmp_path, max_position_embeddings=1400)
+    model = wrap_model(long_context())
+    done = LLM(model, f"model:{drafter},k=3").generate([prompt, short], params)
+    assert list(done[0].token_ids) == transformers_greedy(fresh("llama", max_position_embeddings=1400), prompt, 10)
+    assert done[1].token_ids == LLM(model).generate([short], params)[0].token_ids
+    sampled = [LLM(model, draft).generate([prompt, short], sampling(1.0, max_tokens=10)) for draft in (None, "ngram")]
+    assert [d.token_ids for d in sampled[0]] == [d.token_ids for d in sampled[1]]
+
+
+@pytest.mark.parametrize("draft", [None, "ngram,min=1", "model:{},tree=best-6"])
+@pytest.mark.parametrize("free", [1, 2, 5])
+def test_a_prompt_that_nearly_fills_the_context(free: int, draft: str | None, folder: Path) -> None:
+    model = wrap_model(fresh("llama", max_position_embeddings=SHORT_CONTEXT))
+    (prompt,) = prompts(SHORT_CONTEXT - free)
+    (done,) = LLM(model, draft and draft.format(folder)).generate(prompt, sampling(0.0, max_tokens=None))
+    assert list(done.token_ids) == transformers_greedy(peer("llama"), prompt, free)
+    assert done.finish_reason == "length"
+
+
+def test_packed_weights_write_the_same_texts(folder: Path) -> None:
+    packed = load_model(drafter_folder("llama", folder.parent, distance=0.0), dtype="float32", packed=True)
+    for temperature in (0.0, 1.0):
+        for draft in (None, "ngram,min=1", f"model:{folder}"):
+            done = LLM(packed, draft).generate(PROMPTS, sampling(temperature))
+            assert [d.token_ids for d in done] == plain(temperature)
