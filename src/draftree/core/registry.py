@@ -62,6 +62,9 @@ class Registry(Generic[Base]):
         self._base = base
         self._support = support
 
+    def __str__(self) -> str:
+        return f"{self.kind}s"
+
     def methods(self) -> list[Method]:
         """All methods of the folder, by name; reads files, imports none of them."""
         folder = importlib.import_module(self.package).__path__
