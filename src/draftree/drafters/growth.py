@@ -80,8 +80,9 @@ class Growth:
         self._shares_noise = shares_noise and draw is Draw.FREE
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the model's slots."""
-        self._stepper.reserve(num_sequences, length + self._shape.num_nodes)
+        """Make room in the model's slots: no more than it can read, whatever the length of the texts."""
+        readable = min(length, self._stepper.model.max_length)
+        self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """State for a new sequence."""

@@ -53,6 +53,15 @@ class Shape:
             total += level
         return total if self.num_best is None else min(total, self.num_best)
 
+    @property
+    def num_fed(self) -> int:
+        """Nodes that a model reads at most while the tree grows: all levels but the last, given-up ones included."""
+        total, level = 0, 1
+        for width in self.widths[:-1]:
+            level = level * width if self.num_best is None else min(level * width, self.num_best)
+            total += level
+        return total
+
 
 def parse_shape(text: str, k: int | None) -> Shape:
     """The shape of a draft spec's options `tree` and `k`; k limits the levels.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from draftree.core.types import RoundRecord
 from draftree.engine.parts import Parts
-from draftree.engine.round import PREFILL_ROWS, prefill, run_round
+from draftree.engine.round import MAX_NODES, PREFILL_ROWS, prefill, run_round
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import Piece, WritingSequence
 
 DRAFT_ROOM = 64
-"""Tentative tokens for which slots have room from the start."""
+"""Tentative tokens for which slots have room from the start; more if the drafter's trees are larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class Engine:
         if not admitted:
             return
         parts = self._parts
-        count, length = len(self._scheduler.running), max(s.limit for s in admitted) + DRAFT_ROOM
+        tree = max(DRAFT_ROOM, min(parts.planner.default_nodes, MAX_NODES))
+        count, length = len(self._scheduler.running), max(s.limit for s in admitted) + tree
         parts.target.reserve(count, length)
         if parts.drafter is not None:
             parts.drafter.reserve(count, length)
