@@ -1,0 +1,112 @@
+"""Prompt lookup: the longest match wins, of equal ones the latest, and the fast search finds what a slow one finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw
+from draftree.core.types import Budget
+from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
+from draftree.drafters.ngram import NgramDrafter, find_continuation
+from draftree.models.table import TableLM, hashed
+from draftree.sampling.controls import build_controls
+from draftree.sampling.history import History
+
+
+def searched(tokens: list[int], *, longest: int, shortest: int) -> int | None:
+    """Place by place, longest run first, from the end."""
+    for length in range(longest, shortest - 1, -1):
+        tail = tokens[-length:]
+        for start in range(len(tokens) - length - 1, -1, -1):
+            if len(tail) == length and tokens[start : start + length] == tail:
+                return start + length
+    return None
+
+
+PLENTY = Budget(9, 9)
+
+
+def drafted(tokens: list[int], *, budget: Budget = PLENTY, **options: int) -> list[int]:
+    def load(name: str) -> LoadedDraftModel:
+        raise AssertionError("no model is needed")
+
+    context = DraftContext(TableLM(hashed(99, seed=1)), None, Draw.POINT, False, load)
+    drafter = NgramDrafter(NgramDrafter.Config(**options), context)
+    view = SequenceView(History(tokens), build_controls(SamplingParams(), vocab_size=99, seed=1))
+    (tree,) = drafter.draft([drafter.open(view)], [budget])
+    return list(tree.tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
+        ([1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2]),
+        ([7, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2], [3, 9, 1, 2, 4, 7, 1, 2]),
+        ([1, 2, 3, 4], []),
+        ([5], []),
+        ([5, 5], []),
+        ([5, 5, 5], [5]),
+        ([5, 5, 5, 5, 5], [5]),
+        ([1, 2, 1, 2, 1, 2], [1, 2]),
+        ([3, 1, 9, 2, 1], []),
+    ],
+)
+def test_lookups_by_hand(tokens: list[int], found: list[int]) -> None:
+    assert drafted(tokens) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"min": 1, "max": 1}, [7, 2, 3]),
+        ({"min": 1, "max": 2}, [6, 9, 3, 7, 2, 3]),
+        ({"min": 1, "max": 4}, [6, 9, 3, 7, 2, 3]),
+        ({"min": 3, "max": 4}, []),
+        ({"min": 2, "max": 4, "k": 2}, [6, 9]),
+    ],
+)
+def test_options_say_how_much_must_match(options: dict[str, int], found: list[int]) -> None:
+    assert drafted([2, 3, 5, 2, 3, 6, 9, 3, 7, 2, 3], **options) == found
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"), [(Budget(0, 0), 0), (Budget(3, 9), 3), (Budget(9, 2), 2), (Budget(0, 5), 0)]
+)
+def test_a_budget_cuts_what_is_copied(budget: Budget, count: int) -> None:
+    assert len(drafted([1, 2, 3, 4, 5, 6, 1, 2], budget=budget)) == count
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    shortest=st.integers(1, 4),
+    more=st.integers(0, 4),
+)
+def test_the_search_finds_what_a_slow_one_finds(tokens: list[int], shortest: int, more: int) -> None:
+    longest = shortest + more
+    found = find_continuation(np.array(tokens), longest=longest, shortest=shortest)
+    assert found == searched(tokens, longest=longest, shortest=shortest)
+
+
+@pytest.mark.parametrize("options", [{"min": 0}, {"max": 1}, {"min": 3, "max": 2}, {"k": 0}])
+def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError):
+        NgramDrafter.Config(**options)
+
+
+def test_a_text_that_repeats_is_written_in_few_rounds() -> None:
+    def table(context: tuple[int, ...]) -> object:
+        logits = hashed(9, seed=1)(()).clone()
+        logits[(context[-1] + 1) % 9 if context else 0] += 20.0
+        return logits
+
+    llm = LLM(TableLM(table), "ngram")  # type: ignore[arg-type]
+    (done,) = llm.generate([0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1], SamplingParams(max_tokens=40, temperature=0))
+    assert list(done.token_ids) == [(2 + i) % 9 for i in range(40)]
+    assert done.stats.rounds <= 5
+    assert done.stats.accepted_tokens == done.stats.draft_tokens >= 35
