@@ -16,9 +16,10 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain, is_path, is_rooted
-from draftree.models.attention import NAME, ProbePass, SlotPass, announced, plan_blocks, register
+from draftree.models.attention import NAME, ProbePass, announced, register
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.passes import SlotPass, plan_blocks
 from draftree.models.slots import CLOSED, KVMemory, KVSlot
 
 logger = logging.getLogger(__name__)
