@@ -214,6 +214,34 @@ def test_a_pruned_chain_goes_on_growing(name: str) -> None:
 
 
 @any_model
+@pytest.mark.parametrize("length", [0, 3, len(PREFIX)])
+def test_a_truncated_prefix_goes_on_from_where_it_was_cut(name: str, length: int) -> None:
+    one = subject(name)
+    slot, other = filled(one.model, PREFIX), filled(one.model, PREFIX[::-1])
+    one.model.extend([Extend(slot, TREE, one.parents)])
+    one.model.truncate(slot, length)
+    assert (slot.length, slot.num_tentative) == (length, 0)
+    scores = one.model.extend([Extend(slot, TREE, one.parents), Extend(other, [3], [-1])])
+    assert same(scores.of(0), wanted_rows(one, PREFIX[:length], TREE, one.parents))
+    assert same(scores.of(1), one.rows([*PREFIX[::-1], 3])[-1:])
+    one.model.commit(slot, [0])
+    scores = one.model.extend([Extend(slot, [4], [-1])])
+    assert same(scores.logits, one.rows([*PREFIX[:length], TREE[0], 4])[-1:])
+    one.model.close(slot)
+    one.model.close(other)
+
+
+@any_model
+@pytest.mark.parametrize("length", [-1, len(PREFIX) + 1])
+def test_a_prefix_is_cut_within_itself(name: str, length: int) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    with pytest.raises(MISUSE):
+        model.truncate(slot, length)
+    model.close(slot)
+
+
+@any_model
 def test_a_fork_and_its_origin_go_their_own_ways(name: str) -> None:
     one = subject(name)
     slot = filled(one.model, PREFIX)
@@ -277,6 +305,7 @@ def test_a_slot_is_closed_once_and_not_used_again(name: str) -> None:
         lambda: model.close(slot),
         lambda: model.extend([Extend(slot, [3], [-1])]),
         lambda: model.commit(slot, []),
+        lambda: model.truncate(slot, 1),
         lambda: model.fork(slot),
     ):
         with pytest.raises(MISUSE):

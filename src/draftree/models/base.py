@@ -103,6 +103,10 @@ class LanguageModel(ABC):
         """
 
     @abstractmethod
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Only the first `length` tokens of the prefix stay; the tentative tree is dropped."""
+
+    @abstractmethod
     def fork(self, slot: Slot) -> Slot:
         """A new slot with the same committed prefix and an empty tree."""
 

@@ -188,6 +188,10 @@ class HFModel(LanguageModel):
         self._memory.gather(pruned.index, start=pruned.length, offsets=keep)
         pruned.keep(keep)
 
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Forget where the prefix went on; what is stored there is written over."""
+        _slot(slot).truncate(length)
+
     @torch.inference_mode()
     def fork(self, slot: Slot) -> KVSlot:
         """Copy the prefix into a new slot."""

@@ -126,6 +126,13 @@ class CachedModel(LanguageModel):
         pruned._length, pruned.tentative = length, count
 
     @torch.inference_mode()
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Crop the cache."""
+        cut = _slot(slot)
+        assert 0 <= length <= cut.length, "a prefix is cut, not lengthened"
+        cut.set_length(length)
+
+    @torch.inference_mode()
     def fork(self, slot: Slot) -> CacheSlot:
         """Copy the prefix into a new slot."""
         source = _slot(slot)

@@ -133,6 +133,14 @@ class SequentialModel(LanguageModel):
         pruned.tokens = [pruned.tokens[node] for node in keep]
         self._drop_branches(pruned)
 
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Cut the base slot; branches and tree are forgotten."""
+        cut = _leaf_slot(slot)
+        self._drop_branches(cut)
+        self.base.truncate(cut.base, length)
+        cut.tokens.clear()
+        cut.parents.clear()
+
     def fork(self, slot: Slot) -> LeafSlot:
         """A new slot with the same prefix."""
         return LeafSlot(self.base.fork(_leaf_slot(slot).base))

@@ -59,6 +59,12 @@ class KVSlot(Slot):
         place = {node: new for new, node in enumerate(nodes)} | {ROOT: ROOT}
         self.parents, self.depths = [place[self.parents[n]] for n in nodes], [self.depths[n] for n in nodes]
 
+    def truncate(self, length: int) -> None:
+        """The first `length` stored tokens are the prefix now; the rest and the tree are forgotten."""
+        assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
+        self._length = length
+        self.commit(0)
+
     def copy_prefix(self, other: KVSlot) -> None:
         """Take over the length of another slot's prefix."""
         self._length = other._length

@@ -209,6 +209,15 @@ class TableLM(LanguageModel):
         held.parents = [place[held.parents[node]] for node in kept]
         held.tokens = [held.tokens[node] for node in kept]
 
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Keep the first tokens of the prefix, and no tree."""
+        held = self._checked(slot)
+        if not 0 <= length <= held.length:
+            raise ValueError(f"truncate to {length} tokens, but the prefix has {held.length}: name 0 to {held.length}")
+        del held.prefix[length:]
+        held.tokens.clear()
+        held.parents.clear()
+
     def _checked(self, slot: Slot) -> _TableSlot:
         held = self._slots.get(slot)
         if held is None:
