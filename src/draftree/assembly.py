@@ -133,13 +133,12 @@ def build_parts(
         own = None if loaded.folder is None else Tokenizer.load(loaded.folder)
         if methods.branches and not loaded.model.supports_trees:
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
-        return LoadedDraftModel(loaded.model, None if own is None else own.vocabulary(), os.fspath(name))
+        return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
-    vocabulary = None if tokenizer is None else tokenizer.vocabulary()
     built: list[Drafter[Any]] = []
     for method in methods.drafters:
         draw = part_draw(method.draws, methods.draw)
-        context = DraftContext(target.model, vocabulary, draw, methods.verifier.shares_noise, load)
+        context = DraftContext(target.model, tokenizer, draw, methods.verifier.shares_noise, load)
         built.append(method.cls(method.config, context))
     if len(built) == 1:
         return Parts(target.model, methods.verifier, methods.planner, built[0])

@@ -17,6 +17,7 @@ from draftree.drafters import DRAFTERS
 from draftree.models.base import LanguageModel
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
+from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["DRAFTERS", "DraftContext", "Drafter", "LoadedDraftModel", "SequenceDrafter", "SequenceView"]
 
@@ -33,10 +34,10 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraftModel:
-    """A model that a drafter steps, and the tokens it knows by id (None where the model has no tokenizer)."""
+    """A model that a drafter steps, and its tokenizer (None where it has none)."""
 
     model: LanguageModel
-    vocabulary: Sequence[str] | None
+    tokenizer: Tokenizer | None
     name: str
 
 
@@ -46,14 +47,14 @@ class DraftContext:
 
     Attributes:
         target: the model whose text is wanted.
-        vocabulary: the target's tokens by id, None where it has no tokenizer.
+        tokenizer: the target's, None where it has none.
         draw: how children must be drawn, as agreed with the verifier.
         shares_noise: whether candidates are ranked with the request's own noise (else with another stream).
         load_model: loads the model that a spec names.
     """
 
     target: LanguageModel
-    vocabulary: Sequence[str] | None
+    tokenizer: Tokenizer | None
     draw: Draw
     shares_noise: bool
     load_model: Callable[[str], LoadedDraftModel]

@@ -69,8 +69,8 @@ class ModelDrafter(Drafter[SteppedSequence]):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)
-        if context.vocabulary is not None and loaded.vocabulary is not None:
-            require_same(context.vocabulary, loaded.vocabulary, "the target", loaded.name)
+        if context.tokenizer is not None and loaded.tokenizer is not None:
+            require_same(context.tokenizer.vocabulary(), loaded.tokenizer.vocabulary(), "the target", loaded.name)
         elif loaded.model.vocab_size != context.target.vocab_size:
             raise ConfigurationError(
                 f"drafter '{loaded.name}' has {loaded.model.vocab_size} tokens and the target "
