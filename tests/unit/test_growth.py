@@ -161,6 +161,19 @@ def test_tokens_that_controls_forbid_are_not_drafted() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_the_best_tree_is_the_best_of_the_whole_tree(count: int, temperature: float) -> None:
+    table = hashed(VOCAB, seed=6, scale=2.0)
+    trees = []
+    for shape in (f"best-{count}", "12-12-12"):
+        one = Growth(TableLM(table), shape=parse_shape(shape, 3), draw=Draw.FREE, shares_noise=True, vocab_size=VOCAB)
+        trees.extend(one.grow([one.open(view([3, 4], temperature=temperature))], [Budget(2000, 3)]))
+    found, whole = trees
+    best = sorted(whole.scores, reverse=True)[:count]
+    assert sorted(found.scores, reverse=True) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", ["k=3", "tree=best-6", "tree=2-1-2,k=3"])
 def test_a_context_shorter_than_the_text_changes_nothing(tmp_path: Path, draft: str, temperature: float) -> None:
     folder = drafter_folder("llama", tmp_path, max_position_embeddings=32)

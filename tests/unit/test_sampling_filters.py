@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.sampling import search
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
-from draftree.sampling.search import argmax, descending, drop_below, largest
+from draftree.sampling.search import argmax, descending, drop_below, largest, leading, log_total
 
 INF = math.inf
 DTYPES = [torch.float32, torch.float64]
@@ -145,3 +145,29 @@ def test_drop_below_equals_masked_fill(seed: int, dtype: torch.dtype) -> None:
     least = values[:, 3:4].clone()
     expected = values.masked_fill(values < least, -INF)
     assert np.array_equal(drop_below(values, least).numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "columns", "count"), [(1, 5, 1), (3, 5, 5), (2, 40, 3), (4, 1003, 32), (2, 1000, 600)]
+)
+def test_leading_columns_are_the_largest_in_order(rows: int, columns: int, count: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    values = torch.randn(rows, columns, generator=generator, dtype=dtype)
+    values[:, 2] = -INF
+    found, best = leading(values, count)
+    expected = values.sort(dim=-1, descending=True)
+    assert torch.equal(best, expected.values[:, :count])
+    assert torch.equal(values.gather(-1, found), best)
+    assert all(len(set(row)) == count for row in found.tolist())
+
+
+def test_a_nan_leads() -> None:
+    _, best = leading(torch.tensor([[1.0, INF, math.nan, 2.0]]), 2)
+    assert best[0].isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 11])
+def test_log_total_is_of_whole_rows(rows: int) -> None:
+    scores = torch.randn(rows, 30, generator=torch.Generator().manual_seed(rows))
+    assert torch.allclose(log_total(scores), scores.exp().sum(-1, keepdim=True).log())

@@ -179,3 +179,16 @@ def test_nan_is_seen_behind_every_control() -> None:
         raw = random_logits(2)
         raw[1, 9] = math.nan
         assert Laws(raw, [entry(values, written(1, output=[9]), [[], [9]])]).finite() == [False]
+
+
+@pytest.mark.parametrize("paths", [[[], [3], [4], [3, 4]], [[3], [4], [5]], [[3]]])
+@pytest.mark.parametrize("values", [{"temperature": 0.6}, {}, {"temperature": 0}])
+def test_laws_may_be_lost_on_the_way_to_the_picks(paths: list[list[int]], values: dict[str, Any]) -> None:
+    raw = random_logits(len(paths))
+    rows = entry(values, written(1, 2), paths, seed=4)
+    kept = Laws(raw, [rows]).perturbed([Noise(4)])
+    lost = Laws(raw.clone(), [rows], overwrites=True).perturbed([Noise(4)], in_place=True)
+    assert torch.equal(kept, lost)
+    # siblings stand at one position and share its noise
+    one_by_one = [Laws(raw[i : i + 1], [entry(values, written(1, 2), [p], seed=4)]) for i, p in enumerate(paths)]
+    assert torch.equal(kept, torch.cat([laws.perturbed([Noise(4)]) for laws in one_by_one]))

@@ -67,19 +67,27 @@ class Registry(Generic[Base]):
 
     def methods(self) -> list[Method]:
         """All methods of the folder, by name; reads files, imports none of them."""
-        folder = importlib.import_module(self.package).__path__
         found = []
-        for info in pkgutil.iter_modules(folder):
-            if info.name not in self._support and not info.name.startswith("_"):
-                path = Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
-                docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-                name = info.name.replace("_", "-")
-                found.append(Method(name, f"{self.package}.{info.name}", docstring.split("\n", 1)[0]))
-        return sorted(found, key=lambda method: method.name)
+        for name, path in self._files().items():
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            found.append(Method(name, self._module(name), docstring.split("\n", 1)[0]))
+        return found
 
     def names(self) -> list[str]:
         """Names of all methods."""
-        return [method.name for method in self.methods()]
+        return list(self._files())
+
+    def _files(self) -> dict[str, Path]:
+        """Name to file, by name; the folder is read anew every time, the files are not."""
+        found = {
+            info.name.replace("_", "-"): Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
+            for info in pkgutil.iter_modules(importlib.import_module(self.package).__path__)
+            if info.name not in self._support and not info.name.startswith("_")
+        }
+        return dict(sorted(found.items()))
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{name.replace('-', '_')}"
 
     def find(self, name: str) -> type[Base]:
         """The class of a method.
@@ -87,10 +95,10 @@ class Registry(Generic[Base]):
         Raises:
             ConfigurationError: no such method.
         """
-        for method in self.methods():
-            if method.name == name:
-                return self._class_in(method.module)
-        raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, self.names())}")
+        names = self.names()
+        if name in names:
+            return self._class_in(self._module(name))
+        raise ConfigurationError(f"unknown {self.kind} '{name}': {suggestion(name, names)}")
 
     def _class_in(self, module_name: str) -> type[Base]:
         home, _, attribute = self._base.partition(":")

@@ -7,6 +7,7 @@ take theirs from streams of this round and node alone.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from draftree.drafters.shapes import Shape
 from draftree.drafters.stepping import SteppedSequence, Stepper
 from draftree.models.base import Extend, LanguageModel
 from draftree.sampling.laws import LawRows, Laws
+from draftree.sampling.search import argmax, leading, log_total
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class _Growing:
     laws: list[Tensor] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     unsure: set[int] = field(default_factory=set)
+    leaders: list[float] = field(default_factory=list)
+    """A heap of the highest scores so far, as many as the budget has nodes."""
 
     def path(self, node: int) -> list[int]:
         tokens: list[int] = []
@@ -50,9 +54,20 @@ class _Growing:
             self.unsure.add(len(self.tokens))
         self.tokens.append(token)
         self.parents.append(parent)
-        self.scores.append(score + (self.scores[parent] if parent != ROOT else 0.0))
+        self.scores.append(score + self.score_of(parent))
         if law is not None:
             self.laws.append(law)
+        heapq.heappush(self.leaders, self.scores[-1])
+        if len(self.leaders) > self.budget.num_nodes:
+            heapq.heappop(self.leaders)
+
+    def score_of(self, node: int) -> float:
+        """Cumulated score; the root's is 0."""
+        return 0.0 if node == ROOT else self.scores[node]
+
+    def may_lead(self, score: float) -> bool:
+        """Whether a new node of this score would be among the best; of equals the older ones are."""
+        return len(self.leaders) < self.budget.num_nodes or score > self.leaders[0]
 
     def best(self, count: int) -> list[int]:
         """The nodes of highest survival: with every node its parent, whose score is never lower."""
@@ -96,6 +111,7 @@ class Growth:
         """Keep what was accepted of what was fed."""
         self._stepper.keep(states, [verdict.path for verdict in verdicts])
 
+    @torch.inference_mode()
     def grow(self, states: Sequence[SteppedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         """A tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
@@ -131,8 +147,9 @@ class Growth:
 
     def _choose(self, active: Sequence[_Growing], logits: Tensor, width: int) -> None:
         """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""
+        num_best = self._shape.num_best
         rows = [LawRows(g.state.view.history, g.state.view.controls, [g.path(n) for n in g.frontier]) for g in active]
-        laws = Laws(logits, rows)
+        laws = Laws(logits, rows, overwrites=True)
         chosen, scores = self._candidates(active, laws, width)
         confidence = self._confidence(active, laws, chosen)
         tokens, values = chosen.tolist(), scores.tolist()
@@ -143,7 +160,9 @@ class Growth:
                 place = span.start + row
                 for token, value, sure in zip(tokens[place], values[place], confidence[place], strict=True):
                     # children are cut by number, never by what they are: a draw that is looked at must count
-                    if self._shape.num_best is None and len(g.tokens) == g.budget.num_nodes:
+                    if num_best is None and len(g.tokens) == g.budget.num_nodes:
+                        break
+                    if num_best is not None and not g.may_lead(value + g.score_of(node)):
                         break
                     # NaN as well: a drafter that has lost its mind guesses nothing
                     if not value > float("-inf"):
@@ -155,24 +174,27 @@ class Growth:
         """Tokens and log-probabilities of the children, both of shape (rows, width)."""
         width = min(width, laws.logits.shape[-1])
         if self._draw is Draw.FREE:
-            perturbed = laws.perturbed([g.noise for g in active])
-            best = perturbed.log_softmax(dim=-1).topk(width, dim=-1)
-            return best.indices, best.values
-        log_laws = laws.logits.log_softmax(dim=-1)
+            perturbed = laws.perturbed([g.noise for g in active], in_place=not self._asks_confidence(active))
+            chosen, values = leading(perturbed, width)
+            return chosen, values - log_total(perturbed)
         streams = [g.noise.stream(node) for g in active for node in g.frontier]
         if self._draw is Draw.WITHOUT_REPLACEMENT:
-            chosen = laws.perturbed_rows(streams).topk(width, dim=-1).indices
+            chosen, _ = leading(laws.perturbed_rows(streams), width)
         else:
-            draws = [laws.perturbed_rows([s.stream(child) for s in streams]).argmax(dim=-1) for child in range(width)]
-            chosen = torch.stack(draws, dim=-1)
-        return chosen, log_laws.gather(-1, chosen)
+            draws = [argmax(laws.perturbed_rows([s.stream(child) for s in streams])) for child in range(width)]
+            chosen = torch.tensor(draws, device=laws.logits.device).T
+        return chosen, _log_probs(laws.logits, chosen)
 
     def _confidence(self, active: Sequence[_Growing], laws: Laws, chosen: Tensor) -> list[list[float]]:
         """Probabilities of the children under the drafter's own law; 1 where no budget asks."""
-        if not any(g.budget.min_confidence for g in active):
+        if not self._asks_confidence(active):
             return [[1.0] * chosen.shape[1]] * chosen.shape[0]
-        found: list[list[float]] = laws.logits.softmax(dim=-1).gather(-1, chosen).tolist()
+        found: list[list[float]] = _log_probs(laws.logits, chosen).exp().tolist()
         return found
+
+    @staticmethod
+    def _asks_confidence(active: Sequence[_Growing]) -> bool:
+        return any(g.budget.min_confidence for g in active)
 
     def _advance(self, g: _Growing, first: int) -> None:
         """The new nodes that are worth growing on are the next frontier."""
@@ -193,3 +215,8 @@ class Growth:
         place = {node: new for new, node in enumerate(kept)}
         g.state.fed = {place[node]: fed for node, fed in g.state.fed.items() if node in place}
         return prune(tree, kept)
+
+
+def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Log-probabilities of the chosen columns only: a whole row of them costs far more than its sum."""
+    return logits.gather(-1, chosen) - log_total(logits)

@@ -46,10 +46,13 @@ class Laws:
     Args:
         raw: the model's logits, shape (rows, vocab).
         rows: whose rows they are, in order; together they cover `raw`.
+        overwrites: work in `raw` itself, which nobody reads again: at this width fresh memory costs more than
+            arithmetic.
     """
 
-    def __init__(self, raw: Tensor, rows: Sequence[LawRows]) -> None:
+    def __init__(self, raw: Tensor, rows: Sequence[LawRows], *, overwrites: bool = False) -> None:
         self.raw = raw
+        self._overwrites = overwrites
         self.rows = rows
         starts = [0]
         for entry in rows:
@@ -72,7 +75,7 @@ class Laws:
     def _processed(self) -> Tensor:
         if all(entry.controls.is_plain for entry in self.rows):
             return self.raw
-        logits = self.raw.clone()
+        logits = self.raw if self._overwrites else self.raw.clone()
         for index, entry in enumerate(self.rows):
             controls = entry.controls
             if controls.is_plain:
@@ -104,11 +107,12 @@ class Laws:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
 
-    def perturbed(self, streams: Sequence[Noise]) -> Tensor:
+    def perturbed(self, streams: Sequence[Noise], *, in_place: bool = False) -> Tensor:
         """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
 
         Args:
             streams: one noise a sequence.
+            in_place: the laws may be lost on the way.
 
         Returns:
             Shape (rows, vocab). The largest entry of a row is its pick; the k largest are k draws without
@@ -119,11 +123,14 @@ class Laws:
             return self.logits
         token_ids = torch.arange(self.logits.shape[-1], dtype=torch.int32, device=self.logits.device)
         if len(noisy) == len(self.rows):
-            noise = gumbel(self._keys(noisy, streams), token_ids)
-            return noise.add_(self.logits) if noise.dtype == self.logits.dtype else self.logits + noise
+            noise = _noise_of_rows(self._keys(noisy, streams), token_ids)
+            is_whole = noise.dtype == self.logits.dtype and noise.shape == self.logits.shape
+            if in_place:
+                return self.logits.add_(noise)
+            return noise.add_(self.logits) if is_whole else self.logits + noise
         scores = self.logits.clone()
         for index in noisy:
-            scores[self.span(index)] += gumbel(self._keys([index], streams), token_ids)
+            scores[self.span(index)] += _noise_of_rows(self._keys([index], streams), token_ids)
         return scores
 
     def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
@@ -145,6 +152,15 @@ class Laws:
         if self._picks is None:
             self._picks = argmax(self.perturbed([entry.controls.noise for entry in self.rows]))
         return self._picks
+
+
+def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
+    """Noise of every row, or one row for all; nodes of one depth stand at one position, whose noise is hashed once."""
+    distinct = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    noise = gumbel(list(distinct), token_ids)
+    if len(distinct) in (1, len(keys)):
+        return noise
+    return noise[torch.tensor([distinct[key] for key in keys], device=token_ids.device)]
 
 
 class NodeLaws:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ROWS_IN_CACHE = 4
+
 
 def argmax(scores: Tensor) -> list[int]:
     """Column of the largest entry of each row, the first of equals; a NaN counts as the largest."""
@@ -42,6 +44,45 @@ def largest(values: Tensor, count: int) -> Tensor:
     candidates = blocks.gather(2, chosen[:, None, :].expand(rows, width, count)).flatten(1)
     candidates = torch.cat((candidates, values[:, groups * width :]), dim=1)
     return descending(candidates)[:, :count]
+
+
+def leading(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Columns and values of the `count` largest entries of each row, in descending order, both (rows, count).
+
+    Found by groups as in `largest`; of equal values the first column stands first, and a NaN counts as the largest.
+    """
+    if not _numpy_reads(values):
+        best = values.topk(count, dim=-1)
+        return best.indices, best.values
+    if count == 1:
+        columns = torch.from_numpy(values.numpy().argmax(axis=-1))[:, None]
+        return columns, values.gather(-1, columns)
+    candidates = _candidates(values, count)
+    found = values.gather(-1, candidates)
+    order = torch.sort(found, dim=-1, descending=True, stable=True).indices[:, :count]
+    return candidates.gather(-1, order), found.gather(-1, order)
+
+
+def log_total(scores: Tensor) -> Tensor:
+    """Logarithm of each row's sum of exponentials, shape (rows, 1); a few rows at a time, which stay in the cache."""
+    if not _numpy_reads(scores):
+        return scores.logsumexp(dim=-1, keepdim=True)
+    return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in scores.split(ROWS_IN_CACHE)])
+
+
+def _candidates(values: Tensor, count: int) -> Tensor:
+    """Columns that hold each row's `count` largest values, at least so many, ascending."""
+    columns = values.shape[-1]
+    width = math.isqrt(columns // count)
+    if width < 2:
+        return _largest_columns(values, count).sort(dim=-1).values
+    groups = columns // width
+    chosen = _largest_columns(values[:, : groups * width].unflatten(1, (width, groups)).amax(dim=1), count)
+    members = (torch.arange(width)[:, None] * groups + chosen[:, None, :]).flatten(1)
+    rest = torch.arange(groups * width, columns).expand(len(values), -1)
+    held = torch.cat((members, rest), dim=1)
+    kept = _largest_columns(values.gather(-1, held), count)
+    return held.gather(-1, kept).sort(dim=-1).values
 
 
 def drop_below(values: Tensor, least: Tensor) -> Tensor:
