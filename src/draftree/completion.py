@@ -26,7 +26,8 @@ class CompletionStats:
         phase_seconds: `decode_seconds` by phase: plan, draft, score, verify, commit.
         drafted_by_depth: drafted tokens at depth 1, 2, …
         accepted_by_depth: accepted tokens at depth 1, 2, …
-        drafted_by_source: where drafters are merged, tokens that each of them drafted; shared ones count for all.
+        drafted_by_source: where drafters are merged, or one draws on several places, tokens that each of them drafted;
+            shared ones count for all.
         accepted_by_source: likewise the accepted ones.
         explain: why the planner last chose what it chose, for planners that weigh.
     """

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, join, merge, path
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, join, merge, path, places
 
 SMALL_TOKENS = st.integers(0, 3)
 
@@ -40,6 +40,27 @@ def test_a_merged_tree_has_every_path_of_all_once(parts: list[TokenTree]) -> Non
             if str(index) in merged.sources[v]
         }
         assert own == paths(part)
+
+
+def test_sources_of_one_drafter_are_named_behind_it() -> None:
+    own = TokenTree((5, 6), (-1, 0), sources=(("near", "far"), ("far",)))
+    merged = merge([chain([5]), own], ["a", "b"])
+    assert merged.sources == (("a", "b/near", "b/far"), ("b/far",))
+
+
+@given(trees(), trees())
+def test_places_finds_nodes_by_their_way_from_the_root(part: TokenTree, whole: TokenTree) -> None:
+    known = {}
+    for node in range(len(whole)):
+        known.setdefault(tuple(whole.tokens[n] for n in path(whole.parents, node)), node)
+    found = places(part, merge([whole], ["w"]))
+    assert len(found) == len(part)
+    for node, place in enumerate(found):
+        way = tuple(part.tokens[n] for n in path(part.parents, node))
+        assert (place is not None) == (way in known)
+        if place is not None:
+            shared = merge([whole], ["w"])
+            assert tuple(shared.tokens[n] for n in path(shared.parents, place)) == way
 
 
 @given(trees(), st.lists(SMALL_TOKENS, max_size=6))

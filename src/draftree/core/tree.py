@@ -41,7 +41,8 @@ class TokenTree:
         scores: drafter's log-scores a node (perturbed by the noise where sampling); empty if it has none.
         draw: how children were drawn; siblings stand in draw order.
         laws: draft law that node i was drawn from, shape (nodes, vocab), float; only for draws that have one.
-        sources: names of the drafters that guessed node i; empty if there is only one drafter.
+        sources: names of the drafters that guessed node i, or of the places that one drafter took it from; empty if
+            there is only one drafter and one place.
     """
 
     tokens: tuple[int, ...]
@@ -176,11 +177,24 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
     return tree.path(reached)
 
 
+def places(tree: TokenTree, whole: TokenTree) -> list[int | None]:
+    """For every node the node of `whole` with the same tokens from the root down, the first of twins; None without."""
+    known: dict[tuple[int, int], int] = {}
+    for node in reversed(range(len(whole))):
+        known[whole.parents[node], whole.tokens[node]] = node
+    found: list[int | None] = []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        above = ROOT if parent == ROOT else found[parent]
+        found.append(None if above is None else known.get((above, token)))
+    return found
+
+
 def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
     """One tree that holds every path of all; common prefixes are shared, and a node names all that guessed it.
 
-    A shared node has the highest of its scores, a tree without scores counts as sure of itself. Draft laws are lost:
-    a shared node is no draw of any of them.
+    A drafter that tells its own sources apart is named with them, as "name/source". A shared node has the highest of
+    its scores, a tree without scores counts as sure of itself. Draft laws are lost: a shared node is no draw of any of
+    them.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -192,15 +206,16 @@ def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             key = (place[parent], token)
             score = tree.scores[node] if tree.scores else 0.0
+            own = tuple(f"{name}/{source}" for source in tree.sources[node]) if tree.sources else (name,)
             if key not in known:
                 known[key] = len(tokens)
                 tokens.append(token)
                 parents.append(place[parent])
                 scores.append(score)
-                sources.append((name,))
-            elif name not in sources[known[key]]:
+                sources.append(own)
+            else:
                 scores[known[key]] = max(scores[known[key]], score)
-                sources[known[key]] = (*sources[known[key]], name)
+                sources[known[key]] = tuple(dict.fromkeys((*sources[known[key]], *own)))
             place[node] = known[key]
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.FREE, None, tuple(sources))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_NODES = 256
+"""Nodes of a sequence's tree at most, whatever a planner says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -32,10 +35,13 @@ class Verdict:
     Attributes:
         path: accepted nodes from the root down, as indices into the tree; may be empty.
         bonus: the token chosen where the walk ends; it was not drafted.
+        picks: the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored.
+            For drafters that ask (`Drafter.wants_picks`): the loop fills it in, not the rule; otherwise empty.
     """
 
     path: tuple[int, ...]
     bonus: int
+    picks: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

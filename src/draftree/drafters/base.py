@@ -64,6 +64,8 @@ class Drafter(ABC, Generic[State]):
     """Guesses ahead. Built as `cls(config, context)`."""
 
     Config: ClassVar[type]
+    wants_picks: bool = False
+    """Whether the verdicts that `observe` hears shall name the target's pick at every node; an instance may set it."""
 
     @classmethod
     @abstractmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
-from draftree.core.tree import Draw, TokenTree, first_levels, follow, join, merge
+from draftree.core.tree import Draw, TokenTree, first_levels, follow, join, merge, places
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 
@@ -35,6 +35,7 @@ class MergedDrafter(Drafter[list[Any]]):
         self._names = list(names)
         self._draw = draw
         self._vocab_size = vocab_size
+        self.wants_picks = any(drafter.wants_picks for drafter in drafters)
         self._trees: dict[int, list[TokenTree]] = {}
 
     @classmethod
@@ -78,7 +79,11 @@ class MergedDrafter(Drafter[list[Any]]):
         for index, drafter in enumerate(self._drafters):
             parts = [own[row][index] for row in asked]  # type: ignore[index]
             heard = [
-                Verdict(tuple(follow(part, tokens[row])), verdicts[row].bonus)
+                Verdict(
+                    tuple(follow(part, tokens[row])),
+                    verdicts[row].bonus,
+                    _own_picks(part, trees[row], verdicts[row].picks) if drafter.wants_picks else (),
+                )
                 for part, row in zip(parts, asked, strict=True)
             ]
             drafter.observe([states[row][index] for row in asked], parts, heard)
@@ -88,6 +93,13 @@ class MergedDrafter(Drafter[list[Any]]):
         self._trees.pop(id(state), None)
         for drafter, own in zip(self._drafters, state, strict=True):
             drafter.close(own)
+
+
+def _own_picks(part: TokenTree, whole: TokenTree, picks: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The picks of a merged tree, as those of one of its parts."""
+    if not picks:
+        return ()
+    return (picks[0], *(None if node is None else picks[1 + node] for node in places(part, whole)))
 
 
 def common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:

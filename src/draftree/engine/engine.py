@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftree.core.types import RoundRecord
+from draftree.core.types import MAX_NODES, RoundRecord
 from draftree.engine.parts import Parts
-from draftree.engine.round import MAX_NODES, PREFILL_ROWS, prefill, run_round
+from draftree.engine.round import PREFILL_ROWS, prefill, run_round
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import Piece, WritingSequence
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Series
+from dataclasses import replace
 from itertools import pairwise
 
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, is_chain
-from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
@@ -18,8 +19,6 @@ from draftree.verifiers.chance import NoiseChance
 
 PREFILL_ROWS = 512
 """Prompt tokens of one sequence that one pass reads at most."""
-MAX_NODES = 256
-"""Nodes of a sequence's tree at most, whatever a planner says."""
 
 
 def prefill(parts: Parts, sequences: Series[WritingSequence]) -> float:
@@ -125,9 +124,12 @@ def _verify(
     parts: Parts, sequences: Series[WritingSequence], trees: Series[TokenTree], laws: Laws
 ) -> list[Verdict | None]:
     verdicts: list[Verdict | None] = []
+    wants_picks = parts.drafter is not None and parts.drafter.wants_picks
     for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
         noise = sequence.controls.noise.stream("verify", len(sequence.history))
-        verdicts.append(parts.verifier.verify(tree, laws.of(index), NoiseChance(noise)))
+        verdict = parts.verifier.verify(tree, laws.of(index), NoiseChance(noise))
+        # computed once for the whole batch: by the rule if it walks along picks, else here
+        verdicts.append(replace(verdict, picks=tuple(laws.of(index).picks())) if wants_picks else verdict)
     # rows that the walk did not visit do not count: plain decoding would never have seen them
     visited = [[0, *(node + 1 for node in verdict.path)] for verdict in verdicts if verdict is not None]
     for index, finite in enumerate(laws.finite(visited)):

@@ -1,0 +1,140 @@
+"""A drafter that asks hears the target's pick at every node, whatever rule verified; one that does not hears none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.core.tree import Draw, TokenTree, chain, path
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import SequenceDrafter, SequenceView
+from draftree.drafters.merged import MergedDrafter
+from draftree.engine.engine import Engine
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.models.table import TableLM, hashed
+from draftree.planners.base import PLANNERS
+from draftree.sampling import laws as law_module
+from draftree.sampling.controls import build_controls
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+from draftree.verifiers.base import VERIFIERS
+
+VOCAB = 8
+TREE = TokenTree((1, 2, 3, 1, 5), (-1, -1, 0, 0, 2))
+Heard = list[tuple[list[int], TokenTree, Verdict]]
+
+
+class Listener(SequenceDrafter[SequenceView]):
+    """Drafts one tree always and writes down what it hears."""
+
+    def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:
+        self.tree = tree
+        self.wants_picks = wants_picks
+        self.heard: Heard = []
+
+    @classmethod
+    def draws(cls, config: Any) -> frozenset[Draw]:
+        return frozenset({Draw.FREE})
+
+    @classmethod
+    def default_depth(cls, config: Any) -> int:
+        return 3
+
+    def open(self, sequence: SequenceView) -> SequenceView:
+        return sequence
+
+    def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
+        return self.tree if budget.num_nodes >= len(self.tree) and budget.depth >= 3 else TokenTree((), ())
+
+    def observe(self, states: Sequence[SequenceView], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        for state, tree, verdict in zip(states, trees, verdicts, strict=True):
+            before = len(state.history) - len(verdict.path) - 1
+            self.heard.append((state.history.tokens[:before].tolist(), tree, verdict))
+
+
+def write(drafter: Any, *, verify: str, temperature: float) -> TableLM:
+    model = TableLM(hashed(VOCAB, seed=5))
+    verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
+    plan = planner(planner.Config(), default_depth=3, default_nodes=8)
+    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter), max_batch_size=2)
+    controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
+    for prompt in ([1, 2], [3]):
+        engine.add(WritingSequence("r", 0, prompt, controls=controls, limit=12, detokenizer=None))
+    while not engine.is_idle:
+        engine.step()
+    return model
+
+
+def expected(model: TableLM, before: Sequence[int], tokens: Sequence[int], temperature: float) -> int:
+    context = [*before, *tokens]
+    scores = model.logits(context)
+    if temperature:
+        controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
+        scores = scores / temperature + controls.noise.gumbel(len(context), torch.arange(VOCAB))
+    return int(scores.argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("verify", ["coupled", "match", "soft", "typical"])
+def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: float) -> None:
+    drafter = Listener(TREE, wants_picks=True)
+    model = write(drafter, verify=verify, temperature=temperature)
+    drafted = [entry for entry in drafter.heard if len(entry[1])]
+    assert drafted
+    for before, tree, verdict in drafter.heard:
+        ways = [path(tree.parents, node) for node in range(-1, len(tree))]
+        tokens = [[tree.tokens[node] for node in way] for way in ways]
+        assert list(verdict.picks) == [expected(model, before, row, temperature) for row in tokens]
+
+
+@pytest.mark.parametrize("verify", ["coupled", "soft"])
+def test_who_does_not_ask_hears_none(verify: str) -> None:
+    drafter = Listener(TREE, wants_picks=False)
+    write(drafter, verify=verify, temperature=0.8)
+    assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
+
+
+def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, calls = law_module.argmax, []
+    monkeypatch.setattr(law_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
+    write(Listener(TREE, wants_picks=False), verify="coupled", temperature=0.8)
+    unasked = list(calls)
+    write(Listener(TREE, wants_picks=True), verify="coupled", temperature=0.8)
+    assert calls == unasked * 2
+
+
+def test_parts_of_a_merged_tree_hear_their_own_nodes_picks() -> None:
+    one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
+    merged = MergedDrafter([one, other], ["one", "other"], draw=Draw.FREE, vocab_size=VOCAB)
+    assert merged.wants_picks
+    assert not MergedDrafter([one, one], ["one", "too"], draw=Draw.FREE, vocab_size=VOCAB).wants_picks
+    model = write(merged, verify="coupled", temperature=0.8)
+    assert {verdict.picks for _, _, verdict in one.heard} == {()}
+    drafted = [entry for entry in other.heard if len(entry[1])]
+    assert drafted
+    for before, tree, verdict in drafted:
+        # the merged tree has 7 nodes and room for 8: every node was scored
+        tokens = [[tree.tokens[node] for node in path(tree.parents, end)] for end in range(-1, len(tree))]
+        assert list(verdict.picks) == [expected(model, before, row, 0.8) for row in tokens]
+
+
+def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
+    one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
+    merged = MergedDrafter([one, other], ["one", "other"], draw=Draw.FREE, vocab_size=VOCAB)
+    view = view_of([1, 2])
+    state = merged.open(view)
+    (tree,) = merged.draft([state], [Budget(5, 3)])
+    assert tree.tokens == (2, 6, 1, 3, 1)
+    view.history.append([7])
+    merged.observe([state], [tree], [Verdict((), 7, picks=(7, 10, 11, 12, 13, 14))])
+    ((_, part, verdict),) = other.heard
+    assert part is TREE
+    assert verdict.picks == (7, 12, 10, 13, 14, None)
+
+
+def view_of(tokens: list[int]) -> SequenceView:
+    return SequenceView(History(tokens), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
