@@ -96,6 +96,11 @@ class LLM:
         """The target's tokenizer, None if it has none."""
         return self._tokenizer
 
+    def forget(self) -> None:
+        """Drop what the drafter remembers of earlier requests. No text depends on it, only how fast it comes."""
+        if self._parts.drafter is not None:
+            self._parts.drafter.forget()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -81,7 +81,9 @@ class OurWriter(Writer):
         self._llms = {method.name: _llm(target, tokenizer, method.how, batch) for method in methods}
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
-        """One call of `LLM.generate`."""
+        """One call of `LLM.generate`, by a drafter that has not seen the prompts in an earlier repeat."""
+        llm = self._llms[method.name]
+        llm.forget()
         params = SamplingParams(
             max_tokens=asked.max_tokens,
             temperature=asked.temperature,
@@ -90,7 +92,7 @@ class OurWriter(Writer):
         )
         return [
             Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])
-            for done in self._llms[method.name].generate([list(prompt) for prompt in prompts], params)
+            for done in llm.generate([list(prompt) for prompt in prompts], params)
         ]
 
 

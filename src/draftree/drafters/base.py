@@ -107,6 +107,9 @@ class Drafter(ABC, Generic[State]):
     def close(self, state: State) -> None:
         """Give back what a sequence held."""
 
+    def forget(self) -> None:
+        """Drop what was learned from earlier requests; open sequences stay as they are."""
+
 
 class SequenceDrafter(Drafter[State]):
     """A drafter that thinks of one sequence at a time."""

@@ -94,6 +94,11 @@ class MergedDrafter(Drafter[list[Any]]):
         for drafter, own in zip(self._drafters, state, strict=True):
             drafter.close(own)
 
+    def forget(self) -> None:
+        """Let every part forget."""
+        for drafter in self._drafters:
+            drafter.forget()
+
 
 def _own_picks(part: TokenTree, whole: TokenTree, picks: Sequence[int | None]) -> tuple[int | None, ...]:
     """The picks of a merged tree, as those of one of its parts."""
