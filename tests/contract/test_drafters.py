@@ -35,6 +35,7 @@ SPECS = {
         "model:any,tree=wor-3-1-1",
     ],
     "ngram": ["ngram", "ngram,min=1", "ngram,min=2,max=6,k=3"],
+    "suffix": ["suffix", "suffix,min=2,width=1,k=5", "suffix,k=3,nodes=9,width=4,floor=0", "suffix,memory=0"],
 }
 """Specs of each drafter that its name alone does not give: add those of a new one, its shapes and limits included."""
 NAMES = DRAFTERS.names()

@@ -86,7 +86,7 @@ def test_rules_with_draft_laws_are_greedy_at_temperature_zero(verify: str, draft
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("draft", ["none", "ngram,min=1", "model:{},tree=best-6"])
+@pytest.mark.parametrize("draft", ["none", "ngram,min=1", "suffix,floor=0", "model:{},tree=best-6"])
 def test_places_in_the_batch_change_nothing(size: int, draft: str, folder: Path) -> None:
     llm = LLM(target("llama"), draft.format(folder), max_batch_size=size)
     forward = llm.generate(PROMPTS, sampling(1.0))
@@ -94,7 +94,7 @@ def test_places_in_the_batch_change_nothing(size: int, draft: str, folder: Path)
     assert [d.token_ids for d in forward] == [d.token_ids for d in backward[::-1]] == plain(1.0)
 
 
-@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=best-6"])
+@pytest.mark.parametrize("draft", ["ngram,min=1", "suffix+model:{}", "model:{}", "model:{},tree=best-6"])
 def test_n_texts_are_the_same_with_drafts(draft: str, folder: Path) -> None:
     params = sampling(1.0, n=3)
     plainly = LLM(target("llama")).generate(PROMPTS[:2], params)

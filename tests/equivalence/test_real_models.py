@@ -38,11 +38,12 @@ def params(temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=8)
 
 
-def test_a_chat_model_with_copied_drafts_answers_the_same() -> None:
+@pytest.mark.parametrize("draft", ["ngram", "suffix"])
+def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     model = loaded("smollm2-135m-instruct")
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     plain = LLM(model).chat(conversations, params(0.0))
-    done = LLM(model, "ngram").chat(conversations, params(0.0))
+    done = LLM(model, draft).chat(conversations, params(0.0))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
 

@@ -1,0 +1,215 @@
+"""Where the last tokens of a text stood before, in texts of bounded length: an index that grows token by token.
+
+Every place is linked to the place before it where the same run of tokens ended, and a table of hashes names the
+latest place of each run: the hash chains of LZ77 compressors, here for runs of two lengths. The short runs find
+whatever is there to find; the long ones find long matches that lie behind many short ones. Adding a token costs
+two links; nothing is ever rebuilt, and forgetting the oldest texts moves the rest down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+SEPARATOR = -1
+"""Stands between texts: no match reaches across it."""
+FEW = 32
+"""Up to so many new tokens are linked one by one; more of them are sorted by hash."""
+KEPT_SHARE = 0.75
+"""Of the capacity, when something must go: so that it goes seldom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Places whose tokens end like the text.
+
+    Attributes:
+        lengths: how many last tokens are the same, int64 of shape (places,).
+        followers: the tokens behind each place, int32 of shape (places, depth); `SEPARATOR` where its text ends.
+    """
+
+    lengths: np.ndarray
+    followers: np.ndarray
+
+
+@dataclass(slots=True)
+class _Chains:
+    """Places by the run of `order` tokens that ends there; positions are stored plus one, 0 is none."""
+
+    order: int
+    heads: np.ndarray
+    earlier: np.ndarray
+
+    @classmethod
+    def empty(cls, order: int, room: int) -> _Chains:
+        # zeroed memory is lent by the system page by page: room that is not used costs nothing
+        return cls(order, np.zeros(_buckets(room), np.int32), np.zeros(room, np.int32))
+
+    def hashes(self, tokens: np.ndarray) -> np.ndarray:
+        """Bucket of every whole run of these tokens, in order."""
+        total = np.zeros(len(tokens) - self.order + 1, np.uint64)
+        for shift in range(self.order):
+            total = (total + tokens[shift : shift + len(total)].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        return (total >> np.uint64(64 - (len(self.heads) - 1).bit_length())).astype(np.int64)
+
+    def link(self, tokens: np.ndarray, start: int) -> None:
+        """Take in the places from `start` on; `tokens` are all there are."""
+        first = max(start, self.order - 1)
+        if first >= len(tokens):
+            return
+        buckets = self.hashes(tokens[first - self.order + 1 :])
+        places = np.arange(first + 1, len(tokens) + 1, dtype=np.int32)
+        if len(buckets) <= FEW:
+            for bucket, place in zip(buckets.tolist(), places.tolist(), strict=True):
+                self.earlier[place - 1] = self.heads[bucket]
+                self.heads[bucket] = place
+            return
+        order = np.argsort(buckets, kind="stable")
+        buckets, places = buckets[order], places[order]
+        is_first = np.ones(len(buckets), bool)
+        is_first[1:] = buckets[1:] != buckets[:-1]
+        before = np.empty_like(places)
+        before[1:] = places[:-1]
+        before[is_first] = self.heads[buckets[is_first]]
+        self.earlier[places - 1] = before
+        is_last = np.append(is_first[1:], True)
+        self.heads[buckets[is_last]] = places[is_last]
+
+    def latest(self, tail: np.ndarray, limit: int) -> list[int]:
+        """Latest places in the bucket of the run that ends `tail`, latest first; a few may hold another run."""
+        found: list[int] = []
+        if len(tail) < self.order:
+            return found
+        place, earlier = int(self.heads[self.hashes(tail[-self.order :])[0]]), self.earlier.data
+        while place and len(found) < limit:
+            found.append(place - 1)
+            place = earlier[place - 1]
+        return found
+
+    def move_down(self, distance: int, length: int) -> None:
+        """The first `distance` places are gone, `length` are left."""
+        for links in (self.heads, self.earlier):
+            links -= distance
+            np.maximum(links, 0, out=links)
+        self.earlier[:length] = self.earlier[distance : distance + length].copy()
+        self.earlier[length:] = 0
+
+
+class Occurrences:
+    """Texts, and an index of the runs of tokens in them.
+
+    Args:
+        orders: lengths of the runs that are indexed; the smallest is the shortest match that is found.
+        capacity: tokens that are kept at most; None keeps all.
+        room: tokens to make room for at first, where there is no capacity.
+    """
+
+    def __init__(self, orders: tuple[int, ...], *, capacity: int | None = None, room: int = 1024) -> None:
+        self._capacity = capacity
+        self._orders = tuple(sorted(set(orders), reverse=True))
+        self._starts: deque[int] = deque()
+        self._length = 0
+        self._tokens = np.zeros(0, np.int32)
+        self._allocate(room if capacity is None else capacity)
+
+    def _allocate(self, room: int) -> None:
+        tokens = np.zeros(room, np.int32)
+        tokens[: self._length] = self._tokens[: self._length]
+        self._tokens = tokens
+        self._chains = [_Chains.empty(order, room) for order in self._orders]
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays when they are full."""
+        links = sum(chains.heads.nbytes + chains.earlier.nbytes for chains in self._chains)
+        return self._tokens.nbytes + links
+
+    def add_text(self, tokens: np.ndarray) -> None:
+        """Take in a whole text, or as much of its end as may be kept; the oldest texts go where there is no room."""
+        kept = len(tokens) if self._capacity is None else max(0, int(KEPT_SHARE * self._capacity) - 1)
+        tokens = tokens[max(0, len(tokens) - kept) :]
+        if not len(tokens):
+            return
+        self._make_room(len(tokens) + 1)
+        self._starts.append(self._length)
+        self._append(np.append(tokens, SEPARATOR))
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Go on with the one text of an index without a capacity."""
+        assert self._capacity is None, "a text that grows while others go can not keep its places"
+        if len(tokens):
+            self._make_room(len(tokens))
+            self._append(tokens)
+
+    def _append(self, tokens: np.ndarray) -> None:
+        start, self._length = self._length, self._length + len(tokens)
+        self._tokens[start : self._length] = tokens
+        for chains in self._chains:
+            chains.link(self._tokens[: self._length], start)
+
+    def _make_room(self, count: int) -> None:
+        if self._length + count <= len(self._tokens):
+            return
+        if self._capacity is None:
+            self._allocate(max(2 * len(self._tokens), self._length + count))
+            for chains in self._chains:
+                chains.link(self._tokens[: self._length], 0)
+            return
+        kept = min(int(KEPT_SHARE * self._capacity), self._capacity - count)
+        while self._starts and self._length - self._starts[0] > kept:
+            self._starts.popleft()
+        self._drop(self._starts[0] if self._starts else self._length)
+
+    def _drop(self, distance: int) -> None:
+        self._length -= distance
+        self._tokens[: self._length] = self._tokens[distance : distance + self._length].copy()
+        self._starts = deque(start - distance for start in self._starts)
+        for chains in self._chains:
+            chains.move_down(distance, self._length)
+
+    def find(self, tail: np.ndarray, *, depth: int, limit: int, is_own: bool = False) -> Matches:
+        """Earlier places that end like `tail`, the latest of every run length first.
+
+        Args:
+            tail: the last tokens of a text; no match is longer.
+            depth: tokens wanted behind each place.
+            limit: places at most, for each run length.
+            is_own: the text is the last one here: its end is no match, and what follows an overlapping match
+                goes on by repeating itself.
+        """
+        end = self._length - 1 if is_own else self._length
+        found: dict[int, None] = {}
+        for chains in self._chains:
+            found.update(dict.fromkeys(chains.latest(tail, limit + is_own)))
+        places = np.fromiter(found, np.int64, len(found))
+        places = places[places < end]
+        lengths = self._lengths(places, tail)
+        kept = lengths >= self._orders[-1]
+        places, lengths = places[kept], lengths[kept]
+        return Matches(lengths, self._followers(places, depth, is_own=is_own))
+
+    def _lengths(self, places: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        index = places[:, None] - np.arange(len(tail))
+        equal = np.zeros((len(places), len(tail) + 1), bool)
+        equal[:, :-1] = (self._tokens[np.maximum(index, 0)] == tail[::-1]) & (index >= 0)
+        return equal.argmin(axis=1)
+
+    def _followers(self, places: np.ndarray, depth: int, *, is_own: bool) -> np.ndarray:
+        steps = np.arange(depth)
+        if is_own:
+            period = (self._length - 1 - places)[:, None]
+            return self._tokens[places[:, None] + 1 + steps % period]
+        index = places[:, None] + 1 + steps
+        rows = np.where(index < self._length, self._tokens[np.minimum(index, len(self._tokens) - 1)], SEPARATOR)
+        over = np.logical_or.accumulate(rows == SEPARATOR, axis=1)
+        rows[over] = SEPARATOR
+        return rows
+
+
+def _buckets(room: int) -> int:
+    return 1 << max(4, (room - 1).bit_length())
