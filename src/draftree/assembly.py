@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,9 +111,23 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
 
 
 def build_parts(
-    methods: Methods, target: LoadedModel, tokenizer: Tokenizer | None, *, dtype: Any, device: str
+    methods: Methods,
+    target: LoadedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: Any,
+    device: str,
+    load_draft: Callable[[str], LoadedDraftModel] | None = None,
 ) -> Parts:
     """Load what the methods need beside the target.
+
+    Args:
+        methods: what was chosen.
+        target: the model whose text is wanted.
+        tokenizer: the target's, None where it has none.
+        dtype: of models that are loaded by name.
+        device: where they go.
+        load_draft: gives a drafter's model by its name; None loads it from files.
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
@@ -128,12 +143,16 @@ def build_parts(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
 
-    def load(name: str) -> LoadedDraftModel:
+    def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device)
         own = None if loaded.folder is None else Tokenizer.load(loaded.folder)
+        return LoadedDraftModel(loaded.model, own, os.fspath(name))
+
+    def load(name: str) -> LoadedDraftModel:
+        loaded = (load_draft or read)(name)
         if methods.branches and not loaded.model.supports_trees:
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
-        return LoadedDraftModel(loaded.model, own, os.fspath(name))
+        return loaded
 
     built: list[Drafter[Any]] = []
     for method in methods.drafters:

@@ -35,14 +35,21 @@ class Engine:
         parts: model, drafter, verifier and planner.
         max_batch_size: sequences that are written at once at most.
         on_round: called with the record of every round.
+        together: whether a round waits until all sequences of the batch have read their prompts.
     """
 
     def __init__(
-        self, parts: Parts, *, max_batch_size: int, on_round: Callable[[RoundRecord], None] | None = None
+        self,
+        parts: Parts,
+        *,
+        max_batch_size: int,
+        on_round: Callable[[RoundRecord], None] | None = None,
+        together: bool = False,
     ) -> None:
         self._parts = parts
         self._scheduler = Scheduler(max_batch_size)
         self._on_round = on_round
+        self._together = together
 
     @property
     def is_idle(self) -> bool:
@@ -69,8 +76,9 @@ class Engine:
         try:
             self._open(self._scheduler.admit())
             prefill(self._parts, self._scheduler.running)
-            ready = [s for s in self._scheduler.running if s.num_pending <= PREFILL_ROWS]
-            if ready:
+            running = self._scheduler.running
+            ready = [s for s in running if s.num_pending <= PREFILL_ROWS]
+            if ready and not (self._together and len(ready) < len(running)):
                 record = run_round(self._parts, ready)
                 if self._on_round is not None:
                     self._on_round(record)
@@ -80,9 +88,9 @@ class Engine:
                 sequence.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
             self._release()
             raise
-        running = list(self._scheduler.running)
+        stepped = list(running)
         self._release()
-        updates = [Update(s, s.take_pieces()) for s in running]
+        updates = [Update(s, s.take_pieces()) for s in stepped]
         return [update for update in updates if update.pieces or update.is_last]
 
     def _open(self, admitted: Sequence[WritingSequence]) -> None:

@@ -123,15 +123,14 @@ def _rows(sequence: WritingSequence, tree: TokenTree) -> LawRows:
 def _verify(
     parts: Parts, sequences: Series[WritingSequence], trees: Series[TokenTree], laws: Laws
 ) -> list[Verdict | None]:
-    verdicts: list[Verdict | None] = []
-    wants_picks = parts.drafter is not None and parts.drafter.wants_picks
-    for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-        noise = sequence.controls.noise.stream("verify", len(sequence.history))
-        verdict = parts.verifier.verify(tree, laws.of(index), NoiseChance(noise))
+    chances = [NoiseChance(s.controls.noise.stream("verify", len(s.history))) for s in sequences]
+    found = parts.verifier.verify_many(trees, [laws.of(index) for index in range(len(laws))], chances)
+    if parts.drafter is not None and parts.drafter.wants_picks:
         # computed once for the whole batch: by the rule if it walks along picks, else here
-        verdicts.append(replace(verdict, picks=tuple(laws.of(index).picks())) if wants_picks else verdict)
+        found = [replace(verdict, picks=tuple(laws.of(index).picks())) for index, verdict in enumerate(found)]
+    verdicts: list[Verdict | None] = [*found]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
-    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in verdicts if verdict is not None]
+    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in found]
     for index, finite in enumerate(laws.finite(visited)):
         if not finite:
             verdicts[index] = None

@@ -88,6 +88,7 @@ class WritingSequence:
         controls: sampling controls.
         limit: tokens of prompt and output at most.
         detokenizer: turns tokens into text; None where the model has no tokenizer.
+        draft_controls: what the drafter takes the controls to be, where they are not `controls`.
     """
 
     def __init__(
@@ -99,12 +100,13 @@ class WritingSequence:
         controls: Controls,
         limit: int,
         detokenizer: Detokenizer | None,
+        draft_controls: Controls | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.history = History(prompt, capacity=limit)
         self.controls = controls
-        self.view = SequenceView(self.history, controls)
+        self.view = SequenceView(self.history, draft_controls or controls)
         self.limit = limit
         self.slot: Slot | None = None
         self.draft_state: Any = None
@@ -182,6 +184,10 @@ class WritingSequence:
         if text:
             self.texts.append(text)
             self._unshown.append(Piece(text, drafted))
+
+    def end_at(self, length: int) -> None:
+        """Write nothing behind this length of prompt and output."""
+        self.limit = min(self.limit, length)
 
     def fail(self, error: Exception) -> None:
         """End the sequence with an error; what was written stays."""

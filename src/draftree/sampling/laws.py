@@ -173,6 +173,11 @@ class NodeLaws:
         self._index = index
 
     @property
+    def source(self) -> LawRows:
+        """Whose laws they are: history, controls and paths."""
+        return self._laws.rows[self._index]
+
+    @property
     def positions(self) -> list[int]:
         """Position of the token that each row chooses."""
         return self._laws.rows[self._index].positions

@@ -6,7 +6,7 @@ A verifier sees no model, cache, tokenizer or clock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from draftree.core.tree import ROOT, Draw, TokenTree
@@ -47,6 +47,12 @@ class Verifier(ABC):
             laws: the target's laws; row 0 at the root, row 1 + i at node i.
             chance: decisions of this round alone, independent of whatever drafted.
         """
+
+    def verify_many(
+        self, trees: Sequence[TokenTree], laws: Sequence[NodeLaws], chances: Sequence[Chance]
+    ) -> list[Verdict]:
+        """`verify` for the sequences of a round; a rule may walk them side by side."""
+        return [self.verify(*given) for given in zip(trees, laws, chances, strict=True)]
 
 
 def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
