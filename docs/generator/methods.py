@@ -195,14 +195,16 @@ def planner_blocks(entry: Entry) -> Iterator[str]:
 
 def example(*, draft: str, verify: str | None = None, plan: str | None = None) -> Iterator[str]:
     """A command and the same in Python; the pairing is checked, no weights are read."""
-    choose_methods(draft, verify or "coupled", plan)
+    predicts = choose_methods(draft, verify or "coupled", plan).reads_predictions
     model = TARGET if SMALL in draft else OTHER
     flags = [("draft", draft), *([("verify", verify)] if verify else []), *([("plan", plan)] if plan else [])]
     typed = " ".join(f"--{name} {value}" for name, value in flags)
     given = ", ".join(f'{name}="{value}"' for name, value in flags)
     yield "## Example"
+    typed += " --prediction README.md" if predicts else ""
+    params = ', SamplingParams(prediction=Path("README.md").read_text())' if predicts else ""
     yield fence(f"draftree generate {model} '{PROMPT}' --no-chat {typed}", "sh")
-    yield fence(f'LLM("{model}", {given}).generate("{PROMPT}")', "python")
+    yield fence(f'LLM("{model}", {given}).generate("{PROMPT}"{params})', "python")
 
 
 def guarantee(cls: type[Any]) -> str:

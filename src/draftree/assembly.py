@@ -54,6 +54,11 @@ class Methods:
     planner: Planner[Any]
 
     @property
+    def reads_predictions(self) -> bool:
+        """Whether a drafter drafts from the text that a request predicts."""
+        return any(method.cls.reads_predictions for method in self.drafters)
+
+    @property
     def branches(self) -> bool:
         """Whether a node of the drafted trees may have two children."""
         return len(self.drafters) > 1 or any(method.cls.branches(method.config) for method in self.drafters)

@@ -217,6 +217,7 @@ class LLM:
 
     def _sequences(self, ids: list[int], params: SamplingParams) -> list[WritingSequence]:
         limit = self._limit(ids, params)
+        self._check_prediction(params)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         self._num_requests += 1
         return [
@@ -252,6 +253,15 @@ class LLM:
                 f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits"
             )
         return len(ids) + params.max_tokens
+
+    def _check_prediction(self, params: SamplingParams) -> None:
+        drafter = self._parts.drafter
+        if params.prediction is not None and (drafter is None or not drafter.reads_predictions):
+            raise InvalidRequestError(
+                f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
+                "that reads it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
+                "or leave the prediction out"
+            )
 
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
         if self._tokenizer is None:

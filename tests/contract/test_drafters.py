@@ -35,11 +35,14 @@ SPECS = {
         "model:any,tree=wor-3-1-1",
     ],
     "ngram": ["ngram", "ngram,min=1", "ngram,min=2,max=6,k=3"],
+    "prediction": ["prediction", "prediction,width=1,k=5", "prediction,k=3,nodes=9,width=4,floor=0"],
     "suffix": ["suffix", "suffix,min=2,width=1,k=5", "suffix,k=3,nodes=9,width=4,floor=0", "suffix,memory=0"],
 }
 """Specs of each drafter that its name alone does not give: add those of a new one, its shapes and limits included."""
 NAMES = DRAFTERS.names()
 BUDGETS = [Budget(0, 0), Budget(0, 4), Budget(4, 0), Budget(1, 1), Budget(3, 2), Budget(2, 9), Budget(60, 60)]
+PREDICTION = [5, 1, 5, 2, 2, 5, 8, 0, 5, 5, 1, 3, 7, 6]
+"""What a drafter that reads predictions finds in every request; the others must not care."""
 TEXTS = [[3], [1, 2, 1, 2, 1], [4, 5, 6, 7, 4, 5], [8] * 12, [0, 1, 2, 3, 4, 5, 6, 7, 8] * 3]
 
 
@@ -70,7 +73,7 @@ class Rig:
         return LoadedDraftModel(self.models[-1], None, name)
 
     def open(self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Rig:
-        params = SamplingParams(temperature=temperature)
+        params = SamplingParams(temperature=temperature, prediction=PREDICTION)
         self.drafter.reserve(len(texts), 200)
         for seed, text in enumerate(texts):
             self.views.append(SequenceView(History(text), build_controls(params, vocab_size=VOCAB, seed=seed)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -46,6 +47,17 @@ def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     done = LLM(model, draft).chat(conversations, params(0.0))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
+
+
+def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> None:
+    model = loaded("smollm2-135m-instruct")
+    conversation = [{"role": "user", "content": TALKS[0]}]
+    (plain,) = LLM(model).chat(conversation, params(0.0))
+    expected = plain.text.replace("negative", "below zero")
+    given = dataclasses.replace(params(0.0), prediction=expected)
+    (done,) = LLM(model, "prediction").chat(conversation, given)
+    assert (done.text, done.token_ids) == (plain.text, plain.token_ids)
+    assert done.stats.rounds <= NUM_TOKENS // 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "skip_special_tokens": (["--no-skip-special-tokens"], False),
     "seed": (["--seed", "-4"], -4),
     "logprobs": (["--logprobs", "0"], 0),
+    "prediction": (["--prediction", __file__], Path(__file__).read_text(encoding="utf-8")),
 }
 
 
@@ -78,6 +80,7 @@ def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
         (["--logit-bias", "x=1"], "'x=1' is not of the form ID=VALUE"),
         (["--logit-bias", "7=1", "--logit-bias", "7=2"], "token 7 is given twice"),
         (["--max-tokens", "many"], "'many' is neither a whole number nor 'none'"),
+        (["--prediction", "no/such/file"], "'no/such/file' can not be read"),
     ],
 )
 def test_a_value_that_can_not_be_read_names_its_flag(arguments: list[str], words: str) -> None:

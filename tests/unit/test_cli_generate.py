@@ -166,6 +166,33 @@ def test_compare_holds_both_texts_together(generate: Any, base: str) -> None:
     assert verdict.endswith("the texts are the same")
 
 
+def test_a_prediction_is_read_from_a_file_and_the_plain_run_has_none(generate: Any, base: str, tmp_path: Path) -> None:
+    text = expected(base, "ab", temperature=0, max_tokens=60)
+    file = tmp_path / "expected.txt"
+    file.write_text(text, encoding="utf-8")
+    given = (*GREEDY, "--draft", "prediction", "--prediction", str(file), "--compare")
+    status, out, err = generate(base, "ab", *given)
+    assert status == 0
+    assert out == text + "\n"
+    assert "acceptance length" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--prediction", __file__], "nothing reads the prediction: add '--draft prediction'"),
+        (["--draft", "ngram", "--prediction", __file__], "nothing reads the prediction"),
+        (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
+        (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
+        (["--draft", "prediction", "--prediction", "no/such"], "'no/such' can not be read"),
+    ],
+)
+def test_a_prediction_and_a_drafter_that_reads_it_go_together(generate: Any, given: list[str], words: str) -> None:
+    status, out, err = generate("no-such-model", "ab", *given)
+    assert (status, out) == (2, "")
+    assert words in err
+
+
 @pytest.mark.parametrize("number", ["1", "2"])
 def test_compare_in_json(generate: Any, base: str, number: str) -> None:
     status, out, err = generate(

@@ -80,6 +80,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", False, "whole number from"),
     ("logprobs", -1, "at least 0 or None"),
     ("logprobs", True, "at least 0 or None"),
+    ("prediction", "", "at least one"),
+    ("prediction", [], "at least one"),
+    ("prediction", 3, "list of token ids"),
+    ("prediction", [1, "2"], "list of token ids"),
+    ("prediction", [-1], "list of token ids"),
 ]
 
 
@@ -128,6 +133,7 @@ def test_defaults() -> None:
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
         "bad_words": (), "min_tokens": 0, "max_tokens": 16, "stop": (), "stop_token_ids": (), "ignore_eos": False,
         "include_stop_str_in_output": False, "skip_special_tokens": True, "seed": None, "logprobs": None,
+            "prediction": None,
     }  # fmt: skip
 
 

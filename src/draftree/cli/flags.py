@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,8 @@ PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Where the command line differs from the library."""
 REMARKS = {"max_tokens": "without this flag less than the default where the context ends"}
+FILES = frozenset({"prediction"})
+"""Texts that are read from a file: they are long."""
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
@@ -74,6 +77,8 @@ def sampling_flags() -> Iterator[Flag]:
 def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
     """The flag of a field, by the field's type."""
     option = "--" + name.replace("_", "-")
+    if name in FILES:
+        return Flag(name, option, option_of(Path | None, option, f"file with {text}", "FILE"), default, read_file)
     parts = [part for part in union_parts(hint) if part is not types.NoneType]
     optional = len(parts) < len(union_parts(hint))
     container = next((part for part in parts if typing.get_origin(part) is not None), None)
@@ -125,6 +130,14 @@ def read_optional(kind: type) -> Callable[[Any], Any]:
             raise ValueError(f"'{given}' is neither a {number} nor '{NO_VALUE}'") from None
 
     return read
+
+
+def read_file(given: Path | None) -> str | None:
+    try:
+        return None if given is None else given.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"can not be read: {error.strerror}"
+        raise ValueError(f"'{given}' {reason}") from error
 
 
 def read_pairs(given: Sequence[str]) -> dict[int, float] | None:

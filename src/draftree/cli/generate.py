@@ -49,7 +49,7 @@ def generate(
     draft: Annotated[
         str,
         typer.Option(
-            help="What guesses ahead: none, ngram, model:NAME; options behind commas (ngram,max=4).",
+            help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
             metavar="SPEC",
             rich_help_panel=SPECULATION,
         ),
@@ -125,6 +125,7 @@ def generate(
     from draftree.cli.writing import Screen, Setup
 
     setup = Setup(model, draft, verify, plan, dtype, device)
+    check_prediction(setup, params)
     if compare and setup.is_plain:
         raise typer.BadParameter(
             "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
@@ -138,6 +139,25 @@ def generate(
         compare_and_report(setup, wish, screen, notes)
     else:
         write_and_report(setup, wish, screen, notes)
+
+
+def check_prediction(setup: Setup, params: SamplingParams) -> None:
+    """A prediction and a drafter that reads it go together.
+
+    Raises:
+        typer.BadParameter: there is one without the other.
+    """
+    methods = setup.methods()
+    if params.prediction is not None and not methods.reads_predictions:
+        raise typer.BadParameter(
+            "nothing reads the prediction: add '--draft prediction', or merge it with another, "
+            "'--draft prediction+suffix'",
+            param_hint="--prediction",
+        )
+    if params.prediction is None and methods.reads_predictions:
+        raise typer.BadParameter(
+            "drafter 'prediction' has nothing to draft from: give a file with --prediction", param_hint="--draft"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +209,8 @@ def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: I
         warm_up(llm)
     announce(setup, screen, notes)
     live = screen is not None and screen.live
-    plain_run = write(plain, setup.plainly(), wish.task, params=wish.params, screen=screen if live else None)
+    plainly = dataclasses.replace(wish.params, prediction=None)
+    plain_run = write(plain, setup.plainly(), wish.task, params=plainly, screen=screen if live else None)
     if screen is not None:
         note(notes.dim(f"plain: {plain_run.summary}"))
     fast_run = write(fast, setup, wish.task, params=wish.params, screen=screen)

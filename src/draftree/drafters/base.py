@@ -64,6 +64,8 @@ class Drafter(ABC, Generic[State]):
     """Guesses ahead. Built as `cls(config, context)`."""
 
     Config: ClassVar[type]
+    reads_predictions: bool = False
+    """Whether it drafts from the text that a request predicts; an instance may set it."""
     wants_picks: bool = False
     """Whether the verdicts that `observe` hears shall name the target's pick at every node; an instance may set it."""
 

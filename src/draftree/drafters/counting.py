@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.drafters.base import SequenceView
 
 ESCAPE = 2.5
 """Votes for what was never seen. With `VOTES` it gives one match of 1, 2, 4, 8, 16 tokens a chance of 0.29, 0.53,
@@ -63,6 +66,19 @@ class Limits:
 
 Luck = Callable[[int, Sequence[int]], Mapping[int, float]]
 """(level, tokens) to the factor that the noise gives each token there: e to its Gumbel number."""
+
+
+def luck_of(view: SequenceView) -> Luck | None:
+    """The luck that the request's own noise gives at the coming positions; None at temperature 0, which has none."""
+    controls, start = view.controls, len(view.history)
+    if controls.temperature == 0:
+        return None
+
+    def factors(level: int, tokens: Sequence[int]) -> Mapping[int, float]:
+        numbers = controls.noise.gumbel(start + level, torch.tensor(tokens)).exp()
+        return dict(zip(tokens, numbers.tolist(), strict=True))
+
+    return factors
 
 
 def grow(voters: Sequence[Voter], limits: Limits, *, draw: Draw, luck: Luck | None = None) -> TokenTree:

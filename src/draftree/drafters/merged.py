@@ -35,6 +35,7 @@ class MergedDrafter(Drafter[list[Any]]):
         self._names = list(names)
         self._draw = draw
         self._vocab_size = vocab_size
+        self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
         self.wants_picks = any(drafter.wants_picks for drafter in drafters)
         self._trees: dict[int, list[TokenTree]] = {}
 

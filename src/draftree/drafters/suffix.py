@@ -13,18 +13,16 @@ themselves or each other; loses little elsewhere, since it drafts little there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import torch
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.counting import DEEPEST, LONGEST, Limits, Luck, Voter, grow
+from draftree.drafters.counting import DEEPEST, LONGEST, Limits, Voter, grow, luck_of
 from draftree.drafters.occurrences import Occurrences
 
 LONG_RUN = 8
@@ -49,10 +47,10 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`min` and `max`: length of a match; `k`: levels at most; `nodes` and `width`: of the tree, of a node.
+        """`min` and `max`: length of a match; `k`: levels at most; `nodes`: nodes of a tree at most.
 
-        `floor`: nodes that are less likely to survive are left out; `memory`: tokens of earlier answers that are kept,
-        the oldest answers go first; 0 keeps none.
+        `width`: children of a node at most, 1 for a chain; `floor`: nodes that are less likely to survive are left
+        out; `memory`: tokens of earlier answers that are kept, the oldest answers go first; 0 keeps none.
         """
 
         min: int = 1
@@ -134,18 +132,8 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
         if self._earlier is not None:
             voters += _voters(self._earlier, tail, held.depth, is_own=False)
         limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)
-        return grow(voters, limits, draw=self._draw, luck=self._luck(state.view))
-
-    def _luck(self, view: SequenceView) -> Luck | None:
-        controls, start = view.controls, len(view.history)
-        if not self._shares_noise or controls.temperature == 0:
-            return None
-
-        def factors(level: int, tokens: Sequence[int]) -> Mapping[int, float]:
-            numbers = controls.noise.gumbel(start + level, torch.tensor(tokens)).exp()
-            return dict(zip(tokens, numbers.tolist(), strict=True))
-
-        return factors
+        luck = luck_of(state.view) if self._shares_noise else None
+        return grow(voters, limits, draw=self._draw, luck=luck)
 
     def close(self, state: SuffixState) -> None:
         """The answer joins the memory, with the end of its prompt, behind which it may be asked for again."""

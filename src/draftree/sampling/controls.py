@@ -32,6 +32,7 @@ class Controls:
         processors: applied to the model's logits, in order.
         filters: applied behind the temperature, in order; empty at temperature 0.
         stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
+        prediction: token ids of the text that is expected; for drafters, no law depends on it.
     """
 
     params: SamplingParams
@@ -40,6 +41,7 @@ class Controls:
     processors: tuple[Processor, ...]
     filters: tuple[Filter, ...]
     stop_ids: frozenset[int]
+    prediction: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -61,11 +63,11 @@ def build_controls(
         params: what the user asked for.
         vocab_size: width of the model's logits.
         eos_ids: the model's end-of-text ids.
-        encode: text to token ids without special tokens; needed for bad words only.
+        encode: text to token ids without special tokens; needed for bad words and a predicted text.
         seed: the sequence's seed; `params.seed` is not read, since a fresh seed or one of n may stand for it.
 
     Raises:
-        InvalidRequestError: a token id outside the vocabulary, or bad words without a tokenizer.
+        InvalidRequestError: a token id outside the vocabulary, or words without a tokenizer.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
@@ -81,6 +83,7 @@ def build_controls(
         processors=tuple(_processors(params, stop_ids, encode)),
         filters=tuple(_filters(params, vocab_size)),
         stop_ids=stop_ids,
+        prediction=_predicted(params.prediction, vocab_size, encode),
     )
 
 
@@ -108,6 +111,17 @@ def _filters(params: SamplingParams, vocab_size: int) -> Iterable[Filter]:
         yield TopP(params.top_p)
     if params.min_p > 0:
         yield MinP(params.min_p)
+
+
+def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: Encode | None) -> tuple[int, ...]:
+    if prediction is None:
+        return ()
+    if not isinstance(prediction, str):
+        _check_ids("prediction", prediction, vocab_size)
+        return tuple(prediction)
+    if encode is None:
+        raise InvalidRequestError("the prediction is a text, but this model has no tokenizer: give token ids")
+    return tuple(encode(prediction))
 
 
 def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:

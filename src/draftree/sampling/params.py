@@ -59,6 +59,9 @@ class SamplingParams:
     logprobs: int | None = _field(
         None, "report log-probabilities: 0 of the chosen tokens, n of the n likeliest as well"
     )
+    prediction: str | Sequence[int] | None = _field(
+        None, "text that is expected, from which drafter 'prediction' drafts; what is written does not depend on it"
+    )
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -176,6 +179,13 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(int(item) for item in value)
 
 
+def _prediction(name: str, value: Any) -> str | tuple[int, ...] | None:
+    given = value if value is None or isinstance(value, str) else _token_ids(name, value)
+    if given is not None and not len(given):
+        raise _refuse(name, value, "a text or token ids, at least one, or None")
+    return given
+
+
 def _is_token_id(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
 
@@ -222,4 +232,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "skip_special_tokens": _flag,
     "seed": _Whole(-(2**63), 2**64 - 1, optional=True),
     "logprobs": _Whole(0, optional=True),
+    "prediction": _prediction,
 }
