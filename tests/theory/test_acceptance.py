@@ -16,6 +16,7 @@ from draftree.analysis.theory import (
     expected_tokens,
     match_acceptance,
     multistep_acceptance,
+    recursive_acceptance,
     token_acceptance,
 )
 from draftree.core.noise import Noise, gumbel
@@ -49,6 +50,19 @@ def test_one_token_under_each_rule(seed: int) -> None:
         length=2,
     )
     assert matched.accepted == pytest.approx(match_acceptance(target, draft), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_children_of_one_node_under_recursive(seed: int) -> None:
+    case = pair(seed, vocab_size=4, distance=2.0)
+    target, draft = case.target_law(()), case.draft_law(())
+    for children in (1, 2, 3):
+        average = 0.0
+        for drawn in itertools.permutations(range(4), children):
+            gone = np.cumsum([0.0, *draft[list(drawn[:-1])]])
+            chance = float(np.prod(draft[list(drawn)] / (1 - gone)))
+            average += chance * recursive_acceptance(target, draft, drawn)
+        assert average == pytest.approx(accepted(case, "recursive", (children,), WOR), abs=1e-12)
 
 
 @pytest.mark.parametrize("children", [1, 2, 3])

@@ -167,7 +167,7 @@ def test_provenance_is_below_every_table():
     for part in ("0123456789 with changes", "a processor", "2 prompts left out", "load 0.5 before, 1.5 after"):
         assert part in text
     assert "not complete" not in text
-    assert text.count("| method |") == 3
+    assert text.count("| method |") == 4
 
 
 def test_geometric_mean_is_not_an_arithmetic_one():

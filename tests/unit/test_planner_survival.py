@@ -34,7 +34,8 @@ def play(made: SurvivalPlanner, *, rounds: int, right: tuple[float, ...], level_
                 break
             accepted += 1
         row = SequenceRecord("r", 9, budget.num_nodes, budget.depth, accepted, accepted + 1, accepted, tuple(matches))
-        record = RoundRecord(0, level_seconds * budget.depth, 0.1, 0, 0, 0.1, 1 + budget.num_nodes, (row,))
+        score = made._target_seconds(1 + budget.num_nodes)
+        record = RoundRecord(0, level_seconds * budget.depth, score, 0, 0, score, 1 + budget.num_nodes, (row,))
         made.observe([None], record)
     return budgets
 
@@ -76,3 +77,18 @@ def test_where_levels_are_dear_and_rows_are_cheap_it_goes_wide() -> None:
 def test_bad_options(config: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         SurvivalPlanner.Config(**config)  # type: ignore[arg-type]
+
+
+def test_one_row_more_than_a_block_is_avoided() -> None:
+    blocks = {rows: 0.1 + 0.03 * (-(-rows // 16) - 1) for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)}
+    made = planner(blocks, depth=6, nodes=32)
+    budget = play(made, rounds=200, right=(0.4, 0.2, 0.1, 0.05), level_seconds=0.005)[-1]
+    assert 1 + budget.num_nodes in (16, 32)
+
+
+def test_a_number_of_rows_that_was_never_measured_is_learned_from_rounds() -> None:
+    made = planner({1: 0.1, 16: 0.1, 32: 0.2}, depth=6, nodes=32)
+    row = SequenceRecord("r", 9, 16, 4, 1, 2, 1, ((4, 1), (4, 0)))
+    for _ in range(40):
+        made.observe([None], RoundRecord(0, 0.01, 0.2, 0, 0, 0.2, 17, (row,)))
+    assert made._target_seconds(17) == pytest.approx(0.2, rel=0.05)

@@ -6,7 +6,7 @@ drafted chain, `cost` the seconds of a drafter's pass over those of the target's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -52,6 +52,33 @@ def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int
             return 1.0
         target = rest / rest.sum()
     return 1 - rejected
+
+
+def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[int]) -> float:
+    """Chance that `recursive` keeps one of these tokens, drawn from the draft law without replacement, in order.
+
+    Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
+    """
+    left, law, rejected = target.astype(np.float64), draft.astype(np.float64), 1.0
+    for token in drawn:
+        if law[token] <= 0:
+            break
+        rejected *= 1 - min(1.0, left[token] / law[token])
+        left = np.maximum(left - law, 0)
+        if rejected == 0 or left.sum() == 0:
+            return 1.0 - rejected
+        left /= left.sum()
+        law = law.copy()
+        law[token] = 0.0
+        if law.sum() == 0:
+            break
+        law /= law.sum()
+    return 1.0 - rejected
+
+
+def covered(target: np.ndarray, tokens: Iterable[int]) -> float:
+    """Chance that the target's own choice is among tokens that were chosen without knowing it."""
+    return float(target[list(set(tokens))].sum())
 
 
 def expected_tokens(acceptance: float, length: int) -> float:

@@ -119,8 +119,8 @@ def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     target = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-    tokenizer = _tokenizer(target)
-    prompts, notes = _prompts(workload, tokenizer, target.model.max_length - settings.max_tokens)
+    tokenizer = tokenizer_of(target)
+    prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
     asked = Asked(settings.max_tokens, settings.temperature, settings.seed)
@@ -136,7 +136,12 @@ def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve
     return Benchmark(header | {"notes": list(notes)}, notes, groups, runner)
 
 
-def _tokenizer(target: LoadedModel) -> Tokenizer:
+def tokenizer_of(target: LoadedModel) -> Tokenizer:
+    """A model's tokenizer.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
     tokenizer = None if target.folder is None else Tokenizer.load(target.folder)
     if tokenizer is None:
         raise ConfigurationError(
@@ -145,7 +150,12 @@ def _tokenizer(target: LoadedModel) -> Tokenizer:
     return tokenizer
 
 
-def _prompts(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
+def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
+    """The prompts of at most `room` tokens, and a note on those left out.
+
+    Raises:
+        ConfigurationError: none fits.
+    """
     prompts, too_long = [], []
     for task in workload.tasks:
         ids, form = encode(task, tokenizer)
@@ -174,7 +184,7 @@ def _peer_notes(ours: Sequence[Method], peers: Sequence[Method], batch: int) -> 
 def _writers(
     target: LoadedModel, tokenizer: Tokenizer, ours: Sequence[Method], *, peers: Sequence[Method], batch: int
 ) -> dict[str, Writer]:
-    eos_ids = _eos_ids(target, tokenizer)
+    eos_ids = eos_ids_of(target, tokenizer)
     writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, eos_ids=eos_ids)}
     if peers:
         assert target.folder is not None
@@ -189,7 +199,8 @@ def _writers(
     return writers
 
 
-def _eos_ids(target: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+def eos_ids_of(target: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Tokens that end a text: the model's and the tokenizer's."""
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return tuple(dict.fromkeys((*target.eos_ids, *own)))
 

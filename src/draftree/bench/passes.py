@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
-from draftree.bench.records import FORMAT, PassRecord
+from draftree.bench.records import FORMAT, PassRecord, TreeRecord
 from draftree.bench.runner import collector_off
+from draftree.bench.trees import scored_shape, time_drafting, time_scoring
 from draftree.core.errors import ConfigurationError
+from draftree.drafters.shapes import parse_shape
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.loading import load_model
 from draftree.models.resolve import resolve_model
@@ -36,6 +38,8 @@ class PassSettings:
         rows: tokens in a pass; 1 is always among them.
         prefix: committed tokens before them.
         repeats: passes of each kind that count.
+        trees: shapes of trees that are scored, as trees and leaf by leaf.
+        drafts: shapes of trees that the model drafts.
         dtype: of the model.
         device: of the model.
         threads: of torch; None leaves its own choice.
@@ -45,6 +49,8 @@ class PassSettings:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefix: int = 256
     repeats: int = 20
+    trees: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -58,11 +64,19 @@ class PassSettings:
             raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
         object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
 
+    @property
+    def most_rows(self) -> int:
+        """Tokens behind the prefix at most."""
+        scored = [scored_shape(text).num_nodes for text in self.trees]
+        # a drafter's slot holds what it read, and while it is timed the text grows
+        drafted = [parse_shape(text, None).num_fed + self.repeats + WARM_UP_PASSES for text in self.drafts]
+        return max([*self.rows, *scored, *drafted])
+
 
 def measure(
     settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
-) -> tuple[dict[str, Any], list[PassRecord]]:
-    """Load the model and time its passes; the header and a record for each number of rows.
+) -> tuple[dict[str, Any], list[PassRecord], list[TreeRecord]]:
+    """Load the model and time its passes; the header, a record for each number of rows, and those of trees.
 
     Args:
         settings: which passes.
@@ -72,22 +86,27 @@ def measure(
         ConfigurationError: the prefix and the widest pass do not fit into the model's context.
         ModelError: the model can not be had or used.
     """
+    shapes = [scored_shape(text) for text in settings.trees]
     fetch(settings.model)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
     assert loaded.folder is not None
     model = loaded.model
-    longest = settings.prefix + settings.rows[-1]
-    if longest > model.max_length:
+    most = settings.most_rows
+    if settings.prefix + most > model.max_length:
         raise ConfigurationError(
-            f"a prefix of {settings.prefix} and {settings.rows[-1]} rows do not fit into the model's context of "
+            f"a prefix of {settings.prefix} and {most} rows do not fit into the model's context of "
             f"{model.max_length}: lower one of them"
         )
+    if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
+        raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
     weight_bytes = weight_bytes_read(loaded.folder, model.dtype)
     load_before = load_average()
     bandwidth = read_bandwidth(model.device)
     records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
+    trees = time_scoring(model, settings.trees, prefix=settings.prefix, repeats=settings.repeats) if shapes else []
+    trees += time_drafting(model, settings.drafts, prefix=settings.prefix, repeats=settings.repeats)
     header = {
         "format": FORMAT,
         "job": "passes",
@@ -104,7 +123,7 @@ def measure(
         "read_bytes_per_second": bandwidth,
         "load_average": load_before,
     }
-    return header, records
+    return header, records, trees
 
 
 def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:

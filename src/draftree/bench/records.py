@@ -90,6 +90,54 @@ class PassRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeRecord:
+    """What scoring a tree costs.
+
+    Attributes:
+        shape: as a draft spec writes it.
+        how: "tree" (one pass over all nodes), "batched" (one pass, a row of the batch for each leaf), "one by one"
+            (a pass for each leaf), or "chain" (a plain pass over as many tokens).
+        rows: nodes of the tree.
+        leaves: of the tree.
+        prefix: committed tokens before it.
+        milliseconds: of every repeat.
+    """
+
+    shape: str
+    how: str
+    rows: int
+    leaves: int
+    prefix: int
+    milliseconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LawRecord:
+    """Target and drafter at every position of one text.
+
+    Attributes:
+        task: the prompt's id.
+        category: the prompt's category.
+        temperature: of the text and of both laws.
+        num_positions: tokens of the text.
+        own_ranks: for every position the place of the target's pick among the drafter's first guesses under the
+            text's own noise, from 1; 0 if it is not there.
+        shared_hits: positions at which the pick is the drafter's first, second, … guess, averaged over noises that
+            both share.
+        kept: by rule, for every position, the chance that a child of 1, 2 or 4 is kept (only the first where the
+            rule has a closed form for one child alone).
+    """
+
+    task: str
+    category: str
+    temperature: float
+    num_positions: int
+    own_ranks: tuple[int, ...]
+    shared_hits: tuple[float, ...]
+    kept: dict[str, list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """A results file.
 
@@ -98,6 +146,8 @@ class Results:
         header: provenance.
         records: texts.
         passes: pass costs.
+        trees: costs of scoring trees.
+        laws: target and drafter compared.
         end: the last line; None if the run was cut off before it.
     """
 
@@ -105,6 +155,8 @@ class Results:
     header: dict[str, Any]
     records: tuple[Record, ...] = ()
     passes: tuple[PassRecord, ...] = ()
+    trees: tuple[TreeRecord, ...] = ()
+    laws: tuple[LawRecord, ...] = ()
     end: dict[str, Any] | None = None
 
     @property
@@ -120,7 +172,7 @@ class RecordFile:
     stream: IO[str] | None
     lines: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, kind: str, entry: dict[str, Any] | Record | PassRecord) -> None:
+    def add(self, kind: str, entry: dict[str, Any] | Record | PassRecord | TreeRecord | LawRecord) -> None:
         """Append one line."""
         fields = entry if isinstance(entry, dict) else dataclasses.asdict(entry)
         self.lines.append({"kind": kind, **fields})
@@ -168,6 +220,8 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
     end: dict[str, Any] | None = None
     records: list[Record] = []
     passes: list[PassRecord] = []
+    trees: list[TreeRecord] = []
+    laws: list[LawRecord] = []
     for number, entry in entries:
         try:
             kind = entry.pop("kind")
@@ -183,6 +237,10 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
                 records.append(Record(**entry, divergence=None if divergence is None else Divergence(**divergence)))
             elif kind == "pass":
                 passes.append(PassRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
+            elif kind == "tree":
+                trees.append(TreeRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
+            elif kind == "law":
+                laws.append(_law(entry))
             elif kind == "end":
                 end = entry
             else:
@@ -195,4 +253,9 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
             ) from error
     if header is None:
         raise ConfigurationError(f"results file '{name}' has no header line: it was not written by draftree bench")
-    return Results(name, header, tuple(records), tuple(passes), end)
+    return Results(name, header, tuple(records), tuple(passes), tuple(trees), tuple(laws), end)
+
+
+def _law(entry: dict[str, Any]) -> LawRecord:
+    tuples = {name: tuple(entry[name]) for name in ("own_ranks", "shared_hits")}
+    return LawRecord(**{**entry, **tuples})

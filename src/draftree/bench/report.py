@@ -114,6 +114,18 @@ class Report:
             if method["engine"] == OURS and self._records[method["name"]]
         }
 
+    def round_milliseconds(self) -> dict[str, dict[str, float]]:
+        """For our methods the mean milliseconds of each phase of a round behind the first one; `all` is their sum."""
+        found = {}
+        for method in self.methods:
+            records = self._records[method["name"]]
+            rounds = sum(record.stats["rounds"] - 1 for record in records)
+            if method["engine"] != OURS or rounds < 1:
+                continue
+            each = {p: 1e3 * sum(r.stats["phase_seconds"][p] for r in records) / rounds for p in PHASES}
+            found[method["name"]] = each | {"all": sum(each.values())}
+        return found
+
     def partings(self) -> list[Parting]:
         """Methods other than plain: on how many prompts their text is not plain's."""
         return [

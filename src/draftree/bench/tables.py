@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from draftree.bench.grids import NOTHING, Grid
+from draftree.bench.law_tables import law_grids
 from draftree.bench.records import PassRecord, Results
 from draftree.bench.report import PHASES, Parting, Ratio, Report, Row
-
-NOTHING = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table: a title, headings, rows of text; the first column is a name, the others are numbers."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """As a Markdown table under its title."""
-        rule = ["---", *["---:"] * (len(self.headings) - 1)]
-        lines = [self.headings, rule, *self.rows]
-        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
-
-    def rich(self) -> Table:
-        """For a terminal, without the title."""
-        table = Table(box=None, pad_edge=False)
-        for place, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+from draftree.bench.tree_tables import tree_grids
 
 
 def grids_of(results: Results) -> list[Grid]:
@@ -45,13 +20,15 @@ def grids_of(results: Results) -> list[Grid]:
     grids = []
     if results.passes:
         grids.append(_passes_grid(results.header, results.passes))
+    grids.extend(tree_grids(results.trees))
+    grids.extend(law_grids(results.laws))
     if results.records:
         report = Report(results)
         rows = report.rows()
         grids.extend((_decoding_grid(rows), _whole_grid(rows)))
         if len(_categories(results)) > 1:
             grids.append(_category_grid(results))
-        grids.append(_phase_grid(report.phases()))
+        grids.extend((_phase_grid(report.phases()), _round_grid(report.round_milliseconds())))
         if report.partings():
             grids.append(_parting_grid(report))
     return grids
@@ -74,6 +51,11 @@ def provenance_line(results: Results) -> str:
             f"{len({record.task for record in results.records})} of {prompts['written']} prompts of {prompts['name']}, "
             f"at most {header['max_tokens']} tokens, temperature {header['temperature']:g}, batch {header['batch']}, "
             f"{header['repeats']} repeats in turns behind a warm-up round"
+        )
+    if header["job"] == "laws":
+        parts.append(
+            f"drafter {header['draft_models'][0]['name']}, {header['prompts']['written']} prompts of "
+            f"{header['prompts']['name']}, at most {header['max_tokens']} tokens, {header['draws']} noises"
         )
     before, after = header["load_average"], (results.end or {}).get("load_average")
     if before is not None:
@@ -163,6 +145,11 @@ def _phase_grid(phases: Mapping[str, Mapping[str, float]]) -> Grid:
     names = (*PHASES, "outside")
     rows = tuple((method, *(f"{100 * shares[name]:.1f}%" for name in names)) for method, shares in phases.items())
     return Grid("Where the time goes behind the first round", ("method", *names), rows)
+
+
+def _round_grid(rounds: Mapping[str, Mapping[str, float]]) -> Grid:
+    rows = tuple((method, *(f"{times[name]:.2f}" for name in (*PHASES, "all"))) for method, times in rounds.items())
+    return Grid("Milliseconds of a round, the first of each text left out", ("method", *PHASES, "all"), rows)
 
 
 def _parting_grid(report: Report) -> Grid:

@@ -159,6 +159,22 @@ def passes(
         str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
     ] = "1,2,4,8,16,32,64",
     prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
+    trees: Annotated[
+        str | None,
+        typer.Option(
+            help="Trees to score, as trees, leaf by leaf, and beside a chain of as many tokens: 2-2-2,4-2-1.",
+            metavar="SHAPE,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    drafts: Annotated[
+        str | None,
+        typer.Option(
+            help="Trees that the model drafts, and the passes in it: 1-1-1,best-32.",
+            metavar="SHAPE,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -176,15 +192,94 @@ def passes(
     from draftree.cli.models import resolve_with_bar
 
     settings = PassSettings(
-        model=model, rows=counts, prefix=prefix, repeats=repeats, dtype=dtype, device=device, threads=threads
+        model=model,
+        rows=counts,
+        prefix=prefix,
+        repeats=repeats,
+        trees=tuple(trees.split(",") if trees else ()),
+        drafts=tuple(drafts.split(",") if drafts else ()),
+        dtype=dtype,
+        device=device,
+        threads=threads,
     )
-    header, records = measure(settings, fetch=resolve_with_bar)
+    header, records, tree_records = measure(settings, fetch=resolve_with_bar)
     with record_file(output) as lines:
         lines.add("header", header)
         for record in records:
             lines.add("pass", record)
+        for tree in tree_records:
+            lines.add("tree", tree)
         lines.add("end", end_line(complete=True))
     show_results(lines.results("this run"))
+
+
+@bench.command("laws", cls=PlainCommand)
+def laws(
+    model: Model,
+    *,
+    draft_model: Annotated[str, typer.Option(help="The drafter's model.", metavar="NAME", rich_help_panel=COMPARED)],
+    temperatures: Annotated[
+        str, typer.Option(help="Of texts and laws.", metavar="X,X,...", rich_help_panel=COMPARED)
+    ] = "0,0.5,0.8,1,1.25,1.5",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines, as for 'bench run'; our own if not given.", metavar="FILE", rich_help_panel=PROMPTS
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(help="Only prompts of this category; repeatable.", metavar="NAME", rich_help_panel=PROMPTS),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each category at most.", metavar="N", rich_help_panel=PROMPTS)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.", metavar="N", rich_help_panel=HOW)] = 48,
+    seed: Annotated[int, typer.Option(help="Of every text.", metavar="N", rich_help_panel=HOW)] = 0,
+    draws: Annotated[int, typer.Option(help="Noises that are averaged over.", metavar="N", rich_help_panel=HOW)] = 8,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Compare a drafter's laws with the target's: how often it guesses right, and what each rule keeps."""
+    require_new(output)
+    from draftree.analysis.laws import kept_by_rule
+    from draftree.bench.benchmark import end_line
+    from draftree.bench.laws import LawSettings, prepare
+    from draftree.cli.models import resolve_with_bar
+
+    settings = LawSettings(
+        model=model,
+        draft_model=draft_model,
+        temperatures=numbers_of(temperatures),
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        seed=seed,
+        draws=draws,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+    )
+    ready = prepare(settings, fetch=resolve_with_bar)
+    with record_file(output) as lines:
+        lines.add("header", ready.header)
+        for records in ready.run(kept_by_rule):
+            for record in records:
+                lines.add("law", record)
+        lines.add("end", end_line(complete=True))
+    show_results(lines.results("this run"))
+
+
+def numbers_of(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"'{text}' is no list of numbers such as 0,0.8", param_hint="--temperatures"
+        ) from error
 
 
 @bench.command("report", cls=PlainCommand)
@@ -197,11 +292,25 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
     ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for plots of all that the files hold together, in place of tables; needs the extra 'plots'.",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
+    ] = None,
 ) -> None:
-    """Print the tables of results files."""
+    """Print the tables of results files, or draw them."""
     from draftree.bench.records import read_results
     from draftree.bench.tables import markdown as as_markdown
 
+    if plots is not None:
+        from draftree.bench.plots import draw_all
+
+        for path in draw_all([read_results(path) for path in files], plots):
+            typer.echo(path)
+        return
     for number, results in enumerate([read_results(path) for path in files]):
         if number:
             typer.echo()

@@ -27,7 +27,9 @@ MAX_RANK = 8
 PRIOR = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
 """How often the pick is the first, second, … child, before anything was seen."""
 PRIOR_WEIGHT = 6.0
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+SIZES = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Trees that make, with their root, a pass of 2, 3, 4, 5, 6, 8, 12, 16, 24, … rows: processors multiply in blocks of 8,
+16 or 32 rows, and one row more than a block costs as much as another block."""
 MAX_PROBE_GAP = 64
 
 
@@ -152,11 +154,13 @@ class SurvivalPlanner(Planner[None]):
         if depth:
             level = record.draft_seconds / depth
             self._level_seconds = level if self._level_seconds is None else 0.8 * self._level_seconds + 0.2 * level
-        if len(record.sequences) == 1 and record.num_rows in self._pass_seconds:
-            old = self._pass_seconds[record.num_rows]
+        if len(record.sequences) == 1 and self._pass_seconds:
+            old = self._target_seconds(record.num_rows)
+            is_known = record.num_rows in self._pass_seconds
             # a prompt's first round is a longer pass of its own kind: it says nothing of this one
-            if record.score_seconds < 3 * old:
-                self._pass_seconds[record.num_rows] = 0.9 * old + 0.1 * record.score_seconds
+            if record.score_seconds < 3 * old and record.num_rows <= max(self._pass_seconds):
+                share = 0.1 if is_known else 0.5
+                self._pass_seconds[record.num_rows] = (1 - share) * old + share * record.score_seconds
 
     def explain(self) -> str:
         """The last choice beside plain decoding."""
