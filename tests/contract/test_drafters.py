@@ -26,6 +26,15 @@ from draftree.sampling.params import SamplingParams
 VOCAB = 9
 TABLE = hashed(VOCAB, seed=1, scale=2.0)
 SPECS = {
+    "lookahead": [
+        "lookahead",
+        "lookahead,window=0",
+        "lookahead,window=0,random=4,n=3",
+        "lookahead,window=0,candidates=1",
+        "lookahead,window=5,n=2,candidates=1",
+        "lookahead,window=4,n=3,candidates=2,random=5",
+        "lookahead,window=12,n=5,candidates=6",
+    ],
     "model": [
         "model:any",
         "model:any,k=2",

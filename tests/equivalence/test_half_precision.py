@@ -34,7 +34,7 @@ def gap(lm: LanguageModel, text: Sequence[int], one: int, other: int) -> tuple[f
     return abs(float(logits[one] - logits[other])), float(logits.abs().max()) * torch.finfo(lm.dtype).eps
 
 
-@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=best-6"])
+@pytest.mark.parametrize("draft", ["ngram,min=1", "lookahead,window=5,n=3", "model:{}", "model:{},tree=best-6"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype, draft: str, tmp_path: Path) -> None:

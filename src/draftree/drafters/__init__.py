@@ -13,5 +13,5 @@ DRAFTERS: Registry[Drafter] = Registry(
     "draftree.drafters",
     "draftree.drafters.base:Drafter",
     kind="drafter",
-    support=frozenset({"base", "counting", "growth", "merged", "occurrences", "shapes", "stepping"}),
+    support=frozenset({"base", "counting", "growth", "merged", "occurrences", "shapes", "stepping", "window"}),
 )
