@@ -167,7 +167,7 @@ def test_agreement_under_shared_noise_is_the_closed_form(seed: int) -> None:
     assert abs(closed - token_acceptance(target, draft)) > 0.01
 
 
-def recursive_acceptance(target: np.ndarray, draft: np.ndarray, children: int) -> float:
+def recursive_by_definition(target: np.ndarray, draft: np.ndarray, children: int) -> float:
     """Children without replacement, by their definition: what is rejected leaves both laws."""
     if children == 0 or target.sum() == 0:
         return 0.0
@@ -179,7 +179,7 @@ def recursive_acceptance(target: np.ndarray, draft: np.ndarray, children: int) -
             rest = np.maximum(target - draft, 0)
             left = np.where(np.arange(len(draft)) == token, 0, draft)
             if left.sum() > 0:
-                below = recursive_acceptance(rest / rest.sum(), left / left.sum(), children - 1)
+                below = recursive_by_definition(rest / rest.sum(), left / left.sum(), children - 1)
                 total += draft[token] * (1 - kept) * below
     return total
 
@@ -187,7 +187,7 @@ def recursive_acceptance(target: np.ndarray, draft: np.ndarray, children: int) -
 def test_recursive_by_definition_is_the_rule() -> None:
     case = pair(5, vocab_size=4)
     for children in (1, 2, 3):
-        closed = recursive_acceptance(case.target_law(()), case.draft_law(()), children)
+        closed = recursive_by_definition(case.target_law(()), case.draft_law(()), children)
         assert accepted(case, "recursive", (children,), WOR) == pytest.approx(closed, abs=1e-12)
 
 
@@ -206,7 +206,7 @@ def test_one_node_of_eight_tokens_by_width() -> None:
         ranked = np.argsort(-(np.log(draft) + noise), axis=1)
         for width in (1, 2, 3):
             kept["coupled"][width - 1] += (ranked[:, :width] == picks[:, None]).any(1).mean() / pairs
-            kept["recursive"][width - 1] += recursive_acceptance(target, draft, width) / pairs
+            kept["recursive"][width - 1] += recursive_by_definition(target, draft, width) / pairs
             kept["multistep"][width - 1] += multistep_acceptance(target, draft, children=width) / pairs
     assert kept["coupled"].tolist() == pytest.approx([0.758, 0.930, 0.981], abs=0.005)
     assert kept["recursive"].tolist() == pytest.approx([0.7872, 0.8976, 0.9453], abs=1e-4)

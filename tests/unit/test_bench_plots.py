@@ -13,7 +13,7 @@ from bench_samples import HEADER, METHODS, record
 from draftree.bench.plots import draw_all
 from draftree.bench.records import LawRecord, Results, TreeRecord
 from draftree.bench.report import Report
-from draftree.bench.tables import grids_of
+from draftree.bench.tables import grids_of, together_grid
 from draftree.bench.tree_tables import tree_grids
 from draftree.core.errors import ConfigurationError
 
@@ -54,6 +54,12 @@ def test_a_round_in_milliseconds() -> None:
     assert rounds["plain"]["score"] == pytest.approx(1800 / 20)
     assert rounds["plain"]["all"] == pytest.approx(2000 / 20)
     assert any(grid.title.startswith("Milliseconds of a round") for grid in grids_of(texts(0.0)))
+
+
+def test_runs_stand_side_by_side() -> None:
+    grid = together_grid([texts(0.0), texts(1.0)])
+    assert grid.headings == ("method", "t0, temperature 0", "t1, temperature 1")
+    assert grid.rows == (("plain", "1.00 (1.00)", "1.00 (1.00)"), ("ngram", "1.00 (2.00)", "1.00 (2.00)"))
 
 
 def test_everything_is_drawn(tmp_path: Path) -> None:

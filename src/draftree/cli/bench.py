@@ -292,6 +292,9 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
     ] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="One table of all runs, side by side.", rich_help_panel="Output")
+    ] = False,
     plots: Annotated[
         Path | None,
         typer.Option(
@@ -310,6 +313,11 @@ def report(
 
         for path in draw_all([read_results(path) for path in files], plots):
             typer.echo(path)
+        return
+    if together:
+        from draftree.bench.tables import together_grid
+
+        typer.echo(together_grid([read_results(path) for path in files]).markdown())
         return
     for number, results in enumerate([read_results(path) for path in files]):
         if number:
