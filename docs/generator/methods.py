@@ -202,9 +202,10 @@ def example(*, draft: str, verify: str | None = None, plan: str | None = None) -
     given = ", ".join(f'{name}="{value}"' for name, value in flags)
     yield "## Example"
     typed += " --prediction README.md" if predicts else ""
-    params = ', SamplingParams(prediction=Path("README.md").read_text())' if predicts else ""
+    before = 'params = SamplingParams(prediction=Path("README.md").read_text())\n' if predicts else ""
     yield fence(f"draftree generate {model} '{PROMPT}' --no-chat {typed}", "sh")
-    yield fence(f'LLM("{model}", {given}).generate("{PROMPT}"{params})', "python")
+    params = ", params" if predicts else ""
+    yield fence(f'{before}LLM("{model}", {given}).generate("{PROMPT}"{params})', "python")
 
 
 def guarantee(cls: type[Any]) -> str:
