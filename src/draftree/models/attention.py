@@ -154,8 +154,13 @@ class ProbePass:
     """A causal pass that stores nothing: it learns which layers attend, with which shapes and windows."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
-    windows_of_calls: set[int] = field(default_factory=set)
+    calls: dict[int, LayerCall] = field(default_factory=dict)
     windows_of_masks: set[int] = field(default_factory=set)
+
+    @property
+    def windows_of_calls(self) -> set[int]:
+        """Windows that layers keep to."""
+        return {call.window for call in self.calls.values() if call.window is not None}
 
     def note_mask(self, window: int | None) -> None:
         """A window that some layer must keep to."""
@@ -165,8 +170,7 @@ class ProbePass:
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Plain causal attention among the rows of the pass."""
         self.shapes[call.layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        if call.window is not None:
-            self.windows_of_calls.add(call.window)
+        self.calls[call.layer] = call
         rows = query.shape[2]
         visible = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=query.device).tril()
         mixed = attend(query, key, value, call=call, mask=additive(visible, query.dtype))

@@ -19,6 +19,8 @@ from draftree.core.tree import ancestor_mask, is_chain, is_path, is_rooted
 from draftree.models.attention import NAME, ProbePass, announced, register
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.native.decoder import NativeDecoder
+from draftree.models.native.rows import plan_rows
 from draftree.models.passes import SlotPass, plan_blocks
 from draftree.models.slots import CLOSED, KVMemory, KVSlot
 
@@ -53,8 +55,24 @@ class HFModel(LanguageModel):
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._require_attention_only()
         model.set_attn_implementation(NAME)
-        self._memory = KVMemory(self._probe(), dtype=self.dtype, device=self.device)
+        probe = self._probe()
+        self._calls = probe.calls
+        self._memory = KVMemory(probe.shapes, dtype=self.dtype, device=self.device)
         self._free: list[int] = []
+        self._native: NativeDecoder | None = None
+
+    def lower(self, *, quantization: str | None = None) -> None:
+        """Run passes in C from now on, if the model is built as most decoders are.
+
+        The model's own weights are given up. Slots that are open must be empty.
+
+        Args:
+            quantization: "int8" for weights of 8 bits, None for the model's own.
+
+        Raises:
+            NativeUnavailableError: it is built otherwise, or there is no C pass here; nothing has changed then.
+        """
+        self._native = NativeDecoder(self.model, self._calls, quantization=quantization)
 
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__
@@ -73,7 +91,7 @@ class HFModel(LanguageModel):
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
 
     @torch.inference_mode()
-    def _probe(self) -> dict[int, Any]:
+    def _probe(self) -> ProbePass:
         probe = ProbePass()
         with announced(probe):
             self._forward(torch.zeros(1, 2, dtype=torch.long), torch.arange(2).unsqueeze(0), None)
@@ -88,7 +106,7 @@ class HFModel(LanguageModel):
                 f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
                 f"attention with {sorted(probe.windows_of_calls)}: which layers look how far is not known"
             )
-        return probe.shapes
+        return probe
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
         keywords: dict[str, Any] = {}
@@ -118,25 +136,29 @@ class HFModel(LanguageModel):
     @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
-        order = sorted(range(len(jobs)), key=lambda job: _slot(jobs[job].slot).index)
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
-        row_of_job: dict[int, int] = {}
+        for job in jobs:
+            _slot(job.slot).append(job.parents)
+        self._make_room([_slot(job.slot) for job in jobs])
+        return Scores(self._run(jobs) if self._native is None else self._run_native(self._native, jobs), starts_of(jobs))
+
+    def _run_native(self, native: NativeDecoder, jobs: Sequence[Extend]) -> Tensor:
+        rows = plan_rows(
+            [_slot(job.slot) for job in jobs], [job.tokens for job in jobs], rows_of_chunk=native.rows_of_chunk
+        )
+        return native.run(self._memory, rows, _asked(jobs, range(len(jobs))))
+
+    def _run(self, jobs: Sequence[Extend]) -> Tensor:
+        order = sorted(range(len(jobs)), key=lambda job: _slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []
         for job in order:
             slot, extend = _slot(jobs[job].slot), jobs[job]
-            row_of_job[job] = len(tokens)
-            slot.append(extend.parents)
             tokens.extend(extend.tokens)
             start = slot.length - 1
             positions.extend(start + depth for depth in slot.depths[slot.num_tentative - len(extend.tokens) :])
-        self._make_room([_slot(job.slot) for job in jobs])
         current = self._plan([jobs[job] for job in order], len(tokens))
-        asked = [
-            row_of_job[job] + node
-            for job, extend in enumerate(jobs)
-            for node in (range(len(extend.tokens)) if extend.logits_at is None else extend.logits_at)
-        ]
+        asked = _asked(jobs, order)
         padding = self._padding(len(tokens))
         rows = None
         if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
@@ -145,7 +167,7 @@ class HFModel(LanguageModel):
             logits = self._forward(
                 torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding]), rows
             )
-        return Scores(logits[: len(asked)], starts_of(jobs))
+        return logits[: len(asked)]
 
     def _make_room(self, slots: Sequence[KVSlot]) -> None:
         longest = max(slot.length + slot.num_tentative for slot in slots)
@@ -206,6 +228,19 @@ class HFModel(LanguageModel):
         self._free.append(closed.index)
         self._free.sort()
         closed.index = CLOSED
+
+
+def _asked(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
+    """Rows whose logits are asked for, job after job, where the jobs' rows stand in that order."""
+    first_rows, row = {}, 0
+    for job in order:
+        first_rows[job] = row
+        row += len(jobs[job].tokens)
+    return [
+        first_rows[job] + node
+        for job, extend in enumerate(jobs)
+        for node in (range(len(extend.tokens)) if extend.logits_at is None else extend.logits_at)
+    ]
 
 
 def _slot(slot: Slot) -> KVSlot:

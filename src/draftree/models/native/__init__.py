@@ -1,0 +1,1 @@
+"""Passes in C, for decoders that are built as most are; everything else runs through torch."""

@@ -1,0 +1,226 @@
+"""A decoder whose passes run in C: packs the weights of a model of transformers and steps them over slots.
+
+The packed weights replace the model's own, part by part, so that nothing large is held twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.models.attention import LayerCall
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, read
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
+from draftree.models.native.rows import Rows
+from draftree.models.slots import KVMemory
+
+KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+NO_ROPE = -1
+FIRST_POSITIONS = 1024
+
+
+class NativeDecoder:
+    """Runs passes of one model in C. Takes the weights out of the model that it is given.
+
+    Args:
+        model: a `…ForCausalLM` on a CPU in float32 or bfloat16, which can not compute any more afterwards.
+        calls: what each layer asks of its attention.
+        quantization: "int8" for weights of 8 bits, None for the model's own.
+
+    Raises:
+        NativeUnavailableError: the model is built otherwise, or there is no C pass here; the model is whole then.
+    """
+
+    def __init__(self, model: Any, calls: dict[int, LayerCall], *, quantization: str | None = None) -> None:
+        parameter = next(model.parameters())
+        if parameter.device.type != "cpu" or parameter.dtype not in KEPT:
+            raise NativeUnavailableError(f"passes in C are for float32 and bfloat16 on CPUs, not {parameter.dtype}")
+        self._library = library()
+        self._blueprint = read(model, calls)
+        self._kept: list[Tensor] = []
+        self._format = FORMATS[quantization or KEPT[parameter.dtype]]
+        self._dtype = parameter.dtype
+        self._memory_layout: tuple[int, int] | None = None
+        self._ropes = _Ropes(self._blueprint, model.config.get_text_config())
+        with torch.inference_mode():
+            self._decoder = self._pack()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers."""
+        return len(self._blueprint.layers)
+
+    @property
+    def rows_of_chunk(self) -> int:
+        """Rows whose attention is one piece of work."""
+        return self._library.rows_of_chunk
+
+    def _pack(self) -> CDecoder:
+        plan = self._blueprint
+        embedding: Tensor = plan.embedding.weight  # type: ignore[assignment]
+        # a tied embedding is read back from the packed head, where that keeps it as it is
+        tied = plan.is_tied and self._format == FORMATS[KEPT[self._dtype]]
+        own = None if tied else self._keep(embedding.detach())
+        self._layers = (CLayer * len(plan.layers))(*(self._layer(layer) for layer in plan.layers))
+        head = self._linear([plan.head])
+        if not tied:
+            plan.embedding.weight = nn.Parameter(embedding, requires_grad=False)  # type: ignore[assignment]
+        return CDecoder(
+            hidden=plan.hidden,
+            heads=plan.heads,
+            kv_heads=plan.kv_heads,
+            head_dim=plan.head_dim,
+            mlp=plan.mlp,
+            num_layers=len(plan.layers),
+            vocab=plan.vocab,
+            format=self._format,
+            kv_format=FORMATS[KEPT[self._dtype]],
+            activation=plan.activation,
+            epsilon=plan.epsilon,
+            embedding_scale=plan.embedding_scale,
+            norm_offset=plan.norm_offset,
+            residual_scale=plan.residual_scale,
+            logit_scale=plan.logit_scale,
+            embedding=address(own),
+            final_norm=self._norm(plan.final_norm),
+            layers=self._layers,
+            head=head,
+        )
+
+    def _layer(self, layer: LayerBlueprint) -> CLayer:
+        return CLayer(
+            attention_norm=self._norm(layer.attention_norm),
+            attention_post_norm=self._norm(layer.attention_post_norm),
+            mlp_norm=self._norm(layer.mlp_norm),
+            mlp_post_norm=self._norm(layer.mlp_post_norm),
+            query_norm=self._norm(layer.query_norm),
+            key_norm=self._norm(layer.key_norm),
+            qkv=self._linear(layer.qkv),
+            output=self._linear([layer.output]),
+            gate_up=self._linear(layer.gate_up, in_turns=True),
+            down=self._linear([layer.down]),
+            window=layer.window or 0,
+            rope=NO_ROPE if layer.rope is None else self._blueprint.ropes.index(layer.rope),
+            scaling=layer.scaling,
+        )
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        self._kept.append(tensor)
+        return tensor
+
+    def _norm(self, norm: Any) -> int | None:
+        return None if norm is None else self._keep(norm.weight.detach().float().contiguous()).data_ptr()
+
+    def _linear(self, linears: Sequence[nn.Linear], *, in_turns: bool = False) -> CLinear:
+        """Pack layers one behind the other, or (gate and up) in turns, and free their weights."""
+        inputs, outputs = linears[0].in_features, sum(linear.out_features for linear in linears)
+        blocks = -(-outputs // LANES)
+        packed = self._keep(torch.empty(blocks * self._library.block_bytes(inputs, self._format), dtype=torch.uint8))
+        is_int8 = self._format == FORMATS["int8"]
+        scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
+        sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears]
+        if in_turns and len(weights) == 1:
+            weights = list(weights[0].chunk(2))
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        step, first = (2, 0) if in_turns else (1, 0)
+        bias = self._bias(weights, biases, in_turns=in_turns)
+        for index, weight in enumerate(weights):
+            place = index if in_turns else first
+            self._library.pack(weight, packed, kind=self._format, first=place, step=step, scales=scales, sums=sums)
+            first += weight.shape[0] // LANES
+        for linear in linears:
+            linear.weight = nn.Parameter(torch.empty(0, dtype=self._dtype), requires_grad=False)
+        return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
+
+    def _bias(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, in_turns: bool) -> Tensor | None:
+        if all(bias is None for bias in biases):
+            return None
+        full = [
+            torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        if in_turns:
+            return self._keep(torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous())
+        padding = -sum(part.numel() for part in full) % LANES
+        return self._keep(torch.cat([*full, torch.zeros(padding)]))
+
+    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int]) -> Tensor:
+        """One pass over rows; their keys and values are written to the memory.
+
+        Returns:
+            Logits of the asked rows, shape (asked rows, vocab), float32.
+        """
+        self._point_at(memory)
+        logits = torch.empty(len(logit_rows), self._blueprint.vocab)
+        asked = np.asarray(logit_rows, dtype=np.int64)
+        tables = self._ropes.at(rows.position)
+        arrays = (rows.tokens, rows.slot, rows.place, rows.position, rows.identical, rows.list_start, rows.list)
+        pointers = [array.ctypes.data for array in arrays]
+        run = CPass(
+            rows=len(rows.tokens),
+            num_threads=torch.get_num_threads(),
+            first_layer=0,
+            last_layer=self.num_layers,
+            num_logits=len(asked),
+            num_chunks=len(rows.chunks) - 1,
+            places=memory.length,
+            rotary_dim=tables[0][0].shape[-1] if tables else 0,
+            chunks=rows.chunks.ctypes.data,
+            logit_rows=asked.ctypes.data,
+            logits=logits.data_ptr(),
+        )
+        (run.tokens, run.slot, run.place, run.position, run.identical, run.list_start, run.list) = pointers
+        for kind, (cosines, sines) in enumerate(tables):
+            run.cosines[kind], run.sines[kind] = cosines.ctypes.data, sines.ctypes.data
+        self._library.run(self._decoder, run)
+        return logits
+
+    def _point_at(self, memory: KVMemory) -> None:
+        layout = (memory.num_slots, memory.length)
+        if layout == self._memory_layout:
+            return
+        for index, layer in enumerate(self._layers):
+            layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
+        self._memory_layout = layout
+
+
+class _Ropes:
+    """Cosines and sines of positions, by the model's own rotary embedding, made once for every position."""
+
+    def __init__(self, plan: Blueprint, config: Any) -> None:
+        self._rotary = plan.rotary
+        self._kinds = plan.ropes
+        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
+        self._length = 0
+        if any("dynamic" in str(kind) for kind in _rope_types(config)):
+            raise NativeUnavailableError("its rotary positions change with the length of the text")
+
+    def at(self, position: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each kind cosines and sines of shape (rows, rotary_dim), float32."""
+        longest = int(position.max()) + 1
+        if longest > self._length:
+            self._make(max(2 * self._length, longest, FIRST_POSITIONS))
+        return [(cosines[position], sines[position]) for cosines, sines in self._tables]
+
+    def _make(self, length: int) -> None:
+        ids, like = torch.arange(length).unsqueeze(0), torch.zeros(1, 1, 1)
+        self._tables = []
+        with torch.inference_mode():
+            for kind in self._kinds:
+                found = self._rotary(like, ids, kind) if kind else self._rotary(like, ids)
+                self._tables.append((found[0][0].contiguous().numpy(), found[1][0].contiguous().numpy()))
+        self._length = length
+
+
+def _rope_types(config: Any) -> list[Any]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
+    return [rope.get("rope_type") for rope in own]

@@ -1,0 +1,197 @@
+"""The C pass as Python sees it: structures of the same layout, and its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.native.build import NativeUnavailableError, built_library
+
+FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
+LANES = 16
+OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads")
+
+_size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+class CLinear(ctypes.Structure):
+    """`Linear`."""
+
+    _fields_ = (
+        ("weight", _pointer),
+        ("scale", _pointer),
+        ("sums", _pointer),
+        ("bias", _pointer),
+        ("inputs", _size),
+        ("outputs", _size),
+    )
+
+
+class CLayer(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = (
+        ("attention_norm", _pointer),
+        ("attention_post_norm", _pointer),
+        ("mlp_norm", _pointer),
+        ("mlp_post_norm", _pointer),
+        ("query_norm", _pointer),
+        ("key_norm", _pointer),
+        ("qkv", CLinear),
+        ("output", CLinear),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("window", _size),
+        ("rope", _size),
+        ("scaling", _float),
+    )
+
+
+class CDecoder(ctypes.Structure):
+    """`Decoder`."""
+
+    _fields_ = (
+        *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
+        *((name, _size) for name in ("format", "kv_format", "activation")),
+        *((name, _float) for name in ("epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale")),
+        ("embedding", _pointer),
+        ("final_norm", _pointer),
+        ("layers", ctypes.POINTER(CLayer)),
+        ("head", CLinear),
+    )
+
+
+class CPass(ctypes.Structure):
+    """`Pass`."""
+
+    _fields_ = (
+        *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
+        *((name, _size) for name in ("places", "rotary_dim")),
+        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "identical", "list_start", "list")),
+        ("chunks", _pointer),
+        ("cosines", _pointer * 2),
+        ("sines", _pointer * 2),
+        ("hidden_in", _pointer),
+        ("hidden_out", _pointer),
+        ("skipped", _pointer),
+        ("logit_rows", _pointer),
+        ("logits", _pointer),
+    )
+
+
+class Library:
+    """The functions of a built library.
+
+    Args:
+        path: of the shared library.
+
+    Raises:
+        NativeUnavailableError: the library does not load, does not fit this file, or may not run here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._library: Any = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeUnavailableError(f"the C pass '{path}' does not load: {error}") from error
+        self._library.draftree_block_bytes.argtypes = [_size, _size]
+        self._library.draftree_block_bytes.restype = _size
+        self._library.draftree_pack.argtypes = [
+            *[_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer]
+        ]
+        self._library.draftree_pack.restype = None
+        self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
+        self._library.draftree_instructions.restype = ctypes.c_char_p
+        self._require_same_layout()
+        self._share_threads()
+        if not self._library.draftree_ready():
+            raise NativeUnavailableError("the system does not let this process use the processor's matrix tiles")
+
+    def _require_same_layout(self) -> None:
+        sizes = (_size * 5)()
+        self._library.draftree_sizes(sizes)
+        ours = [ctypes.sizeof(kind) for kind in (CLinear, CLayer, CDecoder, CPass)]
+        if list(sizes[:4]) != ours:
+            raise NativeUnavailableError(f"the C pass has structures of {list(sizes[:4])} bytes, expected {ours}")
+        self.rows_of_chunk = int(sizes[4])
+
+    def _share_threads(self) -> None:
+        """Compute on the threads that torch computes on, where its OpenMP library can be found."""
+        for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
+            try:
+                openmp: Any = ctypes.CDLL(str(path))
+                functions = [ctypes.cast(getattr(openmp, name), _pointer) for name in OPENMP_FUNCTIONS]
+            except (OSError, AttributeError):
+                continue
+            self._library.draftree_use_openmp(*functions)
+            return
+
+    @property
+    def instructions(self) -> str:
+        """What it computes with."""
+        name: bytes = self._library.draftree_instructions()
+        return name.decode()
+
+    def block_bytes(self, inputs: int, kind: int) -> int:
+        """Bytes of 16 packed outputs."""
+        return int(self._library.draftree_block_bytes(inputs, kind))
+
+    def pack(
+        self,
+        weight: Tensor,
+        packed: Tensor,
+        *,
+        kind: int,
+        first: int,
+        step: int,
+        scales: Tensor | None,
+        sums: Tensor | None,
+    ) -> None:
+        """Pack a weight of shape (outputs, inputs) into blocks first, first + step, … of `packed`."""
+        weight = weight.detach().contiguous()
+        source = FORMATS["bfloat16" if weight.dtype == torch.bfloat16 else "float32"]
+        self._library.draftree_pack(
+            weight.data_ptr(),
+            source,
+            weight.shape[0],
+            weight.shape[1],
+            packed.data_ptr(),
+            kind,
+            first,
+            step,
+            address(scales),
+            address(sums),
+        )
+
+    def run(self, decoder: CDecoder, run: CPass) -> None:
+        """One pass.
+
+        Raises:
+            MemoryError: there is no room for what lies between the layers.
+        """
+        if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
+            raise MemoryError(f"no memory for a pass over {run.rows} rows")
+
+
+@functools.cache
+def library() -> Library:
+    """The library for this processor, built and loaded once.
+
+    Raises:
+        NativeUnavailableError: it can not be had here.
+    """
+    return Library(built_library())
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's values lie; None for none."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,83 @@
+"""The rows of a pass as the C pass reads them: where each row's keys lie, in the order of their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.core.tree import ROOT
+from draftree.models.slots import KVSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All of int64, one entry a row where not said otherwise.
+
+    Attributes:
+        tokens: token ids.
+        slot: index of the row's slot.
+        place: where in the slot its keys and values go.
+        position: its position in the text.
+        identical: keys of positions before this one lie at the place of the same number.
+        list_start: where the places of the row's further keys begin in `list`.
+        list: places, by position, of all rows.
+        chunks: first rows of runs of rows of one slot, and the number of rows behind them.
+    """
+
+    tokens: np.ndarray
+    slot: np.ndarray
+    place: np.ndarray
+    position: np.ndarray
+    identical: np.ndarray
+    list_start: np.ndarray
+    list: np.ndarray
+    chunks: np.ndarray
+
+
+def plan_rows(slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], *, rows_of_chunk: int) -> Rows:
+    """Rows of a pass.
+
+    Args:
+        slots: a slot a job; the new nodes are already noted in them.
+        tokens: the new nodes' tokens, for each job.
+        rows_of_chunk: rows in a chunk at most.
+    """
+    columns: list[list[int]] = [[], [], [], [], []]
+    slot_column, place_column, position_column, identical_column, start_column = columns
+    places: list[int] = []
+    chunks = [0]
+    for slot, new in zip(slots, tokens, strict=True):
+        length, first = slot.length, slot.num_tentative - len(new)
+        chain = _chain_length(slot.parents)
+        lists: dict[int, list[int]] = {}
+        for node in range(slot.num_tentative):
+            if node >= chain:
+                parent = slot.parents[node]
+                above = lists.get(parent, [])
+                lists[node] = [*above, length + node]
+            if node < first:
+                continue
+            position = length - 1 + slot.depths[node]
+            own = lists.get(node, [])
+            slot_column.append(slot.index)
+            place_column.append(length + node)
+            position_column.append(position)
+            identical_column.append(position + 1 - len(own))
+            start_column.append(len(places))
+            places.extend(own)
+        end = chunks[-1] + len(new)
+        chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
+        chunks.append(end)
+    flat = [token for row in tokens for token in row]
+    arrays = [np.asarray(column, dtype=np.int64) for column in (flat, *columns, places or [0], chunks)]
+    return Rows(*arrays)
+
+
+def _chain_length(parents: Sequence[int]) -> int:
+    """How many first nodes are a chain: their places are their positions."""
+    for node, parent in enumerate(parents):
+        if parent != (node - 1 if node else ROOT):
+            return node
+    return len(parents)
