@@ -122,6 +122,7 @@ def build_parts(
     *,
     dtype: Any,
     device: str,
+    kernels: str = "auto",
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
 ) -> Parts:
     """Load what the methods need beside the target.
@@ -132,6 +133,7 @@ def build_parts(
         tokenizer: the target's, None where it has none.
         dtype: of models that are loaded by name.
         device: where they go.
+        kernels: what computes their passes.
         load_draft: gives a drafter's model by its name; None loads it from files.
 
     Raises:
@@ -149,7 +151,7 @@ def build_parts(
         )
 
     def read(name: str) -> LoadedDraftModel:
-        loaded = load_model(name, dtype=dtype, device=device)
+        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels)
         own = None if loaded.folder is None else Tokenizer.load(loaded.folder)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 

@@ -24,7 +24,7 @@ from draftree.core.types import RoundRecord
 from draftree.engine.engine import Engine, Update
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.base import LanguageModel
-from draftree.models.loading import LoadedModel, load_model, wrap_model
+from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
@@ -48,6 +48,9 @@ class LLM:
         dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 where the device computes
             in it, else float32.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had.
+        quantization: "int8" for weights of 8 bits, which makes another, faster model of it; None for as they come.
+        exact: True to be refused unless drafts can not change a text by rounding either (see `is_exact`).
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
             loaded from files, which bring their own.
         max_batch_size: texts that are written at once at most.
@@ -67,6 +70,9 @@ class LLM:
         plan: str | None = None,
         dtype: Any = "auto",
         device: str = "auto",
+        kernels: str = "auto",
+        quantization: str | None = None,
+        exact: bool = False,
         tokenizer: Any = None,
         max_batch_size: int = 16,
         on_round: Callable[[RoundRecord], None] | None = None,
@@ -74,10 +80,17 @@ class LLM:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ConfigurationError(f"max_batch_size is {max_batch_size!r}: it must be a whole number of at least 1")
         methods = choose_methods(draft, verify, plan)
-        loaded = _load(model, dtype, device)
+        loaded = _load(model, dtype, device, kernels=kernels, quantization=quantization)
+        if exact and not loaded.model.is_exact:
+            raise ConfigurationError(_why_inexact(loaded))
         self._tokenizer = _tokenizer(loaded, tokenizer)
         self._parts = build_parts(
-            methods, loaded, self._tokenizer, dtype=loaded.model.dtype, device=str(loaded.model.device)
+            methods,
+            loaded,
+            self._tokenizer,
+            dtype=loaded.model.dtype,
+            device=str(loaded.model.device),
+            kernels="torch" if loaded.kernels == "torch" and loaded.why_torch is None else "auto",
         )
         self._target = loaded.model
         self._eos_ids = loaded.eos_ids or _eos_of(self._tokenizer)
@@ -85,6 +98,9 @@ class LLM:
         self._on_round = on_round
         self._num_requests = 0
         self.is_lossless = methods.verifier.lossless
+        self.is_exact = loaded.model.is_exact
+        self.kernels = loaded.kernels
+        self.quantization = loaded.quantization
 
     @property
     def model(self) -> LanguageModel:
@@ -298,9 +314,15 @@ class LLM:
         return [int(token) for token in ids]
 
 
-def _load(model: Any, dtype: Any, device: str) -> LoadedModel:
+def _load(model: Any, dtype: Any, device: str, *, kernels: str, quantization: str | None) -> LoadedModel:
+    require_known(kernels, quantization)
     if isinstance(model, str | os.PathLike):
-        return load_model(model, dtype=dtype, device=device)
+        return load_model(model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+    if kernels == "native" or quantization is not None:
+        raise ConfigurationError(
+            "kernels and quantization are chosen while a model is loaded, and this one is loaded already: "
+            "give its name or its folder"
+        )
     if dtype != "auto" or device != "auto":
         raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
     if isinstance(model, LoadedModel):
@@ -312,6 +334,14 @@ def _load(model: Any, dtype: Any, device: str) -> LoadedModel:
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
         )
     return wrap_model(model)
+
+
+def _why_inexact(loaded: LoadedModel) -> str:
+    reason = loaded.why_torch or "its passes run through torch"
+    return (
+        f"exact was asked for, but a pass of '{loaded.name}' over several rows may round differently from one over one "
+        f"row: {reason}; leave exact out, or take a model, a device and a dtype that native kernels know"
+    )
 
 
 def _tokenizer(loaded: LoadedModel, given: Any) -> Tokenizer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from draftree.core.tree import ROOT, path
 from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.hf import HFModel
 from draftree.models.sequential import SequentialModel
 from draftree.models.table import TableLM, hashed
-from families import VOCAB_SIZE, peer, target
+from families import VOCAB_SIZE, fresh, peer, target
 
 MISUSE = (AssertionError, ValueError)
 PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
@@ -24,6 +26,7 @@ PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
 TREE = [7, 8, 9, 7, 30, 31, 32]
 PARENTS = [-1, 0, 0, -1, 2, 4, 3]
 CHAIN = [-1, 0, 1, 2, 3, 4, 5]
+IN_C = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,17 @@ def rows_of_peer(family: str, tokens: Sequence[int]) -> Tensor:
     return found
 
 
+@functools.cache
+def native_peer() -> Any:
+    return fresh("qwen3", **IN_C)
+
+
+@torch.inference_mode()
+def rows_of_native_peer(tokens: Sequence[int]) -> Tensor:
+    found: Tensor = native_peer()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return found
+
+
 def rows_of_table(tokens: Sequence[int]) -> Tensor:
     return torch.stack([table().logits(tokens[: end + 1]) for end in range(len(tokens))])
 
@@ -61,11 +75,15 @@ def subject(name: str) -> Subject:
         return Subject(
             SequentialModel(target("llama"), batched="row" in name), functools.partial(rows_of_peer, "llama")
         )
+    if name == "in C":
+        model = HFModel(fresh("qwen3", **IN_C))
+        model.lower()
+        return Subject(model, rows_of_native_peer)
     return Subject(target(name), functools.partial(rows_of_peer, name))
 
 
 FAMILIES = ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3", "bloom", "mpt"]
-NAMES = ["table", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
+NAMES = ["table", "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
 any_model = pytest.mark.parametrize("name", NAMES)
 tree_models = pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bloom", "mpt")])
 

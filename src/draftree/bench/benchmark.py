@@ -44,6 +44,8 @@ class BenchSettings:
         repeats: how often each text is written.
         dtype: of all models.
         device: of all models.
+        kernels: what computes passes: "auto", "native" or "torch".
+        quantization: of the target's weights; None for as they come.
         threads: of torch; None leaves its own choice.
         batch: prompts that are written at once.
         peer: whether transformers does the same jobs beside.
@@ -62,6 +64,8 @@ class BenchSettings:
     repeats: int = 3
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
     threads: int | None = None
     batch: int = 1
     peer: bool = False
@@ -118,7 +122,13 @@ def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve
         fetch(name)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    target = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    target = load_model(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+    )
     tokenizer = tokenizer_of(target)
     prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:
@@ -223,6 +233,9 @@ def _header(
         "draft_models": [model_facts(name, resolve_model(name)) for name in _draft_models(runner.methods)],
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "device": target.model.device.type,
+        "kernels": target.kernels,
+        "quantization": target.quantization,
+        "exact": target.model.is_exact,
         "threads": torch.get_num_threads(),
         "prompts": {
             "name": workload.name,

@@ -42,6 +42,8 @@ class PassSettings:
         drafts: shapes of trees that the model drafts.
         dtype: of the model.
         device: of the model.
+        kernels: what computes passes: "auto", "native" or "torch".
+        quantization: of the weights; None for as they come.
         threads: of torch; None leaves its own choice.
     """
 
@@ -53,6 +55,8 @@ class PassSettings:
     drafts: tuple[str, ...] = ()
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +94,13 @@ def measure(
     fetch(settings.model)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    loaded = load_model(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+    )
     assert loaded.folder is not None
     model = loaded.model
     most = settings.most_rows
@@ -116,6 +126,8 @@ def measure(
         "model": model_facts(settings.model, loaded.folder),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
+        "kernels": loaded.kernels,
+        "quantization": loaded.quantization,
         "threads": torch.get_num_threads(),
         "repeats": settings.repeats,
         "warm_up": {"rounds": WARM_UP_PASSES},

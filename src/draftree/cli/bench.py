@@ -54,6 +54,13 @@ Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=HOW)
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=HOW)]
+Kernels = Annotated[
+    str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=HOW)
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help="int8 for weights of 8 bits; as they come if not given.", metavar="NAME", rich_help_panel=HOW),
+]
 Threads = Annotated[
     int | None, typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=HOW)
 ]
@@ -123,6 +130,8 @@ def run(
     batch: Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)] = 1,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
     threads: Threads = None,
     output: Output = None,
 ) -> None:
@@ -144,6 +153,8 @@ def run(
         repeats=repeats,
         dtype=dtype,
         device=device,
+        kernels=kernels,
+        quantization=quantization,
         threads=threads,
         batch=batch,
         peer=peer,
@@ -178,6 +189,8 @@ def passes(
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
     threads: Threads = None,
     output: Output = None,
 ) -> None:
@@ -200,6 +213,8 @@ def passes(
         drafts=tuple(drafts.split(",") if drafts else ()),
         dtype=dtype,
         device=device,
+        kernels=kernels,
+        quantization=quantization,
         threads=threads,
     )
     header, records, tree_records = measure(settings, fetch=resolve_with_bar)

@@ -17,7 +17,7 @@ from draftree.cli.render import Colour, Ink, say, waiting
 if TYPE_CHECKING:
     from draftree.cli.writing import Run, Setup
     from draftree.llm import LLM
-    from draftree.models.base import LanguageModel
+    from draftree.models.loading import LoadedModel
     from draftree.sampling.params import SamplingParams
 
 __all__ = ["TALKS", "Talk", "demo", "verdict"]
@@ -70,9 +70,7 @@ def demo(
     *,
     model: Annotated[str, typer.Option(help="A model with a chat template.", metavar="NAME")] = MODEL,
     draft: Annotated[str, typer.Option(help="What guesses ahead.", metavar="SPEC")] = "ngram",
-    dtype: Annotated[
-        str, typer.Option(help="In bfloat16 and float16 rounding may change a near-tie, and the text.", metavar="NAME")
-    ] = "float32",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME")] = "auto",
     colour: Annotated[
         Colour, typer.Option("--colour", "--color", help="auto, always or never.", metavar="WHEN")
@@ -94,7 +92,7 @@ def demo(
     with waiting("warming up"):
         for llm in (plain, fast):
             llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
-    say(heading(setup, loaded.model, ink))
+    say(heading(setup, loaded, ink))
     same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
     if not all(same):
         raise typer.Exit(1)
@@ -104,13 +102,13 @@ def message(talk: Talk) -> list[dict[str, str]]:
     return [{"role": "user", "content": talk.prompt}]
 
 
-def heading(setup: Setup, model: LanguageModel, ink: Ink) -> str:
+def heading(setup: Setup, loaded: LoadedModel, ink: Ink) -> str:
     """What answers, and on what."""
     import torch
 
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    dtype = str(model.dtype).removeprefix("torch.")
-    machine = f"torch {torch.__version__} · {model.device} · {threads} · {dtype}"
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    machine = f"torch {torch.__version__} · {loaded.model.device} · {threads} · {dtype} · kernels: {loaded.kernels}"
     lines = [ink.bold(f"{setup.model} answers two prompts, each plain and with speculation"), ink.dim(machine)]
     if ink.coloured:
         lines.append(f"colours: {ink.accepted(f'guessed by {setup.draft}, accepted')}, picked by the model")

@@ -82,6 +82,25 @@ def generate(
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
     ] = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 for weights of 8 bits: faster, and another model; as they come if not given.",
+            metavar="NAME",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Refuse to run unless drafts can not change a text by rounding either.",
+            rich_help_panel=MODEL,
+        ),
+    ] = False,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -124,7 +143,7 @@ def generate(
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup
 
-    setup = Setup(model, draft, verify, plan, dtype, device)
+    setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
     check_prediction(setup, params)
     if compare and setup.is_plain:
         raise typer.BadParameter(

@@ -16,7 +16,7 @@ from draftree.completion import Completion
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
-from draftree.models.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from draftree.models.loading import LoadedModel, load_model, require_known, resolve_device, resolve_dtype
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
@@ -35,6 +35,9 @@ class Setup:
     plan: str | None = None
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    exact: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +58,7 @@ class Setup:
 
     def over(self, loaded: LoadedModel) -> LLM:
         """The methods at work on a model that is loaded already."""
-        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan)
+        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan, exact=self.exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +137,17 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     """
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
+    require_known(setup.kernels, setup.quantization)
     for name in (setup.model, *draft_models(methods)):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        return load_model(setup.model, dtype=setup.dtype, device=setup.device)
+        return load_model(
+            setup.model,
+            dtype=setup.dtype,
+            device=setup.device,
+            kernels=setup.kernels,
+            quantization=setup.quantization,
+        )
 
 
 def draft_models(methods: Methods) -> list[str]:

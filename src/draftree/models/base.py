@@ -78,6 +78,8 @@ class LanguageModel(ABC):
     """False: only chains may be tentative."""
     device: torch.device
     dtype: torch.dtype
+    is_exact: bool = False
+    """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
 
     @abstractmethod
     def reserve(self, num_slots: int, length: int) -> None:

@@ -23,15 +23,21 @@ TREE_PARENTS = (-1, 0, 0, -1, 1)
 BRANCHES = ((0, 1, 4), (0, 2), (3,))
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, torch.float16: 3e-2}
 """Largest accepted difference, as a share of the spread of the logits."""
+QUANTIZED_TOLERANCE = 0.4
+"""The same for weights of 8 bits: what is computed is another model, which must not be a wrong one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Largest difference from the judge, as a share of the spread of the logits."""
+    """Largest difference from the judge, as a share of the spread of the logits.
+
+    `is_exact`: whether every node of the tree had the very bits that it has when its branch is read token by token.
+    """
 
     chain_error: float
     tree_error: float
     tolerance: float
+    is_exact: bool = False
 
     @property
     def chains_ok(self) -> bool:
@@ -91,16 +97,28 @@ def judge(model: Any) -> Judgement:
 
 
 @torch.inference_mode()
-def check(model: LanguageModel, wanted: Judgement) -> CheckResult:
-    """Score the tree in one pass, and a chain, and compare."""
+def check(model: LanguageModel, wanted: Judgement, *, tolerance: float | None = None) -> CheckResult:
+    """Score the tree in one pass, and a chain, and compare; a tolerance of None is the dtype's."""
     chain_error = _chain_error(model, wanted) / wanted.spread
-    tree_error = float("inf")
+    tree_error, is_exact = float("inf"), False
     if model.supports_trees:
         slot = _filled(model, wanted.prefix)
         scores = model.extend([Extend(slot, wanted.nodes, TREE_PARENTS)]).logits
         model.close(slot)
         tree_error = max(float((scores[list(b)] - wanted.logits[b][1:]).abs().max()) for b in BRANCHES) / wanted.spread
-    return CheckResult(_comparable(chain_error), _comparable(tree_error), TOLERANCE[model.dtype])
+        is_exact = all(torch.equal(scores[list(b)], _token_by_token(model, wanted, b)) for b in BRANCHES)
+    accepted = TOLERANCE[model.dtype] if tolerance is None else tolerance
+    return CheckResult(_comparable(chain_error), _comparable(tree_error), accepted, is_exact)
+
+
+def _token_by_token(model: LanguageModel, wanted: Judgement, branch: Sequence[int]) -> Tensor:
+    slot = _filled(model, wanted.prefix)
+    rows = []
+    for node in branch:
+        rows.append(model.extend([Extend(slot, [wanted.nodes[node]], [-1])]).logits)
+        model.commit(slot, [0])
+    model.close(slot)
+    return torch.cat(rows)
 
 
 def _comparable(error: float) -> float:

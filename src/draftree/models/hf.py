@@ -74,6 +74,11 @@ class HFModel(LanguageModel):
         """
         self._native = NativeDecoder(self.model, self._calls, quantization=quantization)
 
+    @property
+    def instructions(self) -> str | None:
+        """What passes in C compute with; None if they run through torch."""
+        return None if self._native is None else self._native.instructions
+
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__
         if getattr(self.model, "_is_stateful", False):
@@ -140,7 +145,9 @@ class HFModel(LanguageModel):
         for job in jobs:
             _slot(job.slot).append(job.parents)
         self._make_room([_slot(job.slot) for job in jobs])
-        return Scores(self._run(jobs) if self._native is None else self._run_native(self._native, jobs), starts_of(jobs))
+        return Scores(
+            self._run(jobs) if self._native is None else self._run_native(self._native, jobs), starts_of(jobs)
+        )
 
     def _run_native(self, native: NativeDecoder, jobs: Sequence[Extend]) -> Tensor:
         rows = plan_rows(

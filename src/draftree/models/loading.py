@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.base import LanguageModel
-from draftree.models.check import TOLERANCE, Judgement, check, judge
+from draftree.models.check import QUANTIZED_TOLERANCE, TOLERANCE, Judgement, check, judge
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
+from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.packing import can_pack, pack
 from draftree.models.resolve import resolve_model
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+KERNELS = ("auto", "native", "torch")
+QUANTIZATIONS = ("int8",)
 ROW_BUCKETS = (2,)
 """A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
 processor has bfloat16 instructions."""
@@ -31,12 +34,25 @@ processor has bfloat16 instructions."""
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and where it came from."""
+    """A model and where it came from.
+
+    Attributes:
+        model: behind the seam.
+        folder: its files, if it came from files.
+        eos_ids: tokens that end a text.
+        name: what messages call it.
+        kernels: what computes its passes: "native" with the instructions in brackets, or "torch".
+        quantization: of its weights; None for as they came.
+        why_torch: why its passes do not run in C; None if they do, or were not to.
+    """
 
     model: LanguageModel
     folder: Path | None
     eos_ids: tuple[int, ...]
     name: str
+    kernels: str = "torch"
+    quantization: str | None = None
+    why_torch: str | None = None
 
 
 def resolve_device(device: str) -> torch.device:
@@ -84,8 +100,29 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     return DTYPES[dtype]
 
 
+def require_known(kernels: str, quantization: str | None) -> None:
+    """Refuse unknown names.
+
+    Raises:
+        ConfigurationError: no such kernels or quantization, or they exclude each other.
+    """
+    if kernels not in KERNELS:
+        raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        known = list(QUANTIZATIONS)
+        raise ConfigurationError(f"unknown quantization '{quantization}': {suggestion(str(quantization), known)}")
+    if quantization is not None and kernels == "torch":
+        raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
+
+
 def load_model(
-    name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", device: str = "auto", packed: bool = True
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    kernels: str = "auto",
+    quantization: str | None = None,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
@@ -93,17 +130,60 @@ def load_model(
         name: what to load.
         dtype: "auto", "float32", "bfloat16", "float16" or "float64".
         device: "auto", "cpu", "cuda", "cuda:N".
-        packed: whether float32 weights on a CPU are packed ahead.
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had.
+        quantization: "int8" for weights of 8 bits with native kernels; None for weights as they come.
+        packed: whether float32 weights on a CPU are packed ahead for torch.
 
     Raises:
+        ConfigurationError: unknown options, or native kernels that can not be had but were asked for.
         ModelNotFoundError: there is no such model, or it can not be had here.
         ModelLoadError: its files are broken.
         UnsupportedModelError: its kind can not be decoded here.
     """
+    require_known(kernels, quantization)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
-    return wrap_model(_read(folder, kind, where), folder=folder, name=str(name), packed=packed)
+    model, why = _read(folder, kind, where), None
+    if kernels != "torch":
+        try:
+            return lower_model(model, folder=folder, name=str(name), quantization=quantization)
+        except NativeUnavailableError as reason:
+            why = str(reason)
+            if kernels == "native" or quantization is not None:
+                raise NativeUnavailableError(f"model '{name}' can not run on native kernels: {why}") from reason
+            logger.info("%s: passes run through torch: %s", name, why)
+            if isinstance(reason, NativeMismatchError):
+                model = _read(folder, kind, where)  # its weights are gone
+    return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=why)
+
+
+def lower_model(
+    model: Any, *, folder: Path | None = None, name: str = "", quantization: str | None = None
+) -> LoadedModel:
+    """Put a transformers model behind the seam with passes in C, and check it. It gives up its own weights.
+
+    Raises:
+        NativeUnavailableError: its kind can not, or there is no C pass here; the model is whole.
+        NativeMismatchError: what was built from it computes something else; the model's weights are gone.
+    """
+    model.eval().requires_grad_(False)
+    implementation = model.config._attn_implementation
+    try:
+        wanted = judge(model)
+        ours = HFModel(model)
+        ours.lower(quantization=quantization)
+    except NativeUnavailableError:
+        model.set_attn_implementation(implementation)
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        raise NativeUnavailableError(_first_line(error)) from error
+    result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
+    if not (result.chains_ok and result.trees_ok):
+        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    ours.is_exact = result.is_exact
+    found = name or type(model).__name__
+    return LoadedModel(ours, folder, _eos_ids(model), found, f"native ({ours.instructions})", quantization)
 
 
 @contextmanager

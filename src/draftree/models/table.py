@@ -108,6 +108,7 @@ class TableLM(LanguageModel):
         self.vocab_size = len(table(()))
         self.max_length = max_length
         self.supports_trees = supports_trees
+        self.is_exact = True
         self.device = torch.device("cpu")
         self.dtype = torch.float64
 

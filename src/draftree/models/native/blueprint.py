@@ -27,12 +27,12 @@ SILU, GELU_TANH = 0, 1
 class LayerBlueprint:
     """One layer. Norms are None where there is none; projections that read the same rows stand together."""
 
-    attention_norm: nn.Module
-    attention_post_norm: nn.Module | None
-    mlp_norm: nn.Module
-    mlp_post_norm: nn.Module | None
-    query_norm: nn.Module | None
-    key_norm: nn.Module | None
+    attention_norm: Any
+    attention_post_norm: Any | None
+    mlp_norm: Any
+    mlp_post_norm: Any | None
+    query_norm: Any | None
+    key_norm: Any | None
     qkv: Sequence[nn.Linear]
     output: nn.Linear
     gate_up: Sequence[nn.Linear]
@@ -66,8 +66,8 @@ class Blueprint:
     embedding_scale: float
     residual_scale: float
     logit_scale: float
-    embedding: nn.Module
-    final_norm: nn.Module
+    embedding: Any
+    final_norm: Any
     head: nn.Linear
     rotary: Any
     ropes: tuple[str, ...]
@@ -96,9 +96,7 @@ def read(model: Any, calls: Mapping[int, LayerCall]) -> Blueprint:
     norm = _part(base, "norm")
     rotary = _part(base, "rotary_emb")
     kinds = _kinds(rotary, config)
-    layers = tuple(
-        _layer(layer, calls[index], kinds[index]) for index, layer in enumerate(_part(base, "layers"))
-    )
+    layers = tuple(_layer(layer, calls[index], kinds[index]) for index, layer in enumerate(_part(base, "layers")))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if getattr(config, "final_logit_softcapping", None):
         raise NativeUnavailableError("its logits are capped")

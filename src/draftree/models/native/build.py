@@ -32,6 +32,10 @@ class NativeUnavailableError(ConfigurationError):
     """The C pass can not be had here, or can not run this model; the message says why."""
 
 
+class NativeMismatchError(NativeUnavailableError):
+    """What was built from a model computes something else than the model. Its weights are gone."""
+
+
 def built_library(*, extra_flags: Sequence[str] = ()) -> Path:
     """The shared library for this processor, built if it is not in the cache yet.
 

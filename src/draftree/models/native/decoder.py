@@ -5,7 +5,6 @@ The packed weights replace the model's own, part by part, so that nothing large 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,20 +56,25 @@ class NativeDecoder:
         return len(self._blueprint.layers)
 
     @property
+    def instructions(self) -> str:
+        """What it computes with."""
+        return self._library.instructions
+
+    @property
     def rows_of_chunk(self) -> int:
         """Rows whose attention is one piece of work."""
         return self._library.rows_of_chunk
 
     def _pack(self) -> CDecoder:
         plan = self._blueprint
-        embedding: Tensor = plan.embedding.weight  # type: ignore[assignment]
+        embedding = plan.embedding.weight
         # a tied embedding is read back from the packed head, where that keeps it as it is
         tied = plan.is_tied and self._format == FORMATS[KEPT[self._dtype]]
         own = None if tied else self._keep(embedding.detach())
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer) for layer in plan.layers))
         head = self._linear([plan.head])
         if not tied:
-            plan.embedding.weight = nn.Parameter(embedding, requires_grad=False)  # type: ignore[assignment]
+            plan.embedding.weight = nn.Parameter(embedding.detach(), requires_grad=False)
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -125,8 +129,8 @@ class NativeDecoder:
         is_int8 = self._format == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights = [linear.weight for linear in linears]
-        biases = [linear.bias for linear in linears]
+        weights: list[Tensor] = [linear.weight for linear in linears]
+        biases: list[Tensor | None] = [linear.bias for linear in linears]
         if in_turns and len(weights) == 1:
             weights = list(weights[0].chunk(2))
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))

@@ -16,9 +16,9 @@ from draftree.models.native.build import NativeUnavailableError, built_library
 
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
 LANES = 16
-OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads")
-
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
+OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads")
 
 
 class CLinear(ctypes.Structure):
@@ -105,9 +105,7 @@ class Library:
             raise NativeUnavailableError(f"the C pass '{path}' does not load: {error}") from error
         self._library.draftree_block_bytes.argtypes = [_size, _size]
         self._library.draftree_block_bytes.restype = _size
-        self._library.draftree_pack.argtypes = [
-            *[_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer]
-        ]
+        self._library.draftree_pack.argtypes = PACK_ARGUMENTS
         self._library.draftree_pack.restype = None
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
         self._library.draftree_instructions.restype = ctypes.c_char_p
