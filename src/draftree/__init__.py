@@ -9,16 +9,18 @@ from draftree.version import __version__
 
 if TYPE_CHECKING:
     from draftree.completion import Completion, CompletionStats
+    from draftree.dropin.front import generate
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["LLM", "Completion", "CompletionStats", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "CompletionStats", "SamplingParams", "__version__", "generate"]
 
 _HOMES = {
     "LLM": "draftree.llm",
     "Completion": "draftree.completion",
     "CompletionStats": "draftree.completion",
     "SamplingParams": "draftree.sampling.params",
+    "generate": "draftree.dropin.front",
 }
 
 

@@ -44,7 +44,7 @@ class HFModel(LanguageModel):
 
     def __init__(self, model: Any, *, row_buckets: Sequence[int] = ()) -> None:
         register()
-        self.model = model.eval()
+        self.model: Any = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size = int(self.config.vocab_size)
         self.max_length = context_length(self.config)
@@ -78,6 +78,17 @@ class HFModel(LanguageModel):
     def instructions(self) -> str | None:
         """What passes in C compute with; None if they run through torch."""
         return None if self._native is None else self._native.instructions
+
+    def attach(self, model: Any) -> None:
+        """Go on with the model that was let go by `release`."""
+        self.model = model
+        model.set_attn_implementation(NAME)
+
+    def release(self) -> None:
+        """Let the model and all memory of slots go; every slot is closed. The attention implementation stays ours."""
+        self.model = None
+        self._memory.clear()
+        self._free.clear()
 
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__

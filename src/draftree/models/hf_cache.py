@@ -58,7 +58,7 @@ class CachedModel(LanguageModel):
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
+        self.model: Any = model.eval()
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         if getattr(model, "_is_stateful", False) or any("linear" in kind or "conv" in kind for kind in kinds):
@@ -71,6 +71,14 @@ class CachedModel(LanguageModel):
         self.supports_trees = False
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def attach(self, model: Any) -> None:
+        """Go on with the model that was let go by `release`."""
+        self.model = model
+
+    def release(self) -> None:
+        """Let the model go; every slot is closed."""
+        self.model = None
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Nothing to do: transformers' caches grow by themselves."""

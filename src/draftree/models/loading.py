@@ -249,11 +249,20 @@ def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed
     model.eval().requires_grad_(False)
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         logger.info("%s: packed %d linear layers", name, pack(model))
-    wrapped = _behind_seam(model, name)
+    wrapped = behind_seam(model, name)
     return LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
 
 
-def _behind_seam(model: Any, name: str) -> LanguageModel:
+def behind_seam(model: Any, name: str) -> HFModel | CachedModel:
+    """A checked model behind the seam: by our attention if it is exact there, else by transformers' own cache.
+
+    Args:
+        model: a `…ForCausalLM` in evaluation mode; its attention implementation is set to ours where that is used.
+        name: what messages call it.
+
+    Raises:
+        UnsupportedModelError: it can not be decoded here, with the reason.
+    """
     kind = type(model).__name__
     implementation = model.config._attn_implementation
     try:

@@ -103,6 +103,12 @@ class KVMemory:
         """Bytes held."""
         return sum(t.numel() * t.element_size() for pair in self._stores for t in pair)
 
+    def clear(self) -> None:
+        """Give all memory back."""
+        self.num_slots = self.length = 0
+        self._stores = []
+        self.keys, self.values = {}, {}
+
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room for so many slots and tokens; what is stored stays. Never shrinks."""
         num_slots, length = max(num_slots, self.num_slots), max(length, self.length)

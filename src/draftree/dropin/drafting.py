@@ -1,0 +1,97 @@
+"""Which drafter a `generate` call asks for, and what of its sampling settings the drafter follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.params import SamplingParams
+
+DEFAULT_DRAFT = "ngram"
+ASSISTANT = "assistant"
+"""Name under which the drafter asks for the model that the user has given."""
+
+
+LONGEST = 64
+"""Tokens ahead at most where a schedule lengthens the guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Specs of drafter and planner."""
+
+    draft: str
+    plan: str | None
+
+
+def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:
+    """What `draft`, `assistant_model` or `prompt_lookup_num_tokens` asks for; prompt lookup where none of them does.
+
+    Args:
+        draft: a drafter's spec, or None.
+        plan: a planner's spec, or None.
+        assistant: a loaded model, or None.
+        config: the generation config.
+
+    Raises:
+        ConfigurationError: more than one of them says what drafts, or the assistant's settings are wrong.
+    """
+    lookup = config.prompt_lookup_num_tokens
+    given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ConfigurationError(f"{' and '.join(names)} were given, and each says what drafts: keep one of them")
+    if assistant is not None:
+        return _with_assistant(plan, assistant.generation_config, config)
+    if lookup is not None:
+        longest = config.max_matching_ngram_size or 2
+        return Drafting(f"ngram,max={longest},min=1,k={lookup}", plan)
+    return Drafting(DEFAULT_DRAFT if draft is None else draft, plan)
+
+
+def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
+    """The assistant's own settings come first, as in transformers; then those of the call."""
+
+    def setting(name: str, default: Any) -> Any:
+        found = getattr(own, name, None)
+        found = getattr(config, name, None) if found is None else found
+        return default if found is None else found
+
+    count = int(setting("num_assistant_tokens", 20))
+    schedule = setting("num_assistant_tokens_schedule", "constant")
+    confidence = setting("assistant_confidence_threshold", 0.4)
+    if plan is not None:
+        return Drafting(f"model:{ASSISTANT},k={count}", plan)
+    if schedule in ("heuristic", "heuristic_transient"):
+        return Drafting(f"model:{ASSISTANT},k={max(count, LONGEST)}", f"heuristic,start={count}")
+    if schedule != "constant":
+        raise ConfigurationError(
+            f"num_assistant_tokens_schedule={schedule!r} is not known: use constant, heuristic or "
+            "heuristic_transient, or say how by plan="
+        )
+    return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else None)
+
+
+def draft_controls(config: Any, *, vocab_size: int, seed: int) -> Controls:
+    """Controls for a drafter that ranks its own logits: as near to the generation config's as ours come.
+
+    They decide how often it is right and nothing else: what is written follows the processors of `generate`.
+    """
+    if not config.do_sample:
+        wanted: dict[str, Any] = {"temperature": 0.0}
+    else:
+        wanted = {
+            "temperature": 1.0 if config.temperature is None else config.temperature,
+            "top_k": config.top_k or 0,
+            "top_p": 1.0 if config.top_p is None else config.top_p,
+            "min_p": config.min_p or 0.0,
+        }
+    wanted["repetition_penalty"] = config.repetition_penalty or 1.0
+    wanted["no_repeat_ngram_size"] = config.no_repeat_ngram_size or 0
+    try:
+        params = SamplingParams(**wanted)
+    except InvalidRequestError:  # a range of ours is narrower: the drafter does without
+        params = SamplingParams(temperature=float(bool(config.do_sample)))
+    return build_controls(params, vocab_size=vocab_size, seed=seed)

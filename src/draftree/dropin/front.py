@@ -1,0 +1,199 @@
+"""What `generate` of transformers calls in the place of its own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from draftree.assembly import build_parts, choose_methods
+from draftree.completion import CompletionStats, stats_of
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.drafters.base import LoadedDraftModel
+from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
+from draftree.dropin.handover import NO_SYNC, AskedSignature, dropped_arguments
+from draftree.dropin.refusals import num_pads, refuse_config, refuse_inputs, refuse_model
+from draftree.dropin.steps import Callbacks, Row, Steps
+from draftree.dropin.walk import StepwiseVerifier
+from draftree.engine.engine import Engine
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.models.lending import borrowed
+from draftree.models.loading import LoadedModel
+from draftree.sampling.controls import Controls
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+_SEEDS = 2**63 - 1
+
+
+@dataclass
+class DraftreeOutput(GenerateDecoderOnlyOutput):
+    """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
+
+    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros behind the
+    end of a row.
+    """
+
+    stats: tuple[CompletionStats, ...] | None = None
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    *,
+    draft: str | None = None,
+    plan: str | None = None,
+    assistant_model: Any = None,
+    assistant_tokenizer: Any = None,
+    tokenizer: Any = None,
+    **model_kwargs: Any,
+) -> Tensor | DraftreeOutput:
+    """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
+
+    The same tokens where the likeliest one is taken, the same law where tokens are sampled (`torch.manual_seed`
+    decides the draw); batches, logits processors, stopping criteria, streamers, scores and `num_return_sequences`
+    included. What can not be honoured is refused. The model is yours: after the call it is as it was.
+
+    Args:
+        model: given by transformers, as all up to `streamer`.
+        input_ids: shape (batch, length).
+        logits_processor: those that transformers made, and yours.
+        stopping_criteria: likewise.
+        generation_config: complete.
+        synced_gpus: refused.
+        streamer: gets every token, in order.
+        draft: what guesses ahead: `ngram`, `model:NAME` and others, as for `LLM`; None is `ngram`.
+        plan: how many tokens are guessed a round, as for `LLM`.
+        assistant_model: a loaded model that drafts, in the place of `draft`.
+        assistant_tokenizer: the assistant's.
+        tokenizer: the model's; needed for stop strings, as in transformers.
+        **model_kwargs: inputs of the model; more than an attention mask is refused.
+
+    Raises:
+        DraftreeError: what was asked and can not be honoured, and why.
+
+    Example:
+        >>> model.generate(**inputs, custom_generate=draftree.generate, draft="ngram")  # doctest: +SKIP
+    """
+    dropped = dropped_arguments(model)
+    streamer = dropped.get("streamer", streamer)
+    assistant_model = dropped.get("assistant_model", assistant_model)
+    refuse_model(model)
+    if synced_gpus:
+        raise ConfigurationError(NO_SYNC)
+    refuse_config(generation_config)
+    drafting = choose_drafting(draft, plan, assistant_model, generation_config)
+    calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
+    max_length = stopping_criteria.max_length or generation_config.max_length
+    with ExitStack() as loans:
+        target = loans.enter_context(borrowed(model))
+        assistant = None
+        if assistant_model is not None:
+            refuse_model(assistant_model)
+            loaded = target if assistant_model is model else loans.enter_context(borrowed(assistant_model))
+            assistant = LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
+        refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
+        pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
+        steps = Steps(input_ids, max_length=max_length, pad_id=_pad_id(generation_config, calls), callbacks=calls)
+        rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size)
+        _write(_parts(drafting, target, _tokenizer(tokenizer), assistant), steps, rows)
+    if streamer is not None:
+        streamer.end()
+    return _output(steps, rows, calls) if generation_config.return_dict_in_generate else steps.sequences
+
+
+generate.__signature__ = AskedSignature.from_callable(generate)  # type: ignore[attr-defined]
+
+
+def _callbacks(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:
+    as_dict = bool(config.return_dict_in_generate)
+    return Callbacks(
+        processors,
+        criteria,
+        streamer,
+        keeps_scores=as_dict and bool(config.output_scores),
+        keeps_logits=as_dict and bool(config.output_logits),
+    )
+
+
+def _pad_id(config: Any, calls: Callbacks) -> int | None:
+    """What stands behind finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
+    if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
+        return None
+    pad = config._pad_token_tensor
+    return 0 if pad is None else int(pad)
+
+
+def _tokenizer(given: Any) -> Tokenizer | None:
+    return None if given is None else Tokenizer(given)
+
+
+def _rows(input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, vocab_size: int) -> list[Row]:
+    plain = SamplingParams(temperature=0.0)
+    seeds = [0] * len(pads)
+    if config.do_sample:
+        # from torch's generator: torch.manual_seed makes the text reproducible, as it does for generate
+        seeds = torch.randint(_SEEDS, (len(pads),)).tolist()
+    rows = []
+    for place, (ids, skipped, seed) in enumerate(zip(input_ids.tolist(), pads, seeds, strict=True)):
+        # the target's logits are left as they are: `Steps` turns them into scores
+        own = Controls(plain, Noise(seed), 0.0, processors=(), filters=(), stop_ids=frozenset())
+        sequence = WritingSequence(
+            "generate",
+            place,
+            ids[skipped:],
+            controls=own,
+            limit=max_length - skipped,
+            detokenizer=None,
+            draft_controls=draft_controls(config, vocab_size=vocab_size, seed=seed),
+        )
+        rows.append(Row(place, skipped, sequence, Noise(seed) if config.do_sample else None))
+    return rows
+
+
+def _parts(
+    drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
+) -> Parts:
+    methods = choose_methods(drafting.draft, "coupled", drafting.plan)
+    model = target.model
+    load = None if assistant is None else lambda name: assistant
+    return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
+
+
+def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:
+    sequences = [row.sequence for row in rows]
+    engine = Engine(
+        replace(parts, verifier=StepwiseVerifier(steps, rows)), max_batch_size=len(rows), together=steps.in_step
+    )
+    for sequence in sequences:
+        engine.add(sequence)
+    try:
+        while not engine.is_idle:
+            engine.step()
+    finally:
+        engine.abort(sequences)
+    for sequence in sequences:
+        if sequence.error is not None:
+            raise sequence.error
+
+
+def _output(steps: Steps, rows: Sequence[Row], calls: Callbacks) -> DraftreeOutput:
+    return DraftreeOutput(
+        sequences=steps.sequences,  # type: ignore[arg-type]
+        scores=tuple(steps.scores) if calls.keeps_scores else None,  # type: ignore[arg-type]
+        logits=tuple(steps.logits) if calls.keeps_logits else None,  # type: ignore[arg-type]
+        stats=tuple(stats_of(row.sequence) for row in rows),
+    )

@@ -1,0 +1,143 @@
+"""What of a `generate` call can not be honoured is refused, with the reason and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+
+WITHOUT = "leave custom_generate out for this call"
+
+_UNSUPPORTED: dict[str, str] = {
+    "assistant_early_exit": "drafting with the model's own first layers by this argument is not offered",
+    "use_mtp": "heads that predict several tokens are not read",
+    "speculation_type": "this kind of assistant is not read",
+    "assistant_ensemble_weight": "it changes the law of the text, which Draftree never does",
+    "cache_config": "keys and values lie in memory of Draftree's own, which has no such options",
+    "prefill_chunk_size": "long prompts are read in chunks of Draftree's own size",
+    "compile_config": "passes are not compiled",
+    "low_memory": "there is no low-memory mode",
+    "output_attentions": "attention weights are not kept",
+    "output_hidden_states": "hidden states are not kept",
+}
+"""Settings of the generation config, off when None or False, and why they are refused."""
+
+_KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+
+
+def refuse_model(model: Any) -> None:
+    """Raise where the model is of a kind, or in a state, in which its text can not be the one that generate writes.
+
+    Raises:
+        UnsupportedModelError: an encoder-decoder.
+        ConfigurationError: a model in training mode.
+    """
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder; Draftree decodes causal models only: {WITHOUT}")
+    if model.training:
+        raise ConfigurationError(
+            f"{kind} is in training mode, where dropout makes every pass another one: call model.eval() first"
+        )
+
+
+def refuse_config(config: Any) -> None:
+    """Raise where the generation config asks for what Draftree does not do.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    mode = str(config.get_generation_mode().value)
+    if mode not in ("greedy_search", "sample", "assisted_generation") or (config.num_beams or 1) > 1:
+        raise ConfigurationError(
+            f"generation mode '{mode.replace('_', ' ')}' (num_beams={config.num_beams}) was asked for, but Draftree "
+            f"writes one text at a time, greedily or by sampling: set num_beams=1, or {WITHOUT}"
+        )
+    for name, reason in _UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value is not False:
+            raise ConfigurationError(f"{name}={value!r} can not be honoured: {reason}; leave it out, or {WITHOUT}")
+    if config.use_cache is False:
+        raise ConfigurationError(
+            f"use_cache=False can not be honoured: Draftree always keeps keys and values; leave it out, or {WITHOUT}"
+        )
+    if config.cache_implementation not in (None, "dynamic"):
+        raise ConfigurationError(
+            f"cache_implementation={config.cache_implementation!r} can not be honoured: keys and values lie in "
+            f"preallocated memory of Draftree's own; leave it out, or {WITHOUT}"
+        )
+
+
+def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> None:
+    """Raise where inputs are more than token ids with left padding, or do not fit the model's context.
+
+    Args:
+        input_ids: shape (batch, length).
+        inputs: what generate would hand to the model's forward.
+        max_length: tokens of a row at most, padding, prompt and output.
+        context: positions that the model knows.
+
+    Raises:
+        InvalidRequestError: names the input.
+    """
+    strange = [name for name, value in inputs.items() if name not in _KNOWN_INPUTS and value is not None]
+    if strange:
+        raise InvalidRequestError(
+            f"{', '.join(strange)} can not be honoured: Draftree reads token ids with an attention mask only; {WITHOUT}"
+        )
+    cache = inputs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
+        raise InvalidRequestError(
+            "past_key_values can not be honoured: keys and values lie in memory of Draftree's own; give the whole "
+            f"prompt as input_ids without them, or {WITHOUT}"
+        )
+    if inputs.get("logits_to_keep") not in (None, 1):
+        raise InvalidRequestError("logits_to_keep can not be honoured: what is needed is computed; leave it out")
+    if input_ids.dim() != 2 or not input_ids.shape[1]:
+        raise InvalidRequestError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, length) with a token")
+    pads = num_pads(input_ids, inputs.get("attention_mask"))
+    _refuse_positions(inputs.get("position_ids"), pads, input_ids)
+    longest = max_length - min(pads)
+    if longest > context:
+        room = context - (input_ids.shape[1] - min(pads))
+        raise InvalidRequestError(
+            f"prompt and output may have {longest} tokens, but the model's context holds {context}: "
+            + (f"set max_new_tokens to {room} at most" if room > 0 else "shorten the prompt")
+        )
+
+
+def num_pads(input_ids: Tensor, mask: Tensor | None) -> list[int]:
+    """How many tokens of padding each row begins with.
+
+    Raises:
+        InvalidRequestError: the mask hides other tokens than the first ones of a row.
+    """
+    if mask is None:
+        return [0] * input_ids.shape[0]
+    seen = mask != 0
+    if seen.shape != input_ids.shape or not bool(seen[:, -1].all()) or bool((seen[:, :-1] & ~seen[:, 1:]).any()):
+        raise InvalidRequestError(
+            "attention_mask hides tokens behind others that it shows, and Draftree takes padding at the left only: "
+            "set padding_side='left' when the tokenizer is loaded"
+        )
+    pads: list[int] = (~seen).sum(dim=1).tolist()
+    return pads
+
+
+def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tensor) -> None:
+    if positions is None:
+        return
+    length = input_ids.shape[1]
+    plain = torch.arange(length, device=positions.device)
+    if positions.dim() == 2 and positions.shape[-1] == length:
+        rows = zip(positions.expand(len(pads), -1), pads, strict=True)
+        if all(torch.equal(row[skipped:], plain[: length - skipped]) for row, skipped in rows):
+            return
+    raise InvalidRequestError(
+        f"position_ids can not be honoured: Draftree counts each row's tokens from 0 behind its padding; leave them "
+        f"out, or {WITHOUT}"
+    )

@@ -1,0 +1,207 @@
+"""The steps of `generate`: what it would hold, and hand to the user's code, when a token is chosen.
+
+A step has a length: that of all rows' ids, padding included. Processors, criteria and streamer get at each step the
+ids and scores that `generate` would hand them. Where one of them may remember earlier calls, or watches the batch as a
+whole, all rows take every step together, and the calls are those of `generate` one for one. Where all are known to be
+functions of a row alone, rows go on at their own pace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as processing
+from transformers.generation import stopping_criteria as stopping
+
+from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.noise import Noise, gumbel
+from draftree.engine.sequence import WritingSequence
+
+ROW_WISE = frozenset(
+    {
+        processing.MinLengthLogitsProcessor,
+        processing.MinNewTokensLengthLogitsProcessor,
+        processing.TemperatureLogitsWarper,
+        processing.TopPLogitsWarper,
+        processing.TopKLogitsWarper,
+        processing.MinPLogitsWarper,
+        processing.TypicalLogitsWarper,
+        processing.EpsilonLogitsWarper,
+        processing.EtaLogitsWarper,
+        processing.NoRepeatNGramLogitsProcessor,
+        processing.SequenceBiasLogitsProcessor,
+        processing.NoBadWordsLogitsProcessor,
+        processing.ForcedBOSTokenLogitsProcessor,
+        processing.ForcedEOSTokenLogitsProcessor,
+        processing.ExponentialDecayLengthPenalty,
+        processing.LogitNormalization,
+        processing.SuppressTokensAtBeginLogitsProcessor,
+        processing.SuppressTokensLogitsProcessor,
+        stopping.MaxLengthCriteria,
+        stopping.StopStringCriteria,
+        stopping.EosTokenCriteria,
+    }
+)
+"""Functions of one row's ids and scores, whatever rows stand beside it."""
+BY_PLACE = frozenset(
+    {
+        processing.RepetitionPenaltyLogitsProcessor,
+        processing.EncoderRepetitionPenaltyLogitsProcessor,
+        processing.EncoderNoRepeatNGramLogitsProcessor,
+    }
+)
+"""Functions of one row that keep something for each place in the batch: they must see all rows."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One row of the batch. Mutated by the walk.
+
+    Attributes:
+        place: which row.
+        num_pads: tokens of padding before the prompt.
+        sequence: what is written, without the padding.
+        noise: None where the likeliest token is taken.
+    """
+
+    place: int
+    num_pads: int
+    sequence: WritingSequence
+    noise: Noise | None
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The user's code, and what transformers made out of the generation config."""
+
+    processors: Any
+    criteria: Any
+    streamer: Any = None
+    keeps_scores: bool = False
+    keeps_logits: bool = False
+
+
+class Steps:
+    """What has been chosen at each step. Mutated by `take`.
+
+    Args:
+        input_ids: shape (batch, length).
+        max_length: length at which no step is taken any more.
+        pad_id: stands behind rows that are finished; None: such rows are written on.
+        callbacks: what is called at each step.
+    """
+
+    def __init__(self, input_ids: Tensor, *, max_length: int, pad_id: int | None, callbacks: Callbacks) -> None:
+        self._calls = callbacks
+        self._start = input_ids.shape[1]
+        self._batch = input_ids.shape[0]
+        self._ids = input_ids.new_full((self._batch, max_length), 0 if pad_id is None else pad_id)
+        self._ids[:, : self._start] = input_ids
+        self._length = self._start
+        self._unfinished = [True] * self._batch
+        criteria = {type(criterion) for criterion in callbacks.criteria}
+        kinds = {type(processor) for processor in callbacks.processors} | criteria
+        self._by_place = bool(kinds & BY_PLACE)
+        self._writes_on = self._batch > 1 and pad_id is None and not criteria <= {stopping.MaxLengthCriteria}
+        is_known = kinds <= ROW_WISE | BY_PLACE and callbacks.streamer is None
+        self.in_step = self._batch > 1 and (self._writes_on or not is_known)
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+
+    @property
+    def sequences(self) -> Tensor:
+        """All ids, as far as the longest row goes."""
+        return self._ids[:, : self._length].clone()
+
+    def take(self, rows: Sequence[Row], length: int, logits: Tensor) -> tuple[list[int], list[bool]]:
+        """Choose the next token of rows that are equally long.
+
+        Args:
+            rows: some rows; where rows are in step, all that are not finished.
+            length: tokens before it, padding included.
+            logits: the model's, shape (rows, vocab).
+
+        Returns:
+            For each row its token, and whether it ends there.
+        """
+        scores = self._processed(rows, length, logits)
+        picks = self._picks(rows, length, scores)
+        places = self._places(rows)
+        self._ids[places, length] = torch.tensor(picks, dtype=self._ids.dtype, device=self._ids.device)
+        self._length = max(self._length, length + 1)
+        flags = self._flags(rows, length + 1)
+        for row, flag in zip(rows, flags, strict=True):
+            self._unfinished[row.place] &= not flag
+        if self._calls.streamer is not None:
+            self._calls.streamer.put(self._ids[:, length].cpu())
+        if self._writes_on:
+            # without an end-of-text criterion generate has nothing to pad with: all rows go on until the last one ends
+            flags = [not any(self._unfinished)] * len(rows)
+        return picks, flags
+
+    def _places(self, rows: Sequence[Row]) -> Tensor:
+        return torch.tensor([row.place for row in rows], device=self._ids.device)
+
+    def _seen(self, rows: Sequence[Row], *, whole: bool) -> list[int]:
+        """Rows of the batch that a call gets; in the place of one that is not asked for stands the first asked one."""
+        asked = {row.place for row in rows}
+        if not whole:
+            return [row.place for row in rows]
+        return [place if place in asked or self.in_step else rows[0].place for place in range(self._batch)]
+
+    def _processed(self, rows: Sequence[Row], length: int, logits: Tensor) -> Tensor:
+        # float32, as generate does; a copy outside of inference mode, for processors that write in place
+        raw = logits.to(dtype=torch.float32, device=self._ids.device, copy=True)
+        if self._calls.keeps_logits:
+            self._keep(self.logits, rows, length, raw)
+        if not len(self._calls.processors):
+            return self._kept_scores(rows, length, raw)
+        whole = self.in_step or self._by_place
+        ids = self._ids[self._seen(rows, whole=whole), :length]
+        if whole:
+            own = {row.place: index for index, row in enumerate(rows)}
+            filler = torch.zeros_like(raw[:1]) if self.in_step else raw[:1]
+            parts = [raw[own[place], None] if place in own else filler for place in range(self._batch)]
+            scores = self._calls.processors(ids, torch.cat(parts))[self._places(rows)]
+        else:
+            scores = self._calls.processors(ids, raw)
+        return self._kept_scores(rows, length, scores)
+
+    def _kept_scores(self, rows: Sequence[Row], length: int, scores: Tensor) -> Tensor:
+        if self._calls.keeps_scores:
+            self._keep(self.scores, rows, length, scores)
+        return scores
+
+    def _keep(self, kept: list[Tensor], rows: Sequence[Row], length: int, values: Tensor) -> None:
+        step = length - self._start
+        while len(kept) <= step:
+            kept.append(values.new_zeros(self._batch, values.shape[-1]))
+        kept[step][self._places(rows)] = values
+
+    def _picks(self, rows: Sequence[Row], length: int, scores: Tensor) -> list[int]:
+        noises = [row.noise for row in rows if row.noise is not None]
+        if noises:
+            keys = [noise.keys(length - row.num_pads) for noise, row in zip(noises, rows, strict=True)]
+            token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+            scores = scores + gumbel(keys, token_ids)
+        best = scores.argmax(dim=-1, keepdim=True)
+        for row, value in zip(rows, scores.gather(1, best)[:, 0].tolist(), strict=True):
+            if math.isnan(value) or value == -math.inf:
+                raise NonFiniteLogitsError(
+                    f"row {row.place}: at position {length} the scores are NaN, or the logits processors left no "
+                    "token: check weights and dtype, or loosen the processors"
+                )
+        picks: list[int] = best[:, 0].tolist()
+        return picks
+
+    def _flags(self, rows: Sequence[Row], length: int) -> list[bool]:
+        seen = self._seen(rows, whole=self.in_step)
+        ids = self._ids[seen, :length]
+        scores = tuple(self.scores) if self._calls.keeps_scores else None
+        flags = torch.as_tensor(self._calls.criteria(ids, scores)).expand(len(seen)).tolist()
+        return [flags[row.place] for row in rows] if self.in_step else flags

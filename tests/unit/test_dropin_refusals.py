@@ -1,0 +1,147 @@
+"""What the drop-in can not honour is refused with a sentence; what transformers drops on the way arrives."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import draftree
+from draftree.core.errors import ConfigurationError, DraftreeError, InvalidRequestError, UnsupportedModelError
+from dropin_samples import PAD, Listener, assistant_of, model_of, ours, padded, plain
+from families import fresh
+
+ONE = padded(8)
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "beams": ({"num_beams": 2}, "num_beams=2"),
+    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search"),
+    "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1"),
+    "ensemble": ({"assistant_ensemble_weight": 0.5}, "changes the law"),
+    "no cache": ({"use_cache": False}, "use_cache=False"),
+    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
+    "chunks": ({"prefill_chunk_size": 4}, "prefill_chunk_size=4"),
+    "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "hidden states are not kept"),
+    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
+    "two drafters": ({"draft": "ngram", "prompt_lookup_num_tokens": 3}, "draft and prompt_lookup_num_tokens"),
+    "unknown drafter": ({"draft": "ngramm"}, "did you mean 'ngram'"),
+    "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
+    "synced": ({"synced_gpus": True}, "synced_gpus"),
+    "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
+    "too long": ({"max_new_tokens": 500}, "set max_new_tokens to 152 at most"),
+    "prompt too long": ({"input_ids": torch.ones(1, 170, dtype=torch.long), "attention_mask": None}, "shorten"),
+    "positions": ({"position_ids": torch.arange(3, 11)[None]}, "position_ids"),
+    "logits_to_keep": ({"logits_to_keep": 2}, "logits_to_keep"),
+    "right padding": ({"attention_mask": torch.tensor([[1] * 7 + [0]])}, "padding_side='left'"),
+    "hole": ({"attention_mask": torch.tensor([[1, 0] + [1] * 6])}, "padding_side='left'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_honoured_is_refused_by_its_name(name: str) -> None:
+    settings, message = REFUSED[name]
+    before = model_of().config._attn_implementation
+    drafting = {} if {"draft", "prompt_lookup_num_tokens"} & settings.keys() else {"draft": "ngram"}
+    inputs = {key: value for key, value in (ONE | settings).items() if value is not None}
+    rest = {key: inputs.pop(key) for key in list(inputs) if key not in ONE}
+    with pytest.raises(DraftreeError, match=message):
+        ours(model_of(), inputs, **drafting, **rest)
+    assert model_of().config._attn_implementation == before
+
+
+def test_a_model_in_training_mode_is_refused_and_stays_in_it() -> None:
+    model = fresh("llama").train()
+    with pytest.raises(ConfigurationError, match=r"model\.eval\(\)"):
+        ours(model, ONE, draft="ngram")
+    assert model.training
+
+
+def test_embeddings_in_the_place_of_tokens_are_refused() -> None:
+    embedded = model_of().get_input_embeddings()(ONE["input_ids"])
+    with pytest.raises(InvalidRequestError, match="inputs_embeds"):
+        ours(model_of(), {"inputs_embeds": embedded}, draft="ngram")
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, eos_token_id=1
+    )
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        ours(T5ForConditionalGeneration(config).eval(), padded(5), draft="ngram")
+
+
+def test_a_family_without_a_way_back_is_refused_and_stays_as_it_was() -> None:
+    model = fresh("mamba")
+    with pytest.raises(UnsupportedModelError, match="state"):
+        ours(model, padded(5), draft="ngram")
+
+
+@pytest.mark.parametrize("where", ["streamer", "assistant_model"])
+def test_what_transformers_drops_arrives(where: str) -> None:
+    """A plain callable of transformers gets neither: if that changes, `handover` may go."""
+    got: dict[str, Any] = {}
+
+    def asks(model: Any, input_ids: Any, streamer: Any = None, assistant_model: Any = None, **rest: Any) -> Any:
+        got.update(streamer=streamer, assistant_model=assistant_model)
+        return input_ids
+
+    given = {"streamer": Listener(), "assistant_model": assistant_of()}[where]
+    plain(model_of(), ONE, custom_generate=asks, **{where: given})
+    assert got[where] is None
+    done = ours(model_of(), ONE, **{where: given}, return_dict_in_generate=True)
+    assert done.stats[0].draft_tokens > 0
+    if where == "streamer":
+        assert given.heard[-1] == "end"
+
+
+def test_the_signature_is_a_plain_one_outside_of_generate() -> None:
+    names = list(inspect.signature(draftree.generate).parameters)
+    assert names[:2] == ["model", "input_ids"]
+    assert {"draft", "plan", "tokenizer", "assistant_model", "assistant_tokenizer", "streamer"} <= set(names)
+    assert "draft" in str(inspect.signature(draftree.generate))
+
+
+def test_settings_may_be_bound_beforehand() -> None:
+    bound = functools.partial(draftree.generate, draft="ngram,min=1")
+    done = plain(model_of(), ONE, custom_generate=bound, return_dict_in_generate=True)
+    assert torch.equal(done.sequences, plain(model_of(), ONE))
+    assert done.stats[0].draft_tokens > 0
+
+
+def test_an_error_of_the_users_code_passes_through_and_leaves_the_model_whole() -> None:
+    class Failing(Listener):
+        def put(self, value: Any) -> None:
+            super().put(value)
+            if len(self.heard) == 3:
+                raise RuntimeError("pipe closed")
+
+    with pytest.raises(RuntimeError, match="pipe closed"):
+        ours(model_of(), ONE, streamer=Failing())
+    assert torch.equal(ours(model_of(), ONE), plain(model_of(), ONE))
+
+
+def test_an_assistant_of_another_vocabulary_needs_tokenizers() -> None:
+    with pytest.raises(ConfigurationError, match="tokens"):
+        ours(model_of(), ONE, assistant_model=fresh("llama", vocab_size=50))
+
+
+@pytest.mark.parametrize("schedule", ["heuristic", "heuristic_transient", "constant"])
+def test_the_assistants_own_settings_decide_how_far_it_guesses(schedule: str) -> None:
+    assistant = fresh("llama")
+    assistant.generation_config.num_assistant_tokens = 3
+    assistant.generation_config.num_assistant_tokens_schedule = schedule
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    done = ours(model_of(), ONE, assistant_model=assistant, return_dict_in_generate=True)
+    depths = len(done.stats[0].drafted_by_depth)
+    assert depths == 3 if schedule == "constant" else depths > 3
+
+
+def test_pad_stands_for_nothing_that_was_written() -> None:
+    assert (ours(model_of(), ONE, draft="none")[:, 8:] != PAD).any()
