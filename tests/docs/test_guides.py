@@ -44,6 +44,15 @@ def test_the_library_guide_runs_from_top_to_bottom() -> None:
         execute(block, names)
 
 
+@pytest.mark.weights
+def test_the_transformers_guide_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "guide"}
+    found = python_blocks(guide("transformers"))
+    assert len(found) >= 2
+    for block in found:
+        execute(block, names)
+
+
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The drafter of the guide, as one more file of the drafters' folder."""

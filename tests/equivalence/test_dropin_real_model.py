@@ -43,7 +43,7 @@ def both(texts: list[str], **settings: Any) -> tuple[Any, Any]:
 
 
 def test_a_batch_of_texts() -> None:
-    wanted, got = both(TEXTS, repetition_penalty=1.05)
+    wanted, got = both(TEXTS)
     assert torch.equal(got.sequences, wanted)
     assert sum(stats.accepted_tokens for stats in got.stats) > 0
 
@@ -51,7 +51,7 @@ def test_a_batch_of_texts() -> None:
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS], ids=["one", "batch"])
 def test_stop_strings_end_the_text_where_generate_ends_it(texts: list[str]) -> None:
     _, tokenizer = loaded()
-    wanted, got = both(texts, stop_strings=["ater.", "ermany"], tokenizer=tokenizer)
+    wanted, got = both(texts, stop_strings=["e mix", "rid"], tokenizer=tokenizer)
     assert torch.equal(got.sequences, wanted)
     new = wanted.shape[1] - tokenizer(texts, return_tensors="pt", padding=True)["input_ids"].shape[1]
     assert new < 32, "no text was stopped: the test shows nothing"
