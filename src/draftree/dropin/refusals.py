@@ -63,7 +63,8 @@ def refuse_config(config: Any) -> None:
             raise ConfigurationError(f"{name}={value!r} can not be honoured: {reason}; leave it out, or {WITHOUT}")
     if config.use_cache is False:
         raise ConfigurationError(
-            f"use_cache=False can not be honoured: Draftree always keeps keys and values; set use_cache=True, or {WITHOUT}"
+            "use_cache=False can not be honoured: Draftree always keeps keys and values; "
+            f"set use_cache=True, or {WITHOUT}"
         )
     if config.cache_implementation not in (None, "dynamic"):
         raise ConfigurationError(
