@@ -49,6 +49,7 @@ def test_equals_the_hash_in_plain_integers(seed: int, position: int, tokens: lis
     noise = Noise(seed)
     expected = [reference(noise.keys(position), token) for token in tokens]
     assert noise.gumbel(position, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert noise.gumbel_of_few(position, tokens) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("keys", [(0, 0), Noise(3).keys(17), (-(2**31), 2**31 - 1)])

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.drafters.base import SequenceView
 
@@ -75,8 +73,8 @@ def luck_of(view: SequenceView) -> Luck | None:
         return None
 
     def factors(level: int, tokens: Sequence[int]) -> Mapping[int, float]:
-        numbers = controls.noise.gumbel(start + level, torch.tensor(tokens)).exp()
-        return dict(zip(tokens, numbers.tolist(), strict=True))
+        numbers = controls.noise.gumbel_of_few(start + level, tokens)
+        return {token: math.exp(number) for token, number in zip(tokens, numbers, strict=True)}
 
     return factors
 
