@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.core.types import MAX_NODES
 from draftree.drafters.base import SequenceView
 
 ESCAPE = 2.5
@@ -23,9 +24,7 @@ MEAN_LUCK = 1.781
 """e to Euler's constant: the factor of a token whose noise is not known."""
 LONGEST = 64
 """Length of a match at most."""
-DEEPEST = 256
-"""Levels of a tree at most."""
-VOTES = tuple(length**1.5 for length in range(LONGEST + DEEPEST + 1))
+VOTES = tuple(length**1.5 for length in range(LONGEST + MAX_NODES + 1))
 """What a match of each length counts."""
 
 

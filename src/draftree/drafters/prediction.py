@@ -19,9 +19,9 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget
+from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.counting import DEEPEST, LONGEST, Limits, Voter, grow, luck_of
+from draftree.drafters.counting import LONGEST, Limits, Voter, grow, luck_of
 
 TRUST = 4
 """The beginning of the prediction counts as if so many tokens had matched."""
@@ -72,7 +72,7 @@ class PredictionDrafter(SequenceDrafter[PredictionState]):
         floor: float = 0.2
 
         def __post_init__(self) -> None:
-            for name, most in (("k", DEEPEST), ("nodes", DEEPEST), ("width", DEEPEST), ("max", LONGEST)):
+            for name, most in (("k", MAX_NODES), ("nodes", MAX_NODES), ("width", MAX_NODES), ("max", LONGEST)):
                 if not 1 <= getattr(self, name) <= most:
                     raise ConfigurationError(
                         f"option {name} of drafter 'prediction' is {getattr(self, name)}: it must be from 1 to {most}"

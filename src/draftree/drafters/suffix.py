@@ -20,9 +20,9 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget
+from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.counting import DEEPEST, LONGEST, Limits, Voter, grow, luck_of
+from draftree.drafters.counting import LONGEST, Limits, Voter, grow, luck_of
 from draftree.drafters.occurrences import Occurrences
 
 LONG_RUN = 8
@@ -68,9 +68,9 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
                     "max not below min"
                 )
             for name in ("k", "nodes", "width"):
-                if not 1 <= getattr(self, name) <= DEEPEST:
+                if not 1 <= getattr(self, name) <= MAX_NODES:
                     raise ConfigurationError(
-                        f"option {name} of drafter 'suffix' is {getattr(self, name)}: it must be from 1 to {DEEPEST}"
+                        f"option {name} of drafter 'suffix' is {getattr(self, name)}: it must be from 1 to {MAX_NODES}"
                     )
             if not 0 <= self.floor <= 1:
                 raise ConfigurationError(f"option floor of drafter 'suffix' is {self.floor}: it must be from 0 to 1")
