@@ -18,7 +18,7 @@ from typing import Any
 
 from draftree.text.streams.base import Decode, TextStream, byte_of_name
 from draftree.text.streams.byte_fallback import ByteFallbackStream, FallbackDecoding
-from draftree.text.streams.byte_level import ByteLevelStream
+from draftree.text.streams.byte_level import ByteLevelStream, byte_level_bytes
 from draftree.text.streams.window import WindowStream
 from draftree.text.streams.withheld import WithheldStream
 
@@ -72,9 +72,38 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
 
 def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Callable[[], TextStream] | None:
     """A stream that does what these decoder steps do, if they are of a known kind."""
-    kinds = [step.get("type") for step in steps]
-    if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+    if _is_byte_level(steps):
         return ByteLevelStream.opener(tokens)
+    decoding = _fallback_decoding(steps)
+    return None if decoding is None else ByteFallbackStream.opener(tokens, decoding)
+
+
+def bytes_by_token(decoder: Any) -> Callable[[str], bytes] | None:
+    """What a token contributes inside of a text, by its written form; None if the decoder is of no known kind.
+
+    Args:
+        decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
+    """
+    steps = _decoder_steps(decoder)
+    if _is_byte_level(steps):
+        return byte_level_bytes
+    decoding = _fallback_decoding(steps)
+    if decoding is None:
+        return None
+
+    def bytes_of(token: str) -> bytes:
+        part = decoding.part_of(token)
+        return bytes([part]) if isinstance(part, int) else part.encode("utf-8")
+
+    return bytes_of
+
+
+def _is_byte_level(steps: Sequence[dict[str, Any]]) -> bool:
+    return [step.get("type") for step in steps] in (["ByteLevel"], ["ByteLevel", "Fuse"])
+
+
+def _fallback_decoding(steps: Sequence[dict[str, Any]]) -> FallbackDecoding | None:
+    kinds = [step.get("type") for step in steps]
     num_replaces = next((i for i, kind in enumerate(kinds) if kind != "Replace"), len(kinds))
     if kinds[num_replaces:] not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
         return None
@@ -86,8 +115,7 @@ def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Calla
     strip: dict[str, Any] = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
     if strip["stop"]:
         return None
-    decoding = FallbackDecoding(tuple(patterns), strip_character=strip["content"], strip_count=strip["start"])
-    return ByteFallbackStream.opener(tokens, decoding)
+    return FallbackDecoding(tuple(patterns), strip_character=strip["content"], strip_count=strip["start"])
 
 
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
-from draftree.text.schemes import TextScheme, choose_scheme
+from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -67,6 +67,11 @@ class Tokenizer:
         _require_unicode(text, "The prompt")
         return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
+    def encode_literally(self, text: str) -> list[int]:
+        """Token ids of text that is nothing but text: a marker such as </s> in it is spelled, not meant."""
+        ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return [int(i) for i in ids]
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
         """The exact text of token ids; bytes that form no character become U+FFFD."""
         return self._backend.decode(
@@ -119,6 +124,20 @@ class Tokenizer:
         """The tokenizer's own begin-of-text token."""
         return self._backend.bos_token_id
 
+    @property
+    def start_ids(self) -> list[int]:
+        """What `encode` puts before a text."""
+        with_start, without = self.encode("a"), self.encode("a", add_special_tokens=False)
+        place = next((i for i in range(len(with_start)) if with_start[i : i + len(without)] == without), 0)
+        return with_start[:place]
+
+    @property
+    def mute_ids(self) -> frozenset[int]:
+        """Special tokens that stand for nothing: padding and the unknown."""
+        # many name their end-of-text token as padding too
+        known = {self._backend.pad_token_id, self._backend.unk_token_id} - {self.eos_token_id, None}
+        return frozenset(int(i) for i in known)
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids that `decode` leaves out when special tokens are skipped."""
@@ -138,15 +157,22 @@ class Tokenizer:
         tokens = self._tokens
         return [tokens.get(i, "") for i in range(max(tokens, default=-1) + 1)]
 
+    def bytes_by_token(self) -> Callable[[str], bytes] | None:
+        """What a token contributes inside of a text, by its written form; None if only decoding can tell."""
+        return bytes_by_token(self._decoder)
+
+    @property
+    def _decoder(self) -> Any:
+        return self._backend.backend_tokenizer.decoder if self._backend.is_fast else None
+
     def text_scheme(self, *, skip_special_tokens: bool) -> TextScheme:
         """How ids become text piece by piece; chosen and checked at the first call, then kept."""
         if skip_special_tokens not in self._schemes:
-            decoder = self._backend.backend_tokenizer.decoder if self._backend.is_fast else None
             self._schemes[skip_special_tokens] = choose_scheme(
                 lambda ids: self.decode(ids, skip_special_tokens),
                 self._tokens,
                 skipped=self.special_ids if skip_special_tokens else frozenset(),
-                decoder=decoder,
+                decoder=self._decoder,
             )
         return self._schemes[skip_special_tokens]
 

@@ -23,6 +23,13 @@ class FallbackDecoding:
     strip_character: str
     strip_count: int
 
+    def part_of(self, token: str) -> str | int:
+        """The text or, as a number, the byte that a token, as the vocabulary writes it, stands for."""
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        byte = byte_of_name(token)
+        return token if byte is None else byte
+
 
 class ByteFallbackStream(TextStream):
     """A token stands for text, or, named <0x00> to <0xFF>, for one byte.
@@ -44,12 +51,7 @@ class ByteFallbackStream(TextStream):
         @cache
         def part_of(token_id: int) -> str | int | None:
             token = tokens.get(token_id)
-            if token is None:
-                return None
-            for old, new in decoding.replacements:
-                token = token.replace(old, new)
-            byte = byte_of_name(token)
-            return token if byte is None else byte
+            return None if token is None else decoding.part_of(token)
 
         return lambda: cls(part_of, decoding)
 

@@ -19,14 +19,10 @@ class ByteLevelStream(TextStream):
     @classmethod
     def opener(cls, tokens: Mapping[int, str]) -> Callable[[], TextStream]:
         """Opens streams that share one table of what the ids stand for."""
-        alphabet = byte_alphabet()
 
         @cache
         def bytes_of(token_id: int) -> bytes:
-            token = tokens.get(token_id, "")
-            if all(character in alphabet for character in token):
-                return bytes(alphabet[character] for character in token)
-            return token.encode("utf-8")  # an added token, written as it is
+            return byte_level_bytes(tokens.get(token_id, ""))
 
         return lambda: cls(bytes_of)
 
@@ -42,6 +38,15 @@ class ByteLevelStream(TextStream):
         """The beginning of a text is like any other place."""
 
 
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes that a token, as the vocabulary writes it, stands for."""
+    alphabet = byte_alphabet()
+    if all(character in alphabet for character in token):
+        return bytes(alphabet[character] for character in token)
+    return token.encode("utf-8")  # an added token, written as it is
+
+
+@cache
 def byte_alphabet() -> dict[str, int]:
     """The characters that byte-level tokenizers write for bytes.
 

@@ -1,0 +1,172 @@
+"""Tokenizers as tables of bytes: what tokens say, what two of them share, how text is cut behind what is written."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text_backends import byte_fallback, byte_fallback_unstripped, byte_level, metaspace, word_piece
+
+from draftree.core.errors import VocabularyMismatchError
+from draftree.text.lexicon import Lexicon, complete, lexicon_of
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab_map import common_tokens, read_specials, say_behind
+
+BACKENDS = {"bytes": byte_level, "fallback": byte_fallback, "unstripped": byte_fallback_unstripped}
+TEXTS = [
+    "the quick brown fox",
+    "  two spaces, then\ttabs",
+    "one\r\ntwo\r\n\r\n\nthree",
+    "東京は日本の首都です。",
+    "日本日本",
+    "😀🎉🎉",
+    "👨‍👩‍👧 and 🇯🇵",
+    "nai\u0308ve cafe\u0301",
+    "½ — “…”",
+    "</s> is spelled",
+]
+
+
+@functools.cache
+def lexicon(name: str) -> Lexicon:
+    return lexicon_of(Tokenizer(BACKENDS[name](), name=name))
+
+
+every = pytest.mark.parametrize("name", BACKENDS)
+
+
+@every
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_ids_say_together_is_the_text(name: str, text: str) -> None:
+    one = lexicon(name)
+    assert one.text_of(one.read(text.encode(), begins=False)).decode() == text
+    assert one.text_of(one.spell(text.encode())).decode() == text
+
+
+@every
+@given(data=st.binary(max_size=24))
+def test_any_bytes_are_said_byte_by_byte(name: str, data: bytes) -> None:
+    one = lexicon(name)
+    assert one.text_of(one.read(data, begins=False)) == data
+    assert one.text_of(one.spell(data)) == data
+
+
+def test_a_text_begins_with_what_the_tokenizer_puts_there() -> None:
+    assert lexicon("fallback").text_of(lexicon("fallback").read(b"the", begins=True)) == b" the"
+    assert lexicon("bytes").text_of(lexicon("bytes").read(b"the", begins=True)) == b"the"
+    assert [lexicon(name).strips_first_space for name in BACKENDS] == [False, True, False]
+
+
+def test_special_tokens_say_nothing_and_markers_in_text_are_spelled() -> None:
+    one = lexicon("bytes")
+    assert [one.says(i) for i in one.specials.values()] == [None] * len(one.specials)
+    assert one.says(len(one.bytes_of)) is None
+    assert not set(one.read(b"a</s>b<|im_end|>", begins=False)) & set(one.specials.values())
+
+
+def test_a_named_byte_stands_for_bytes_that_have_no_other_token() -> None:
+    one = lexicon("fallback")
+    assert one.ids_of[b"a"] not in one.byte_ids
+    assert one.ids_of[b"\xf0"] in one.byte_ids
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", b""),
+        (b"ab", b"ab"),
+        ("日本".encode(), "日本".encode()),
+        ("日本".encode()[:-1], "日".encode()),
+        ("日本".encode()[:-2], "日".encode()),
+        ("a😀".encode()[:-1], b"a"),
+        ("é".encode()[:1], b""),
+        ("é".encode(), "é".encode()),
+        (b"\x80\x80\x80\x80\x80", b"\x80\x80\x80\x80\x80"),
+    ],
+)
+def test_an_unfinished_character_is_cut_off(data: bytes, kept: bytes) -> None:
+    assert complete(data) == kept
+
+
+def test_tokens_in_common_say_the_same() -> None:
+    target, draft = lexicon("fallback"), lexicon("bytes")
+    common = common_tokens(target, draft, target_size=10_000, draft_size=10_000)
+    said = [(target.says(t), draft.says(d)) for t, d in zip(common.target_ids, common.draft_ids, strict=True)]
+    assert all(a == b for a, b in said)
+    assert len(set(common.target_ids)) == len(set(common.draft_ids)) == len(common)
+    assert {b"a", b" ", "日".encode(), b"\xf0"} <= {a for a, _ in said if a}
+    assert target.eos_id in common.target_ids
+    assert common.draft_ids[common.target_ids.index(target.eos_id)] == draft.eos_id  # type: ignore[arg-type]
+    assert 0 < common.draft_share < 1
+    assert 0 < common.target_share < 1
+
+
+def test_ids_beyond_the_logits_are_not_in_common() -> None:
+    target, draft = lexicon("fallback"), lexicon("bytes")
+    common = common_tokens(target, draft, target_size=100, draft_size=90)
+    assert max(common.target_ids) < 100
+    assert max(common.draft_ids) < 90
+
+
+def test_a_vocabulary_has_all_tokens_in_common_with_itself() -> None:
+    one = lexicon("unstripped")
+    common = common_tokens(one, one, target_size=10_000, draft_size=10_000)
+    assert common.target_ids == common.draft_ids
+    assert common.draft_share == common.target_share == 1
+
+
+def test_special_tokens_are_read_as_what_they_mean() -> None:
+    target, draft = lexicon("bytes"), lexicon("fallback")
+    read = read_specials(target, draft)
+    assert read[target.specials["</s>"]] == (draft.eos_id,)
+    assert read[target.specials["<s>"]] == read[target.specials["<unk>"]] == ()
+    assert read[target.specials["<|im_start|>"]] == (draft.specials["<|im_start|>"],)
+
+
+@every
+@pytest.mark.parametrize("text", TEXTS)
+def test_behind_any_token_the_rest_is_said(name: str, text: str) -> None:
+    one = lexicon(name)
+    ids = one.read(text.encode(), begins=True)
+    for place in range(1, len(ids)):
+        rest = one.text_of(ids[place:])
+        assert one.text_of(say_behind(one, ids[:place], rest)) == rest
+
+
+@every
+def test_behind_its_own_beginning_a_text_is_cut_as_the_whole(name: str) -> None:
+    one = lexicon(name)
+    ids = one.read(b"The quick brown fox jumps over the lazy dog", begins=True)
+    for place in range(1, len(ids)):
+        assert say_behind(one, ids[:place], one.text_of(ids[place:])) == ids[place:]
+
+
+@every
+def test_a_cut_that_the_tokenizer_would_not_make_is_kept(name: str) -> None:
+    one = lexicon(name)
+    whole = one.read(b"the fox", begins=False)
+    letters = one.spell(b"t") + one.spell(b"h")
+    assert letters + say_behind(one, letters, b"e fox") != whole
+    assert one.text_of(say_behind(one, letters, b"e fox")) == b"e fox"
+
+
+@every
+def test_a_draft_that_ends_inside_a_character_ends_before_it(name: str) -> None:
+    one = lexicon(name)
+    before = one.read(b"the", begins=True)
+    assert one.text_of(say_behind(one, before, " 😀".encode()[:-1])) == b" "
+    started = [*before, *one.spell("😀".encode()[:2])]
+    assert one.text_of(say_behind(one, started, "😀".encode()[2:] + b" a")) == "😀".encode()[2:] + b" a"
+    assert say_behind(one, started, "😀".encode()[2:3]) == []
+
+
+def test_nothing_is_said_for_what_no_token_begins_with() -> None:
+    one = lexicon_of(Tokenizer(metaspace()))
+    assert one.text_of(one.spell("q☃q".encode())) == b"qq"
+
+
+def test_a_tokenizer_whose_tokens_lean_on_their_neighbours_is_refused() -> None:
+    with pytest.raises(VocabularyMismatchError, match="depends on the tokens around them"):
+        lexicon_of(Tokenizer(word_piece()))
