@@ -117,6 +117,11 @@ class LLM:
         if self._parts.drafter is not None:
             self._parts.drafter.forget()
 
+    @property
+    def draft_note(self) -> str:
+        """What the drafter decided when it was built, such as how another tokenizer is mapped; empty if nothing."""
+        return "" if self._parts.drafter is None else self._parts.drafter.note
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

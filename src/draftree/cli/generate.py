@@ -204,6 +204,8 @@ def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink
     from draftree.cli.writing import fetch_and_load, write
 
     llm = setup.over(fetch_and_load(setup))
+    if llm.draft_note:
+        note(notes.dim(llm.draft_note))
     announce(setup, screen, notes)
     wish = wish.met(llm)
     run = write(llm, setup, wish.task, params=wish.params, screen=screen)
@@ -222,6 +224,8 @@ def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: I
     wish = dataclasses.replace(wish, params=comparable(wish.params, setup.verify))
     loaded = fetch_and_load(setup)
     fast = setup.over(loaded)
+    if fast.draft_note:
+        note(notes.dim(fast.draft_note))
     plain = setup.plainly().over(loaded)
     wish = wish.met(fast)
     for llm in (plain, fast):

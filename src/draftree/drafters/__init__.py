@@ -13,5 +13,18 @@ DRAFTERS: Registry[Drafter] = Registry(
     "draftree.drafters",
     "draftree.drafters.base:Drafter",
     kind="drafter",
-    support=frozenset({"base", "counting", "growth", "merged", "occurrences", "shapes", "stepping", "window"}),
+    support=frozenset(
+        {
+            "base",
+            "counting",
+            "growth",
+            "merged",
+            "occurrences",
+            "shapes",
+            "stepping",
+            "strings",
+            "translation",
+            "window",
+        }
+    ),
 )

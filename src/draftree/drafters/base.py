@@ -106,6 +106,11 @@ class Drafter(ABC, Generic[State]):
     def observe(self, states: Sequence[State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         """What became of the last trees. The histories already hold the written tokens."""
 
+    @property
+    def note(self) -> str:
+        """What was decided when it was built and a user may want to know; empty if nothing was."""
+        return ""
+
     def close(self, state: State) -> None:
         """Give back what a sequence held."""
 

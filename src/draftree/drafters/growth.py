@@ -19,8 +19,8 @@ from draftree.core.tree import ROOT, Draw, TokenTree, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.shapes import Shape
-from draftree.drafters.stepping import SteppedSequence, Stepper
-from draftree.models.base import Extend, LanguageModel
+from draftree.drafters.stepping import Reader, SameReader, SteppedSequence, Stepper
+from draftree.models.base import LanguageModel
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.search import argmax, leading, log_total
 
@@ -84,12 +84,21 @@ class Growth:
         draw: how children are drawn, one of the shape's draws.
         shares_noise: rank with the request's own noise, or with a stream of this round alone.
         vocab_size: the target's; None if the model's logits are as wide.
+        reader: in which tokens the model reads and answers; None if they are the target's.
     """
 
     def __init__(
-        self, model: LanguageModel, *, shape: Shape, draw: Draw, shares_noise: bool, vocab_size: int | None = None
+        self,
+        model: LanguageModel,
+        *,
+        shape: Shape,
+        draw: Draw,
+        shares_noise: bool,
+        vocab_size: int | None = None,
+        reader: Reader | None = None,
     ) -> None:
-        self._stepper = Stepper(model, model.vocab_size if vocab_size is None else vocab_size)
+        width = model.vocab_size if vocab_size is None else vocab_size
+        self._stepper = Stepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
         self._shape = shape
         self._draw = draw
         self._shares_noise = shares_noise and draw is Draw.FREE
@@ -110,6 +119,10 @@ class Growth:
     def observe(self, states: Sequence[SteppedSequence], verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted of what was fed."""
         self._stepper.keep(states, [verdict.path for verdict in verdicts])
+
+    def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
+        """As `observe`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        self._stepper.follow(states, trees)
 
     @torch.inference_mode()
     def grow(self, states: Sequence[SteppedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
@@ -136,14 +149,15 @@ class Growth:
         """One pass over all frontiers; the first one also reads what the slots have not seen."""
         if level == 0:
             return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
-        jobs = []
+        parents = []
         for g in active:
             fed = g.state.fed
-            parents = [fed[g.parents[n]] if g.parents[n] != ROOT else ROOT for n in g.frontier]
+            parents.append([fed[g.parents[n]] if g.parents[n] != ROOT else ROOT for n in g.frontier])
             for node in g.frontier:
                 fed[node] = len(fed)
-            jobs.append(Extend(g.state.slot, [g.tokens[n] for n in g.frontier], parents))
-        return self._stepper.extend(jobs)
+        return self._stepper.feed(
+            [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
+        )
 
     def _choose(self, active: Sequence[_Growing], logits: Tensor, width: int) -> None:
         """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""

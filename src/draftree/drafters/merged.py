@@ -89,6 +89,11 @@ class MergedDrafter(Drafter[list[Any]]):
             ]
             drafter.observe([states[row][index] for row in asked], parts, heard)
 
+    @property
+    def note(self) -> str:
+        """What the parts decided."""
+        return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
+
     def close(self, state: list[Any]) -> None:
         """Close every part."""
         self._trees.pop(id(state), None)

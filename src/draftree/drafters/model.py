@@ -1,18 +1,22 @@
-"""A smaller model with the same vocabulary guesses a chain or a tree of next tokens, one pass a level.
+"""A smaller model guesses a chain or a tree of next tokens, one pass a level; its tokenizer may be another one.
 
 It ranks its candidates with the request's own noise where the verifier allows it, which makes its guess the
-target's pick more often than an independent draw would. The vocabularies are compared token by token.
+target's pick more often than an independent draw would. The vocabularies are compared token by token. Where they
+differ, the small model reads the text in its own tokens, and its guesses come back by the tokens that both have
+(`map=tokens`) or as strings that are cut anew (`map=strings`). By tokens the noise is shared as ever and the draft has
+a law, so every rule takes it; what needs a token that the small model lacks is never guessed. By strings it can
+guess any text, likeliest first and without the noise: above temperature 0 it is right less often.
 
 Source: Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318; shared noise: Daliri et al.,
-arXiv 2408.07978. Costs one pass of the small model for every level; loses when that is not small beside a pass
-of the target, or when the two models rarely agree.
+arXiv 2408.07978; other vocabularies: Timor et al., arXiv 2502.05202. Costs one pass of the small model for every
+level; loses when that is not small beside a pass of the target, or when the two models rarely agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw, TokenTree
@@ -20,37 +24,49 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, Drafter, SequenceView
 from draftree.drafters.growth import Growth
 from draftree.drafters.shapes import Shape, parse_shape
-from draftree.drafters.stepping import SteppedSequence
-from draftree.text.vocab import require_same
+from draftree.drafters.strings import StringGrowth
+from draftree.drafters.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
 
 
 @final
-class ModelDrafter(Drafter[SteppedSequence]):
+class ModelDrafter(Drafter[Any]):
     """Grows trees with a loaded model."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
         """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.
 
-        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the way
+        between two vocabularies, tokens, strings or auto, which takes tokens where enough of them are common.
         """
 
         name: str = field(metadata={"argument": True, "names_model": True})
         k: int | None = None
         tree: str = "chain"
+        map: str = "auto"
 
         def __post_init__(self) -> None:
-            parse_shape(self.tree, self.k)
+            require_map(self.map)
+            if not self.draws:
+                raise ConfigurationError(
+                    f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
+                    f"are cut anew; use map={TOKENS}, or a tree of free choices such as chain or best-32"
+                )
 
         @property
         def shape(self) -> Shape:
             """The shape that `tree` and `k` name."""
             return parse_shape(self.tree, self.k)
 
+        @property
+        def draws(self) -> frozenset[Draw]:
+            """Those of the shape, and of strings the free ones only."""
+            return self.shape.draws & {Draw.FREE} if self.map == STRINGS else self.shape.draws
+
     @classmethod
     def draws(cls, config: Config) -> frozenset[Draw]:
-        """As the shape allows."""
-        return config.shape.draws
+        """As the shape and the way between vocabularies allow."""
+        return config.draws
 
     @classmethod
     def default_depth(cls, config: Config) -> int:
@@ -69,39 +85,42 @@ class ModelDrafter(Drafter[SteppedSequence]):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)
-        if context.tokenizer is not None and loaded.tokenizer is not None:
-            require_same(context.tokenizer.vocabulary(), loaded.tokenizer.vocabulary(), "the target", loaded.name)
-        elif loaded.model.vocab_size != context.target.vocab_size:
-            raise ConfigurationError(
-                f"drafter '{loaded.name}' has {loaded.model.vocab_size} tokens and the target "
-                f"{context.target.vocab_size}, and there are no tokenizers to compare: take one of the same family"
+        translation = translation_between(config.map, loaded, context)
+        self._growth: Growth | StringGrowth
+        if translation is not None and translation.way == STRINGS:
+            self._growth = StringGrowth(loaded.model, shape=config.shape, translation=translation)
+        else:
+            self._growth = Growth(
+                loaded.model,
+                shape=config.shape,
+                draw=context.draw,
+                shares_noise=context.shares_noise,
+                vocab_size=context.target.vocab_size,
+                reader=None if translation is None else CommonReader(translation),
             )
-        self._growth = Growth(
-            loaded.model,
-            shape=config.shape,
-            draw=context.draw,
-            shares_noise=context.shares_noise,
-            vocab_size=context.target.vocab_size,
-        )
+        self._note = "" if translation is None else str(translation)
+
+    @property
+    def note(self) -> str:
+        """Between which vocabularies it translates, and how."""
+        return self._note
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the small model's slots."""
         self._growth.reserve(num_sequences, length)
 
-    def open(self, sequence: SequenceView) -> SteppedSequence:
+    def open(self, sequence: SequenceView) -> Any:
         """A slot of the small model."""
         return self._growth.open(sequence)
 
-    def draft(self, states: Sequence[SteppedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
         """A tree for every sequence, all sequences in one pass a level."""
         return self._growth.grow(states, budgets)
 
-    def observe(
-        self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]
-    ) -> None:
+    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         """Keep the accepted tokens in the slots."""
         self._growth.observe(states, verdicts)
 
-    def close(self, state: SteppedSequence) -> None:
+    def close(self, state: Any) -> None:
         """Free the slot."""
         self._growth.close(state)

@@ -5,24 +5,111 @@ bonus, nor the last level that was drafted, whose logits nobody needed. A model 
 history sees the first token and a window of the last ones; when the window has run full it starts again from its
 younger half, so that a token is read twice on average.
 
-Models of one vocabulary may differ in the width of their logits: many round it up. Rows are cut or filled to the
-target's width here, and a token that the model has no row for is read as token 0: a guess may be wrong.
+A `Reader` says in which tokens the model reads a text and answers. Of a reading in tokens of the model's own the last
+ones may change when the text goes on; the slot's prefix is then cut back to what still stands.
 """
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
 from draftree.models.base import Extend, LanguageModel, Slot
 
 PREFILL_ROWS = 512
 """Tokens of one sequence that one pass reads at most."""
+
+
+class Reading(ABC):
+    """One text in the tokens that a model reads."""
+
+    @abstractmethod
+    def advance(self) -> int:
+        """Take in what was written since; returns how many of the tokens before still stand."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Tokens, as of the last `advance`."""
+
+    @abstractmethod
+    def tokens(self, start: int, stop: int | None = None) -> list[int]:
+        """Some of the tokens, as a slice of them."""
+
+
+class Reader(ABC):
+    """In which tokens a model reads texts and trees, and in which its answers are wanted."""
+
+    @abstractmethod
+    def open(self, view: SequenceView) -> Reading:
+        """The reading of a new sequence."""
+
+    @abstractmethod
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """A tree's tokens, one to one, as the model reads them."""
+
+    @abstractmethod
+    def answer(self, logits: Tensor) -> Tensor:
+        """The model's logits over the vocabulary that trees are in."""
+
+
+@final
+class SameReader(Reader):
+    """Trees and texts in the model's own vocabulary; logits may be wider or narrower.
+
+    Models of one vocabulary differ in the width of their logits: many round it up. A token that the model has no row
+    for is read as token 0: a guess may be wrong.
+
+    Args:
+        known: tokens that the model can read.
+        wanted: width of the logits that are wanted.
+    """
+
+    def __init__(self, known: int, wanted: int) -> None:
+        self._known = known
+        self._wanted = wanted
+
+    def open(self, view: SequenceView) -> Reading:
+        """The history itself."""
+        return _History(view, self._known)
+
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """As they are."""
+        return list(tokens)
+
+    def answer(self, logits: Tensor) -> Tensor:
+        """Rows cut or filled."""
+        missing = self._wanted - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[:, : self._wanted]
+
+
+class _History(Reading):
+    def __init__(self, view: SequenceView, known: int) -> None:
+        self._history = view.history
+        self._known = known
+        self._length = 0
+
+    def advance(self) -> int:
+        before, self._length = self._length, len(self._history)
+        return before
+
+    def __len__(self) -> int:
+        return self._length
+
+    def tokens(self, start: int, stop: int | None = None) -> list[int]:
+        tokens = self._history.tokens[: self._length][start:stop]
+        known: list[int] = np.where(tokens < self._known, tokens, 0).tolist()
+        return known
 
 
 @dataclass(slots=True)
@@ -31,10 +118,13 @@ class SteppedSequence:
 
     view: SequenceView
     slot: Slot
+    reading: Reading
     covered: int = 0
-    """Tokens of the history up to which the slot's prefix reaches."""
+    """Tokens of the reading up to which the slot's prefix reaches."""
     fed: dict[int, int] = field(default_factory=dict)
     """Nodes of the last tree that were fed to the model: tree index to tentative index."""
+    fed_tokens: list[int] = field(default_factory=list)
+    """What the model read for them, by tentative index."""
 
 
 class Stepper:
@@ -42,12 +132,12 @@ class Stepper:
 
     Args:
         model: the model that is stepped.
-        vocab_size: width of the logits that are wanted.
+        reader: in which tokens it reads and answers.
     """
 
-    def __init__(self, model: LanguageModel, vocab_size: int) -> None:
+    def __init__(self, model: LanguageModel, reader: Reader) -> None:
         self.model = model
-        self._vocab_size = vocab_size
+        self._reader = reader
         self._window = model.max_length // 2
         self.max_depth = max(1, model.max_length - self._window - 2)
         """Levels that always fit behind a fresh window."""
@@ -58,19 +148,29 @@ class Stepper:
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """State for a new sequence."""
-        return SteppedSequence(view, self.model.open())
+        return SteppedSequence(view, self.model.open(), self._reader.open(view))
 
     def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
         self.model.close(state.slot)
 
-    def extend(self, jobs: Sequence[Extend]) -> Tensor:
-        """One pass over new tentative nodes; the asked logits, shape (rows, vocab)."""
-        logits = self.model.extend(jobs).logits
-        missing = self._vocab_size - logits.shape[-1]
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        return logits[:, : self._vocab_size]
+    def feed(
+        self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """One pass over new nodes of trees; their logits, shape (nodes, vocab).
+
+        Args:
+            states: the sequences.
+            tokens: for each the new nodes' tokens, in the tree's vocabulary.
+            parents: for each the tentative indices of their parents.
+        """
+        read = [self._reader.read(row) for row in tokens]
+        for state, row in zip(states, read, strict=True):
+            state.fed_tokens.extend(row)
+        return self._extend([Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)])
+
+    def _extend(self, jobs: Sequence[Extend]) -> Tensor:
+        return self._reader.answer(self.model.extend(jobs).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Tensor:
         """Feed every sequence what its slot has not seen.
@@ -90,39 +190,74 @@ class Stepper:
                 pending[i] = pending[i][PREFILL_ROWS:]
         logits = self._read(states, pending, wants_logits=True)
         for state in states:
-            state.covered = len(state.view.history)
+            state.covered = len(state.reading)
         return logits
 
     def _pending(self, state: SteppedSequence, ahead: int) -> list[int]:
-        history = state.view.history.tokens
-        unseen = len(history) - state.covered
+        self._advance(state)
+        reading = state.reading
+        if state.covered == len(reading):
+            # what was written says nothing to this model: the last token is read again, for the logits behind it
+            self._cut(state, state.covered - 1)
+        unseen = len(reading) - state.covered
         if state.slot.length + unseen + min(ahead, self.max_depth) <= self.model.max_length:
-            return self._known(history[state.covered :])
+            return reading.tokens(state.covered)
         self.model.close(state.slot)
         state.slot = self.model.open()
         # the first token is kept in sight: models lean on it, and many have never been without
-        return self._known(history[:1]) + self._known(history[-self._window :])
+        return reading.tokens(0, 1) + reading.tokens(-self._window)
 
-    def _known(self, tokens: np.ndarray) -> list[int]:
-        known: list[int] = np.where(tokens < self.model.vocab_size, tokens, 0).tolist()
-        return known
+    def _advance(self, state: SteppedSequence) -> None:
+        stands = state.reading.advance()
+        if stands < state.covered:
+            self._cut(state, stands)
+
+    def _cut(self, state: SteppedSequence, stands: int) -> None:
+        """Give up what the slot has read behind the first `stands` tokens, and the tree."""
+        # a slot whose window has moved on may hold less than is to go
+        left = max(0, state.slot.length - (state.covered - stands))
+        self.model.truncate(state.slot, left)
+        state.covered = stands if left else 0
+        state.fed.clear()
+        state.fed_tokens.clear()
 
     def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Tensor:
         jobs = [
             Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
             for state, row in zip(states, tokens, strict=True)
         ]
-        logits = self.extend(jobs)
+        logits = self._extend(jobs)
         self.model.commit_many([state.slot for state in states], [range(len(row)) for row in tokens])
         return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed; the histories already hold the written tokens."""
+        """Keep what was accepted of what was fed; the histories already hold the written tokens.
+
+        Args:
+            states: the sequences.
+            paths: for each the accepted nodes, in order from the root down.
+        """
+        for state in states:
+            self._advance(state)
         touched = [(state, path) for state, path in zip(states, paths, strict=True) if state.fed]
         if not touched:
             return
-        kept = [[state.fed[n] for n in path if n in state.fed] for state, path in touched]
+        kept = [self._read_alike(state, [state.fed[n] for n in path if n in state.fed]) for state, path in touched]
         self.model.commit_many([state.slot for state, _ in touched], kept)
         for (state, _), nodes in zip(touched, kept, strict=True):
             state.covered += len(nodes)
             state.fed.clear()
+            state.fed_tokens.clear()
+
+    def _read_alike(self, state: SteppedSequence, nodes: Sequence[int]) -> list[int]:
+        """The first nodes that were read as the text is read now."""
+        tokens = state.reading.tokens(state.covered, state.covered + len(nodes))
+        pairs = zip(nodes, tokens, strict=False)
+        return [node for node, _ in itertools.takewhile(lambda pair: state.fed_tokens[pair[0]] == pair[1], pairs)]
+
+    def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
+        """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        for state in states:
+            self._advance(state)
+        unseen = [state.reading.tokens(state.covered) for state in states]
+        self.keep(states, [follow(tree, tokens) for tree, tokens in zip(trees, unseen, strict=True)])

@@ -1,0 +1,100 @@
+"""Drafters with another tokenizer leave the text plain decoding's: tiny random models, and the real pairs."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from text_backends import byte_fallback, byte_level
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError, WeightsError
+from draftree.models.loading import LoadedModel, load_model
+from families import fresh, target
+from spelling import tokenizer
+
+PROMPTS = ["the cab and a bank", "日本 in é 😀", "a", "in\nthe. end"]
+DRAFTS = ["map=tokens", "map=strings,k=3", "map=tokens,tree=best-6", "map=strings,tree=2-2-1", "map=auto,tree=best-6"]
+
+
+@pytest.fixture(scope="module", params=[byte_level, byte_fallback])
+def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    backend = request.param()
+    backend.save_pretrained(folder)
+    fresh("llama", vocab_size=len(backend) + 5).save_pretrained(folder)
+    return folder
+
+
+def llm(draft: str | None, verify: str = "coupled") -> LLM:
+    return LLM(target("llama"), draft, verify=verify, tokenizer=tokenizer())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_text_is_plain_decodings(drafter: Path, draft: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, n=2 if temperature else 1)
+    plain = llm(None).generate(PROMPTS, params)
+    done = llm(f"model:{drafter},{draft}").generate(PROMPTS, params)
+    assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
+    assert sum(d.stats.draft_tokens for d in done) > 20
+
+
+@pytest.mark.parametrize("way", ["tokens", "strings"])
+@pytest.mark.parametrize("draft", ["ngram,min=1+model:{},map={}", "model:{},map={}"])
+def test_merged_matched_and_under_controls_too(drafter: Path, draft: str, way: str) -> None:
+    params = SamplingParams(
+        max_tokens=24, temperature=0.9, seed=4, repetition_penalty=1.2, top_k=20, bad_words=["cab"], min_tokens=3
+    )
+    plain = llm(None).generate(PROMPTS, params)
+    for verify in ("coupled", "match"):
+        fast = llm(draft.format(drafter, way), verify)
+        assert f"map={way}" in fast.draft_note
+        done = fast.generate(PROMPTS, params)
+        assert [d.token_ids for d in done] == [p.token_ids for p in plain]
+
+
+def test_rules_that_need_laws_take_tokens(drafter: Path) -> None:
+    greedy = SamplingParams(max_tokens=16, temperature=0, seed=1)
+    plain = llm(None).generate(PROMPTS, greedy)
+    for draft, verify in (("k=3", "token"), ("tree=wor-2-2", "recursive"), ("tree=iid-2-1", "multistep")):
+        done = llm(f"model:{drafter},{draft}", verify).generate(PROMPTS, greedy)
+        assert [d.token_ids for d in done] == [p.token_ids for p in plain]
+        assert sum(d.stats.draft_tokens for d in done) > 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify", "reason"),
+    [
+        ("model:nowhere,map=strings", "token", "free draws, but verifier 'token'"),
+        ("model:nowhere,map=strings,tree=wor-2-2", "coupled", "strings are cut anew"),
+        ("model:nowhere,map=bytes", "coupled", "known: auto, strings, tokens"),
+    ],
+)
+def test_what_strings_can_not_do_is_refused_before_anything_is_loaded(draft: str, verify: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        LLM("nowhere-at-all", draft, verify=verify)
+
+
+@functools.cache
+def loaded(name: str) -> LoadedModel:
+    try:
+        load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+        return load_model(name, dtype="float32", device="cpu")
+    except WeightsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(("name", "num_tokens"), [("gemma3-270m", 16), ("tinyllama-1.1b-chat", 8)])
+def test_the_real_pairs_write_what_the_target_writes(name: str, num_tokens: int) -> None:
+    prompts = ["Once upon a time, there was a little boat", "日本の首都は東京です。東京は"]
+    greedy = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    sampled = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=5)
+    params = [greedy, greedy, sampled, sampled]
+    plain = LLM(loaded(name)).generate(prompts * 2, params)
+    for draft in ("map=tokens,k=3", "map=strings,tree=best-6,k=3"):
+        done = LLM(loaded(name), f"model:smollm2-135m-instruct,{draft}").generate(prompts * 2, params)
+        assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
+        assert sum(d.stats.accepted_tokens for d in done) > 0
