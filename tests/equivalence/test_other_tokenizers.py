@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 
 import pytest
-from text_backends import byte_fallback, byte_level
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, WeightsError
 from draftree.models.loading import LoadedModel, load_model
 from families import fresh, target
 from spelling import tokenizer
+from text_backends import byte_fallback, byte_level
 
 PROMPTS = ["the cab and a bank", "日本 in é 😀", "a", "in\nthe. end"]
 DRAFTS = ["map=tokens", "map=strings,k=3", "map=tokens,tree=best-6", "map=strings,tree=2-2-1", "map=auto,tree=best-6"]

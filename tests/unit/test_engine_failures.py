@@ -135,6 +135,9 @@ class Failing(LanguageModel):
     def prune(self, slot: Any, keep: Any) -> None:
         self.inner.prune(slot, keep)
 
+    def truncate(self, slot: Any, length: int) -> None:
+        self.inner.truncate(slot, length)
+
     def fork(self, slot: Any) -> Any:
         return self.inner.fork(slot)
 

@@ -7,12 +7,12 @@ import functools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_backends import byte_fallback, byte_fallback_unstripped, byte_level, metaspace, word_piece
 
 from draftree.core.errors import VocabularyMismatchError
 from draftree.text.lexicon import Lexicon, complete, lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab_map import common_tokens, read_specials, say_behind
+from text_backends import byte_fallback, byte_fallback_unstripped, byte_level, metaspace, word_piece
 
 BACKENDS = {"bytes": byte_level, "fallback": byte_fallback, "unstripped": byte_fallback_unstripped}
 TEXTS = [

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from text_backends import byte_fallback, word_piece
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
@@ -25,6 +24,7 @@ from draftree.text.lexicon import Lexicon, lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from families import VOCAB_SIZE
 from spelling import tokenizer as spelled
+from text_backends import byte_fallback, word_piece
 
 LIKING = hashed(VOCAB_SIZE, seed=1, scale=2.0)
 BUDGETS = [Budget(0, 0), Budget(1, 1), Budget(3, 2), Budget(60, 60)]
