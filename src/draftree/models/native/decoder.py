@@ -5,6 +5,8 @@ The packed weights replace the model's own, part by part, so that nothing large 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from draftree.models.slots import KVMemory
 
 KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
+PAGE, HUGE_PAGE = 1 << 12, 1 << 21
 FIRST_POSITIONS = 1024
 
 
@@ -47,6 +50,7 @@ class NativeDecoder:
         self._dtype = parameter.dtype
         self._memory_layout: tuple[int, int] | None = None
         self._ropes = _Ropes(self._blueprint, model.config.get_text_config())
+        self._arena, self._used = huge_pages(self._bytes_needed()), 0
         with torch.inference_mode():
             self._decoder = self._pack()
 
@@ -125,7 +129,7 @@ class NativeDecoder:
         """Pack layers one behind the other, or (gate and up) in turns, and free their weights."""
         inputs, outputs = linears[0].in_features, sum(linear.out_features for linear in linears)
         blocks = -(-outputs // LANES)
-        packed = self._keep(torch.empty(blocks * self._library.block_bytes(inputs, self._format), dtype=torch.uint8))
+        packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, self._format)))
         is_int8 = self._format == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
@@ -143,6 +147,23 @@ class NativeDecoder:
         for linear in linears:
             linear.weight = nn.Parameter(torch.empty(0, dtype=self._dtype), requires_grad=False)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
+
+    def _room(self, num_bytes: int) -> Tensor:
+        start = self._used
+        self._used += -(-num_bytes // PAGE) * PAGE
+        return self._arena[start : start + num_bytes]
+
+    def _bytes_needed(self) -> int:
+        plan = self._blueprint
+        projections = [[plan.head]]
+        for layer in plan.layers:
+            projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
+        return sum(
+            -(-sum(part.out_features for part in parts) // LANES)
+            * self._library.block_bytes(parts[0].in_features, self._format)
+            + PAGE
+            for parts in projections
+        )
 
     def _bias(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, in_turns: bool) -> Tensor | None:
         if all(bias is None for bias in biases):
@@ -194,6 +215,18 @@ class NativeDecoder:
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
         self._memory_layout = layout
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """Bytes in large pages where the system has them: looking up small ones costs a tenth of a pass."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    skipped = -whole.data_ptr() % HUGE_PAGE
+    return whole[skipped : skipped + num_bytes]
 
 
 class _Ropes:
