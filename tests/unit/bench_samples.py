@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from text_backends import byte_level
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.bench.records import OURS, PEER, Record
+from text_backends import byte_level
 
 CONTEXT = 160
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from bench_samples import write_model
-from text_backends import CHAT_TEMPLATE
 
 from draftree.bench.records import Record, read_results
 from draftree.bench.runner import Runner
 from draftree.cli.main import run
+from text_backends import CHAT_TEMPLATE
 
 PROMPTS = [
     {"id": "s1", "category": "story", "prompt": "The quick brown fox"},

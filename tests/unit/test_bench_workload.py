@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from text_backends import CHAT_TEMPLATE, byte_level
 
 from draftree.bench.workload import Task, encode, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.text.tokenizer import Tokenizer
+from text_backends import CHAT_TEMPLATE, byte_level
 
 
 def written(folder: Path, *lines: object) -> Path:

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, word_piece
 from tokenizers import decoders
 
 from draftree.text.detokenize import Detokenizer
@@ -19,6 +18,7 @@ from draftree.text.streams.byte_level import ByteLevelStream, byte_alphabet
 from draftree.text.streams.window import WindowStream
 from draftree.text.streams.withheld import WithheldStream
 from draftree.text.tokenizer import Tokenizer
+from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, word_piece
 
 ALL_BACKENDS = TABLE_BACKENDS + OTHER_BACKENDS
 MIXED_TEXT = "The fox 日本語は 😀🎉 naïve café 👨‍👩‍👧\n\n\tdef f(x):\n        return x  # 東京"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from text_backends import byte_fallback, byte_level
 
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
+from text_backends import byte_fallback, byte_level
 
 TEXT = "The fox\n\n語 😀\nThe dog 日本 é\n"
 

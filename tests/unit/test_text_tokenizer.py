@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from text_backends import CORPUS, byte_fallback, byte_level, words
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as TokenizersTokenizer
 from tokenizers import models as tokenizer_models
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import draftree.text
 from draftree.core.errors import InvalidRequestError, ModelLoadError
 from draftree.text.tokenizer import Tokenizer
+from text_backends import CORPUS, byte_fallback, byte_level, words
 
 
 @pytest.fixture(scope="module")

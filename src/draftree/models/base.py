@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.models.memory import NOTHING, Footprint
+
 
 class Slot(ABC):
     """One sequence's place in the memory of a model. Mutated by its model only."""
@@ -80,6 +82,11 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     is_exact: bool = False
     """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes that it takes; nothing where it takes next to nothing."""
+        return NOTHING
 
     @abstractmethod
     def reserve(self, num_slots: int, length: int) -> None:

@@ -19,8 +19,10 @@ from draftree.core.tree import ancestor_mask, is_chain, is_path, is_rooted
 from draftree.models.attention import NAME, ProbePass, announced, register
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
+from draftree.models.packing import weight_bytes
 from draftree.models.passes import SlotPass, plan_blocks
 from draftree.models.slots import CLOSED, KVMemory, KVSlot
 
@@ -78,6 +80,17 @@ class HFModel(LanguageModel):
     def instructions(self) -> str | None:
         """What passes in C compute with; None if they run through torch."""
         return None if self._native is None else self._native.instructions
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes of weights, of keys and values, and of what a pass works on."""
+        native = self._native
+        return Footprint(
+            weights=weight_bytes(self.model) if native is None else native.weight_bytes,
+            token=self._memory.token_bytes,
+            logits=self.vocab_size * LOGIT_BYTES,
+            row=activation_bytes(self.config, self.dtype) if native is None else native.row_bytes,
+        )
 
     def attach(self, model: Any) -> None:
         """Go on with the model that was let go by `release`."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.packing import weight_bytes
 
 
 class CacheSlot(Slot):
@@ -71,6 +73,19 @@ class CachedModel(LanguageModel):
         self.supports_trees = False
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes of weights, of keys and values, and of what a pass works on; by the sizes that its settings name."""
+        config = self.model.config.get_text_config()
+        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        return Footprint(
+            weights=weight_bytes(self.model),
+            token=2 * int(config.num_hidden_layers) * heads * head_dim * self.dtype.itemsize,
+            logits=self.vocab_size * LOGIT_BYTES,
+            row=activation_bytes(config, self.dtype),
+        )
 
     def attach(self, model: Any) -> None:
         """Go on with the model that was let go by `release`."""

@@ -33,6 +33,7 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         weight = linear.weight.detach()
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        self.num_bytes = weight.numel() * weight.element_size()
         # the operator reads only the shape of the plain weight
         self._shape = weight.new_empty(1).expand(weight.shape)
 
@@ -74,3 +75,9 @@ def pack(model: Any) -> int:
     for parent, name, child in found:
         setattr(parent, name, PackedLinear(child))
     return len(found)
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of a model's weights, shared ones counted once, packed ones at the size that they had."""
+    packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
+    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

@@ -103,6 +103,12 @@ class KVMemory:
         """Bytes held."""
         return sum(t.numel() * t.element_size() for pair in self._stores for t in pair)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one slot."""
+        values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self._shapes.values())
+        return values * self._dtype.itemsize
+
     def clear(self) -> None:
         """Give all memory back."""
         self.num_slots = self.length = 0

@@ -65,6 +65,19 @@ class NativeDecoder:
         return self._library.instructions
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights, and of an embedding that is kept beside."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes between the layers for a row: the stream, a product's result, what is mixed, and the next input."""
+        plan = self._blueprint
+        heads, all_heads = (plan.heads * plan.head_dim, (plan.heads + 2 * plan.kv_heads) * plan.head_dim)
+        widest = max(plan.hidden, heads, plan.mlp)
+        return 4 * (plan.hidden + max(all_heads, plan.hidden) + 2 * widest)
+
+    @property
     def rows_of_chunk(self) -> int:
         """Rows whose attention is one piece of work."""
         return self._library.rows_of_chunk

@@ -1,0 +1,139 @@
+"""How much memory a model takes, and how many slots fit beside it: plain arithmetic, and what is free here.
+
+A slot is paid with keys and values of every token that it may hold, tentative ones included, in the target and in
+the drafter's model, and with the logits of its tree. Weights, and what lies between the layers of a pass that reads a
+prompt, are paid once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LOGIT_BYTES = 4
+"""Of one logit: they are float32 but for float64 models."""
+LOGIT_COPIES = 2
+"""A model's logits, and the noise or the law that is made of them."""
+PREFILL_ROWS = 512
+KEPT_SHARE = 0.1
+"""Share of the free memory that is left to everybody else."""
+NO_LIMIT = 1 << 60
+"""A control group without a limit reports a number larger than this, or no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a model takes.
+
+    Attributes:
+        weights: all that lies ready before the first pass, once.
+        token: keys and values of one token in one slot.
+        logits: of one row.
+        row: what lies between the layers, for one row of the widest pass so far.
+    """
+
+    weights: int
+    token: int
+    logits: int
+    row: int
+
+
+NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
+"""No model."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """What slots take, and how many fit.
+
+    Attributes:
+        free_bytes: free when it was estimated.
+        once_bytes: taken whatever the number of slots: a pass that reads a prompt, and weights still to be loaded.
+        slot_bytes: of one slot, at its longest.
+        kept_bytes: left alone.
+        num_slots: that fit; 0 if not even one does.
+    """
+
+    free_bytes: int
+    once_bytes: int
+    slot_bytes: int
+    kept_bytes: int
+    num_slots: int
+
+
+def estimate_memory(
+    target: Footprint,
+    draft: Footprint = NOTHING,
+    *,
+    free_bytes: int,
+    length: int,
+    nodes: int = 0,
+    loaded: bool = True,
+) -> MemoryEstimate:
+    """How many slots of `length` tokens fit.
+
+    Args:
+        target: the model whose text is wanted.
+        draft: of all models that draft, added up.
+        free_bytes: free now.
+        length: tokens of a slot, prompt and text.
+        nodes: of the widest tree, which lies behind the text while it is scored.
+        loaded: whether the weights are in memory already, and so not in what is free.
+    """
+    rows = 1 + nodes
+    places = length + nodes
+    slot = places * (target.token + draft.token) + rows * (LOGIT_COPIES * target.logits + target.row)
+    slot += draft.logits * LOGIT_COPIES + draft.row
+    once = PREFILL_ROWS * max(target.row, draft.row)
+    if not loaded:
+        once += target.weights + draft.weights
+    kept = int(free_bytes * KEPT_SHARE)
+    room = free_bytes - once - kept
+    return MemoryEstimate(free_bytes, once, slot, kept, max(0, room // slot) if slot else 0)
+
+
+def activation_bytes(config: Any, dtype: torch.dtype) -> int:
+    """About what a row takes between the operators of a layer, by the sizes that a model's settings name."""
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden)
+    return (6 * hidden + 3 * inner) * dtype.itemsize
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process can still take on a device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _available()
+    limits = [left for left in (_left_of_group(*names) for names in GROUPS) if left is not None]
+    return min([*limits, *([] if available is None else [available])], default=None)
+
+
+GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Limit and use of a container's memory, as its two versions name them."""
+
+
+def _available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _left_of_group(limit: str, used: str) -> int | None:
+    try:
+        bytes_limit, bytes_used = int(Path(limit).read_text("utf-8")), int(Path(used).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return None if bytes_limit >= NO_LIMIT else max(0, bytes_limit - bytes_used)
