@@ -10,6 +10,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
+from draftree.core.types import DraftPart
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import measure_costs
@@ -81,7 +82,8 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
     nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
-    planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes)
+    parts = [DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config)) for m in drafters]
+    planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
     return Methods(drafters, draw, verifier_class(verifier_config), planner)
 
 

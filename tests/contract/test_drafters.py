@@ -46,6 +46,7 @@ SPECS = {
     "ngram": ["ngram", "ngram,min=1", "ngram,min=2,max=6,k=3"],
     "prediction": ["prediction", "prediction,width=1,k=5", "prediction,k=3,nodes=9,width=4,floor=0"],
     "suffix": ["suffix", "suffix,min=2,width=1,k=5", "suffix,k=3,nodes=9,width=4,floor=0", "suffix,memory=0"],
+    "synthetic": ["synthetic", "synthetic,accept=0,k=3", "synthetic,accept=1", "synthetic,accept=0.5,k=5,width=3"],
 }
 """Specs of each drafter that its name alone does not give: add those of a new one, its shapes and limits included."""
 NAMES = DRAFTERS.names()

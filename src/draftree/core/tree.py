@@ -10,10 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = -1
 
@@ -240,12 +242,16 @@ def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -
         scores.extend(tree.scores or [0.0] * len(tree))
         sources.extend([(name,)] * len(tree))
         if len(tree):
-            laws.append(_point_laws(tree, vocab_size) if tree.laws is None else tree.laws.to("cpu", torch.float32))
+            laws.append(_point_laws(tree, vocab_size) if tree.laws is None else tree.laws.cpu().float())
+    import torch  # here: trees are planned and simulated without it
+
     law = torch.cat(laws) if laws else None
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.IID, law, tuple(sources))
 
 
 def _point_laws(tree: TokenTree, vocab_size: int) -> Tensor:
+    import torch
+
     chosen = torch.tensor(tree.tokens).unsqueeze(-1)
     return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from draftree.core.tree import EMPTY, TokenTree
 
 MAX_NODES = 256
 """Nodes of a sequence's tree at most, whatever a planner says."""
@@ -17,15 +19,40 @@ class Budget:
         depth: levels at most.
         min_confidence: a drafter stops below a node whose probability under its own law is under this;
             the node itself is kept, since dropping it would bias rules that look at the draft law.
+        part_depths: for merged drafters the levels of each, in their order, 0 to leave one out; empty: `depth` for all.
     """
 
     num_nodes: int
     depth: int
     min_confidence: float = 0.0
+    part_depths: tuple[int, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
         """The same budget, held to these limits."""
-        return Budget(max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth)), self.min_confidence)
+        held = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
+        return Budget(*held, self.min_confidence, self.part_depths)
+
+    def of_part(self, part: int) -> Budget:
+        """What one of merged drafters may do of it."""
+        if not self.part_depths:
+            return self
+        depth = min(self.depth, self.part_depths[part])
+        return replace(self, num_nodes=self.num_nodes if depth else 0, depth=depth, part_depths=())
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPart:
+    """One of the drafters that a planner plans for.
+
+    Attributes:
+        name: as trees name it in `sources`; trees of a lone drafter need not name it.
+        depth: levels that it guesses where the planner does not say.
+        nodes: nodes of its tree at that depth.
+    """
+
+    name: str
+    depth: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +89,16 @@ class SequenceRecord:
     matches: tuple[tuple[int, int], ...] = ()
     """For every node that the walk came to, root first: how many children it had, and which of them (1, 2, …, in
     draft order) was accepted; 0 for none. Nodes without children are left out."""
+    index: int = 0
+    """Which of the request's n."""
+    offered: TokenTree = EMPTY
+    """As it was drafted."""
+    tree: TokenTree = EMPTY
+    """What of it was scored; the planner may have cut it."""
+    path: tuple[int, ...] = ()
+    """Nodes of `tree` that the verifier accepted, before any cut by a stop or a limit."""
+    bonus: int | None = None
+    """The token that was picked where the walk ended; None where the sequence failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +114,5 @@ class RoundRecord:
     num_rows: int
     """Tokens in the target's pass: roots and drafted nodes."""
     sequences: tuple[SequenceRecord, ...] = field(default=())
+    part_seconds: tuple[float, ...] = ()
+    """Of `draft_seconds`, where drafters are merged, each one's; a drafter that was not asked took none."""

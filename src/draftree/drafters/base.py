@@ -66,6 +66,8 @@ class Drafter(ABC, Generic[State]):
     Config: ClassVar[type]
     reads_predictions: bool = False
     """Whether it drafts from the text that a request predicts; an instance may set it."""
+    part_seconds: tuple[float, ...] = ()
+    """What each part took in the last `draft`, for a drafter that is made of several; an instance sets it."""
     wants_picks: bool = False
     """Whether the verdicts that `observe` hears shall name the target's pick at every node; an instance may set it."""
 

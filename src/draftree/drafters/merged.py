@@ -8,17 +8,19 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, final
 
-from draftree.core.tree import Draw, TokenTree, first_levels, follow, join, merge, places
+from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, join, merge, places
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 
 
 @final
 class MergedDrafter(Drafter[list[Any]]):
-    """Asks every drafter for a tree, each within the whole budget, and merges what they give.
+    """Asks every drafter for a tree, each within the whole budget or its part of it, and merges what they give.
 
     Args:
         drafters: in the order of the spec.
@@ -60,7 +62,11 @@ class MergedDrafter(Drafter[list[Any]]):
 
     def draft(self, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
         """The merged trees, held to the budgets."""
-        parts = [d.draft([s[i] for s in states], budgets) for i, d in enumerate(self._drafters)]
+        parts, clock = [], [time.perf_counter()]
+        for index in range(len(self._drafters)):
+            parts.append(self._draft_part(index, states, budgets))
+            clock.append(time.perf_counter())
+        self.part_seconds = tuple(after - before for before, after in pairwise(clock))
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             trees = [part[row] for part in parts]
@@ -71,6 +77,16 @@ class MergedDrafter(Drafter[list[Any]]):
                 tree = join(trees, self._names, vocab_size=self._vocab_size)
             merged.append(first_levels(tree, budget.num_nodes))
         return merged
+
+    def _draft_part(self, index: int, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
+        held = [budget.of_part(index) for budget in budgets]
+        asked = [row for row, budget in enumerate(held) if budget.num_nodes and budget.depth]
+        trees = [EMPTY] * len(states)
+        if asked:
+            found = self._drafters[index].draft([states[row][index] for row in asked], [held[row] for row in asked])
+            for row, tree in zip(asked, found, strict=True):
+                trees[row] = tree
+        return trees
 
     def observe(self, states: Sequence[list[Any]], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         """Tell every part how far the text went along its own tree."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Series
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, is_chain
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
@@ -45,7 +46,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
     states = [s.plan_state for s in sequences]
     budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
     clock.append(time.perf_counter())
-    trees = _draft(parts, sequences, budgets)
+    offered = _draft(parts, sequences, budgets)
+    clock.append(time.perf_counter())
+    kept = _trim(parts, states, offered, clock[2] - clock[1])
+    trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
     clock.append(time.perf_counter())
     pending = [_pending(s) for s in sequences]
     scores = parts.target.extend([_job(s, p, t) for s, p, t in zip(sequences, pending, trees, strict=True)])
@@ -57,24 +61,27 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
         _write(s, tree, verdict, laws, index)
         for index, (s, tree, verdict) in enumerate(zip(sequences, trees, verdicts, strict=True))
     )
-    _commit(parts, sequences, pending, trees, verdicts)
+    drafts = [Drafted(*given) for given in zip(offered, trees, kept, strict=True)]
+    _commit(parts, sequences, pending, drafts, verdicts)
     clock.append(time.perf_counter())
-    plan, draft, score, verify, commit = (after - before for before, after in pairwise(clock))
+    plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(clock))
     record = RoundRecord(
-        plan_seconds=plan,
+        plan_seconds=plan + trim,
         draft_seconds=draft,
         score_seconds=score,
         verify_seconds=verify,
         commit_seconds=commit,
         total_seconds=clock[-1] - clock[0],
         num_rows=sum(len(p) + len(tree) for p, tree in zip(pending, trees, strict=True)),
-        sequences=rows,
+        sequences=tuple(replace(row, offered=tree) for row, tree in zip(rows, offered, strict=True)),
+        part_seconds=parts.drafter.part_seconds if parts.drafter is not None and any(map(len, offered)) else (),
     )
     parts.planner.observe(states, record)
-    reason = parts.planner.explain()
+    reason = parts.planner.explain() if any(s.is_finished for s in sequences) else ""
     for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
         _count(sequence, record, row, tree, verdict)
-        sequence.counts.explain = reason
+        if sequence.is_finished:
+            sequence.counts.explain = reason
     return record
 
 
@@ -104,6 +111,36 @@ def _draft(parts: Parts, sequences: Series[WritingSequence], budgets: Series[Bud
             raise AssertionError("a target that scores chains only was given a tree")
         trees[i] = tree
     return trees
+
+
+def _trim(
+    parts: Parts, states: Series[Any], offered: Series[TokenTree], draft_seconds: float
+) -> list[Series[int] | None]:
+    """What the planner keeps of each tree; of draws from a law everything, since one that was looked at must count."""
+    if not any(map(len, offered)) or any(tree.draw not in (Draw.FREE, Draw.POINT) for tree in offered):
+        return [None] * len(offered)
+    return parts.planner.trim(states, offered, draft_seconds=draft_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A tree as it was drafted, what of it was scored, and which nodes those are (None: all)."""
+
+    offered: TokenTree
+    tree: TokenTree
+    kept: Series[int] | None
+
+    def heard(self, verdict: Verdict) -> Verdict:
+        """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
+        if self.kept is None:
+            return verdict
+        path = tuple(self.kept[node] for node in verdict.path)
+        if not verdict.picks:
+            return Verdict(path, verdict.bonus)
+        picks: list[int | None] = [verdict.picks[0]] + [None] * len(self.offered)
+        for node, pick in zip(self.kept, verdict.picks[1:], strict=True):
+            picks[1 + node] = pick
+        return Verdict(path, verdict.bonus, tuple(picks))
 
 
 def _job(sequence: WritingSequence, pending: Series[int], tree: TokenTree) -> Extend:
@@ -154,7 +191,7 @@ def _write(
     prefix = len(sequence.history)
     depth = max(depths(tree.parents), default=0)
     if verdict is None:
-        return SequenceRecord(sequence.request_id, prefix, len(tree), depth, 0, 0, 0)
+        return SequenceRecord(sequence.request_id, prefix, len(tree), depth, 0, 0, 0, index=sequence.index, tree=tree)
     tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
     written = sequence.write(tokens, len(verdict.path))
     top = sequence.controls.params.logprobs
@@ -163,7 +200,18 @@ def _write(
         sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
     accepted = min(written, len(verdict.path))
     return SequenceRecord(
-        sequence.request_id, prefix, len(tree), depth, accepted, written, len(verdict.path), _matches(tree, verdict)
+        sequence.request_id,
+        prefix,
+        len(tree),
+        depth,
+        accepted,
+        written,
+        len(verdict.path),
+        _matches(tree, verdict),
+        index=sequence.index,
+        tree=tree,
+        path=tuple(verdict.path),
+        bonus=verdict.bonus,
     )
 
 
@@ -182,12 +230,12 @@ def _commit(
     parts: Parts,
     sequences: Series[WritingSequence],
     pending: Series[Series[int]],
-    trees: Series[TokenTree],
+    drafts: Series[Drafted],
     verdicts: Series[Verdict | None],
 ) -> None:
     going = [
-        (s, p, tree, verdict)
-        for s, p, tree, verdict in zip(sequences, pending, trees, verdicts, strict=True)
+        (s, p, drafted, verdict)
+        for s, p, drafted, verdict in zip(sequences, pending, drafts, verdicts, strict=True)
         if verdict is not None and not s.is_finished
     ]
     if not going:
@@ -195,7 +243,8 @@ def _commit(
     paths = [[*range(len(p)), *(len(p) + node for node in verdict.path)] for _, p, _, verdict in going]
     parts.target.commit_many([_slot(s) for s, _, _, _ in going], paths)
     if parts.drafter is not None:
-        parts.drafter.observe([g[0].draft_state for g in going], [g[2] for g in going], [g[3] for g in going])
+        heard = [drafted.heard(verdict) for _, _, drafted, verdict in going]
+        parts.drafter.observe([g[0].draft_state for g in going], [g[2].offered for g in going], heard)
 
 
 def _count(

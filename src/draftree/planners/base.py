@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.types import Budget, RoundRecord
+from draftree.core.tree import TokenTree
+from draftree.core.types import Budget, DraftPart, RoundRecord
 from draftree.planners import PLANNERS
 
 __all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_start"]
@@ -23,16 +24,25 @@ class Planner(ABC, Generic[State]):
         config: the planner's own configuration.
         default_depth: the depth that the drafter asks for where the planner's configuration names none.
         default_nodes: nodes of the drafter's tree at that depth; more than the depth if it branches.
+        parts: the drafters that are merged, or the only one.
     """
 
     Config: ClassVar[type]
     wants_costs: ClassVar[bool] = False
     """Whether `learn_costs` must be called before the first budget."""
 
-    def __init__(self, config: Any, *, default_depth: int, default_nodes: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        *,
+        default_depth: int,
+        default_nodes: int | None = None,
+        parts: Sequence[DraftPart] = (),
+    ) -> None:
         self.config = config
         self.default_depth = default_depth
         self.default_nodes = default_depth if default_nodes is None else default_nodes
+        self.parts = tuple(parts) or (DraftPart("", self.default_depth, self.default_nodes),)
 
     def ahead(self, depth: int, *, min_confidence: float = 0.0) -> Budget:
         """A budget of this depth; where the drafter branches, with as many nodes as its tree has."""
@@ -53,6 +63,23 @@ class Planner(ABC, Generic[State]):
     @abstractmethod
     def budgets(self, states: Sequence[State]) -> list[Budget]:
         """A budget for every sequence; the engine holds it to the room that is left."""
+
+    def trim(
+        self, states: Sequence[State], trees: Sequence[TokenTree], *, draft_seconds: float
+    ) -> list[Sequence[int] | None]:
+        """Which nodes of the drafted trees are worth scoring, before they are; a kept node needs its parent kept.
+
+        Not asked where children are draws from a law: a draw that was looked at must count.
+
+        Args:
+            states: of all sequences of the round.
+            trees: as drafted, empty for a sequence that drafts nothing.
+            draft_seconds: what drafting them took.
+
+        Returns:
+            For every tree the nodes to keep, ascending, or None for all.
+        """
+        return [None] * len(trees)
 
     def observe(self, states: Sequence[State], record: RoundRecord) -> None:
         """What came of the last budgets; `record.sequences` stands in the order of `states`."""

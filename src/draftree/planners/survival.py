@@ -67,8 +67,8 @@ class SurvivalPlanner(Planner[None]):
             if self.nodes is not None and self.nodes < 1:
                 raise ConfigurationError(f"planner 'survival' has nodes={self.nodes}: it must be at least 1")
 
-    def __init__(self, config: Any, *, default_depth: int, default_nodes: int | None = None) -> None:
-        super().__init__(config, default_depth=default_depth, default_nodes=default_nodes)
+    def __init__(self, config: Any, **draft: Any) -> None:
+        super().__init__(config, **draft)
         self._limit = min(self.default_nodes, config.nodes or self.default_nodes)
         self._width = MAX_RANK if self.default_nodes > self.default_depth else 1
         self._hits = [PRIOR_WEIGHT * share for share in PRIOR]

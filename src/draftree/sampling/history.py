@@ -15,10 +15,11 @@ class History:
         capacity: tokens to make room for at first; the array doubles when it is full.
     """
 
-    __slots__ = ("_buffer", "_length", "prompt_length")
+    __slots__ = ("_buffer", "_length", "capacity", "prompt_length")
 
     def __init__(self, prompt: Sequence[int], *, capacity: int = 0) -> None:
         self.prompt_length = len(prompt)
+        self.capacity = capacity
         self._buffer = np.empty(max(capacity, len(prompt), 16), dtype=np.int64)
         self._buffer[: len(prompt)] = prompt
         self._length = len(prompt)

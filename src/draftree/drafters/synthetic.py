@@ -1,0 +1,166 @@
+"""An instrument, no method: the target's own continuation, each token spoiled at random, so that acceptance is known.
+
+A request's plain text is written ahead by the target itself, in a slot of its own, when the request joins the batch;
+no round's seconds count that, so the speed in the statistics is that of a drafter which costs nothing and is right
+with the probability that was asked for. `accept=0` needs no text: what it guesses is wrong but for chance. For timing
+rounds, planners and servers; as a drafter it is absurd, since it does all of the work before.
+
+Source: ours; synthetic acceptance as in load generators, where costs are to be seen apart from a drafter's talent.
+Costs a plain decoding of every request before its first round, and a second slot of the target. A rule that does not
+write plain decoding's text leaves the guesses behind; the text is then written ahead anew, within the round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.core.types import MAX_NODES, Budget
+from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.models.base import Extend, LanguageModel
+from draftree.sampling.history import History
+from draftree.sampling.laws import LawRows, Laws
+
+CHUNK = 512
+"""Prompt tokens that one pass reads at most."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """A sequence, and its text as plain decoding writes it. Mutated when the text turns out to be another."""
+
+    view: SequenceView
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+
+
+@final
+class SyntheticDrafter(SequenceDrafter[Ahead]):
+    """Guesses right as often as it is told to."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`accept`: how likely a guess is right, from 0 to 1; `seed`: another one spoils other tokens.
+
+        `k`: levels at most; `width`: guesses at every position, the first goes on; each is right with `accept` if those
+        before it are wrong.
+        """
+
+        accept: float = 0.8
+        seed: int = 0
+        k: int = 8
+        width: int = 1
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.accept <= 1:
+                raise ConfigurationError(f"drafter 'synthetic' has accept={self.accept}: it must be from 0 to 1")
+            if self.k < 1 or self.width < 1 or self.k * self.width > MAX_NODES:
+                raise ConfigurationError(
+                    f"drafter 'synthetic' has k={self.k} and width={self.width}: they must be at least 1, "
+                    f"and make {MAX_NODES} nodes at most"
+                )
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        """Chosen; it knows no law."""
+        return frozenset({Draw.FREE})
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        """As configured."""
+        return config.k
+
+    @classmethod
+    def default_nodes(cls, config: Config) -> int:
+        """As configured."""
+        return config.k * config.width
+
+    @classmethod
+    def branches(cls, config: Config) -> bool:
+        """Whether there is more than one guess at a position."""
+        return config.width > 1
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._config = config
+        self._target = context.target
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """One more slot of the target, in which texts are written ahead."""
+        if self._config.accept:
+            self._target.reserve(num_sequences + 1, length)
+
+    def open(self, sequence: SequenceView) -> Ahead:
+        """Write the text ahead, up to what the sequence has room for."""
+        state = Ahead(sequence, sequence.history.capacity)
+        if self._config.accept:
+            state.tokens = written_ahead(self._target, sequence, state.limit)
+        return state
+
+    def draft_one(self, state: Ahead, budget: Budget) -> TokenTree:
+        """A comb: a spine of first guesses, with the others beside it."""
+        depth = min(self._config.k, budget.depth, budget.num_nodes)
+        right = self._coming(state, depth)
+        noise = state.view.controls.noise.stream("synthetic", self._config.seed)
+        start = len(state.view.history)
+        tokens: list[int] = []
+        parents: list[int] = []
+        spine = ROOT
+        for level in range(depth):
+            room = min(self._config.width, budget.num_nodes - len(tokens))
+            if room < 1:
+                break
+            guesses = self._guesses(noise, start + level, right[level] if level < len(right) else None)[:room]
+            tokens += guesses
+            parents += [spine] * len(guesses)
+            spine = len(tokens) - len(guesses)
+        return TokenTree(tuple(tokens), tuple(parents))
+
+    def _coming(self, state: Ahead, count: int) -> list[int]:
+        """The next tokens of the text, written ahead anew where it went another way."""
+        if not self._config.accept:
+            return []
+        output = state.view.history.output.tolist()
+        if state.tokens[: len(output)] != output:
+            state.tokens = output + written_ahead(self._target, state.view, state.limit)
+        return state.tokens[len(output) : len(output) + count]
+
+    def _guesses(self, noise: Noise, position: int, right: int | None) -> list[int]:
+        """Different tokens; behind the end of the text all are wrong."""
+        size = self._target.vocab_size
+        luck = (noise.uniform(position, rank) < self._config.accept for rank in range(self._config.width))
+        place = None if right is None else next((rank for rank, is_right in enumerate(luck) if is_right), None)
+        found: list[int] = []
+        for rank in range(min(self._config.width, size - 1)):
+            token = int(noise.uniform(position, self._config.width + rank) * size)
+            while token == right or token in found:
+                token = (token + 1) % size
+            found.append(right if rank == place and right is not None else token)
+        return found
+
+
+@torch.inference_mode()
+def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[int]:
+    """What plain decoding writes behind a sequence, up to the token that ends it or to `limit` tokens in all."""
+    history = History(view.history.tokens[: view.history.prompt_length].tolist(), capacity=limit)
+    history.append(view.history.output.tolist())
+    slot, pending, found = model.open(), history.tokens.tolist(), list[int]()
+    while len(history) < limit:
+        chunk, pending = pending[:CHUNK], pending[CHUNK:]
+        last = len(chunk) - 1
+        scores = model.extend([Extend(slot, chunk, range(-1, last), logits_at=() if pending else (last,))])
+        model.commit(slot, range(len(chunk)))
+        if pending:
+            continue
+        token = Laws(scores.logits, [LawRows(history, view.controls, [()])]).of(0).picks()[0]
+        history.append([token])
+        found.append(token)
+        pending = [token]
+        if token in view.controls.stop_ids:
+            break
+    model.close(slot)
+    return found
