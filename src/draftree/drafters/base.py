@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters import DRAFTERS
-from draftree.models.base import LanguageModel
+from draftree.models.base import LanguageModel, Slot
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
@@ -26,10 +26,17 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """What a drafter sees of a sequence: the written tokens (read only) and the request's controls."""
+    """What a drafter sees of a sequence.
+
+    Attributes:
+        history: the written tokens, read only.
+        controls: of the request.
+        slot: the target's, for drafters that run a part of the target; None where there is no target.
+    """
 
     history: History
     controls: Controls
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftree.core.types import MAX_NODES, RoundRecord
 from draftree.engine.parts import Parts
@@ -106,7 +106,7 @@ class Engine:
             sequence.slot = parts.target.open()
             sequence.plan_state = parts.planner.open()
             if parts.drafter is not None:
-                sequence.draft_state = parts.drafter.open(sequence.view)
+                sequence.draft_state = parts.drafter.open(replace(sequence.view, slot=sequence.slot))
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.memory import NOTHING, Footprint
 
 
@@ -54,6 +55,31 @@ class Extend:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a model's layers; the final norm and the head always belong to it.
+
+    Attributes:
+        end: layers from this one on are left out; None for none of them.
+        attention: layers whose attention is left out.
+        mlp: layers whose multilayer perceptron is left out.
+    """
+
+    end: int | None = None
+    attention: frozenset[int] = frozenset()
+    mlp: frozenset[int] = frozenset()
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether a whole pass begins with just what this part computes."""
+        return self.end is not None and not self.attention and not self.mlp
+
+    def num_sublayers(self, num_layers: int) -> int:
+        """Attentions and perceptrons in this part of so many layers."""
+        end = num_layers if self.end is None else self.end
+        return 2 * end - sum(layer < end for left_out in (self.attention, self.mlp) for layer in left_out)
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """What a pass gave: the asked logits of all jobs, job after job.
 
@@ -82,6 +108,10 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     is_exact: bool = False
     """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
+    num_layers: int = 0
+    """Layers of which a part can be run; 0 if none can."""
+    num_sublayer_runs: int = 0
+    """Rows that attentions and perceptrons have computed so far, one count for each row of each of them."""
 
     @property
     def footprint(self) -> Footprint:
@@ -122,6 +152,30 @@ class LanguageModel(ABC):
     @abstractmethod
     def close(self, slot: Slot) -> None:
         """Give the slot back. A closed slot must not be used again."""
+
+    def require_part(self, part: Part) -> None:
+        """Refuse a part that can not be run.
+
+        Raises:
+            UnsupportedModelError: the model can not run this part.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} can not run a part of its layers: take a drafter that does not ask for one"
+        )
+
+    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+        """Score tokens with a part of the layers, on the slots' own keys and values.
+
+        Sketched nodes are no tentative nodes: they stand beside the tentative tree, which must be empty, and the
+        parents of a job count them alone. `extend` takes over what it would compute again: the keys, values and
+        hidden states of sketched nodes that it is given, where the part is the beginning of a whole pass. Whatever
+        else happens to the slot ends the sketch, `extend` included.
+        """
+        raise NotImplementedError
+
+    def erase(self, slots: Sequence[Slot]) -> None:
+        """Drop what is sketched in these slots."""
+        raise NotImplementedError
 
     def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         """`commit` for a batch; a model may do it in fewer operations."""

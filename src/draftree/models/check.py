@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Part
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,30 @@ def check(model: LanguageModel, wanted: Judgement, *, tolerance: float | None = 
         is_exact = all(torch.equal(scores[list(b)], _token_by_token(model, wanted, b)) for b in BRANCHES)
     accepted = TOLERANCE[model.dtype] if tolerance is None else tolerance
     return CheckResult(_comparable(chain_error), _comparable(tree_error), accepted, is_exact)
+
+
+@torch.inference_mode()
+def sketch_error(model: LanguageModel) -> float:
+    """Largest difference between a whole pass over a small tree and one that goes on from a sketch of some of it.
+
+    Returns:
+        The difference as a share of the spread of the logits.
+    """
+    if model.num_layers < 2:
+        return 0.0
+    step = max(1, model.vocab_size // 17)
+    ids = [(7 + step * i) % model.vocab_size for i in range(PREFIX_LENGTH + len(TREE_PARENTS))]
+    prefix, nodes = ids[:PREFIX_LENGTH], ids[PREFIX_LENGTH:]
+    parents: Sequence[int] = TREE_PARENTS if model.supports_trees else range(-1, len(nodes) - 1)
+    sketched = [0, 1, 3] if model.supports_trees else [0, 1]
+    slot = _filled(model, prefix)
+    whole = model.extend([Extend(slot, nodes, parents)]).logits
+    model.commit(slot, ())
+    own = [sketched.index(parents[n]) if parents[n] in sketched else -1 for n in sketched]
+    model.sketch([Extend(slot, [nodes[n] for n in sketched], own)], Part(end=model.num_layers // 2))
+    resumed = model.extend([Extend(slot, nodes, parents)]).logits
+    model.close(slot)
+    return _comparable(float((whole - resumed).abs().max() / (whole.amax() - whole.amin())))
 
 
 def _token_by_token(model: LanguageModel, wanted: Judgement, branch: Sequence[int]) -> Tensor:

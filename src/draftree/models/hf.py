@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,14 +19,17 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain, is_path, is_rooted
 from draftree.models.attention import NAME, ProbePass, announced, register
-from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot, starts_of
+from draftree.models.check import TOLERANCE, sketch_error
 from draftree.models.context import context_length
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
 from draftree.models.packing import weight_bytes
-from draftree.models.passes import SlotPass, plan_blocks
+from draftree.models.passes import SlotPass, is_run, plan_blocks
+from draftree.models.sketch import Outcome, Sketch, Stretch
 from draftree.models.slots import CLOSED, KVMemory, KVSlot
+from draftree.models.torch_layers import TorchLayers
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +61,9 @@ class HFModel(LanguageModel):
         self.row_buckets = tuple(row_buckets)
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._require_attention_only()
+        self.num_layers = int(self.config.num_hidden_layers)
+        self._layers = TorchLayers(model, self.num_layers)
+        self._checked_parts = False
         model.set_attn_implementation(NAME)
         probe = self._probe()
         self._calls = probe.calls
@@ -122,12 +130,12 @@ class HFModel(LanguageModel):
     @torch.inference_mode()
     def _probe(self) -> ProbePass:
         probe = ProbePass()
-        with announced(probe):
+        with announced(probe), self._layers.learning():
             self._forward(torch.zeros(1, 2, dtype=torch.long), torch.arange(2).unsqueeze(0), None)
-        layers = int(self.config.num_hidden_layers)
-        if len(probe.shapes) != layers:
+        if len(probe.shapes) != self.num_layers:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of {layers} layers"
+                f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of "
+                f"{self.num_layers} layers"
             )
         if probe.windows_of_masks != probe.windows_of_calls:
             # the self-check is too short to see this: a real window is thousands of tokens wide
@@ -165,40 +173,140 @@ class HFModel(LanguageModel):
     @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
+        sketches = self._take_sketches(jobs)
+        nodes = self._append([_slot(job.slot) for job in jobs], jobs)
+        stretch = self._resumed(jobs, nodes, sketches) if sketches else Stretch(0, self.num_layers)
+        return Scores(self._pass(jobs, nodes, stretch).logits, starts_of(jobs))
+
+    def _append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
+        """Note the jobs' tokens in these slots; the nodes that they are there."""
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
-        for job in jobs:
-            _slot(job.slot).append(job.parents)
-        self._make_room([_slot(job.slot) for job in jobs])
-        return Scores(
-            self._run(jobs) if self._native is None else self._run_native(self._native, jobs), starts_of(jobs)
-        )
+        nodes: list[Sequence[int]] = []
+        for slot, job in zip(slots, jobs, strict=True):
+            first = slot.num_tentative
+            slot.append(job.parents)
+            nodes.append(range(first, slot.num_tentative))
+        self._make_room(slots)
+        return nodes
 
-    def _run_native(self, native: NativeDecoder, jobs: Sequence[Extend]) -> Tensor:
-        rows = plan_rows(
-            [_slot(job.slot) for job in jobs], [job.tokens for job in jobs], rows_of_chunk=native.rows_of_chunk
-        )
-        return native.run(self._memory, rows, _asked(jobs, range(len(jobs))))
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+        """One pass over these tentative nodes, which are the jobs' tokens; hidden states stand job after job."""
+        self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers
+        if self._native is None:
+            return self._run(jobs, nodes, stretch)
+        slots, tokens = [_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
+        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._native.rows_of_chunk)
+        return self._native.run(self._memory, rows, _asked(jobs, range(len(jobs))), stretch=stretch)
 
-    def _run(self, jobs: Sequence[Extend]) -> Tensor:
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         order = sorted(range(len(jobs)), key=lambda job: _slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []
         for job in order:
-            slot, extend = _slot(jobs[job].slot), jobs[job]
-            tokens.extend(extend.tokens)
-            start = slot.length - 1
-            positions.extend(start + depth for depth in slot.depths[slot.num_tentative - len(extend.tokens) :])
-        current = self._plan([jobs[job] for job in order], len(tokens))
+            slot = _slot(jobs[job].slot)
+            tokens.extend(jobs[job].tokens)
+            positions.extend(slot.length - 1 + slot.depths[node] for node in nodes[job])
+        current = self._plan([_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
         asked = _asked(jobs, order)
         padding = self._padding(len(tokens))
         rows = None
         if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
             rows = torch.tensor(asked or [0])  # the head can not be asked for no row at all
-        with announced(current):
-            logits = self._forward(
-                torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding]), rows
+        tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
+        if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
+            with announced(current):
+                return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
+        place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
+        if stretch.hidden is not None:
+            stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
+        with announced(current), self._layers.running(stretch) as caught:
+            logits = self._forward(tokens_row, positions_row, rows)
+        hidden = caught.hidden[place] if stretch.keeps_hidden and caught.hidden is not None else None
+        return Outcome(logits[: len(asked)], hidden)
+
+    def require_part(self, part: Part) -> None:
+        """Refuse a part that this model can not run, or does not run rightly."""
+        end = self.num_layers if part.end is None else part.end
+        strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
+        if strange or not 0 < end <= self.num_layers:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has {self.num_layers} layers, numbered from 0: "
+                f"layer {strange[0] if strange else end} is not among them"
             )
-        return logits[: len(asked)]
+        if self._native is None:
+            self._layers.require(part)
+        if not self._checked_parts:
+            error = sketch_error(self)
+            if not error <= TOLERANCE[self.dtype]:
+                raise UnsupportedModelError(
+                    f"{type(self.model).__name__} gives other logits when its layers run in two parts "
+                    f"(error {error:.1e} of their spread): take a drafter that needs no part of the model"
+                )
+            self._checked_parts = True
+
+    @torch.inference_mode()
+    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+        """One pass through a part of the layers."""
+        sketches = []
+        for job in jobs:
+            slot = _slot(job.slot)
+            assert not slot.num_tentative, "a slot with a tentative tree is not sketched in"
+            if slot.sketch is None or slot.sketch.part != part:
+                slot.sketch = Sketch(slot, part)
+            sketches.append(slot.sketch)
+        nodes = self._append([sketch.nodes for sketch in sketches], jobs)
+        end = self.num_layers if part.end is None else part.end
+        stretch = Stretch(0, end, part, keeps_hidden=part.is_beginning and end < self.num_layers)
+        twins = [replace(job, slot=sketch.nodes) for job, sketch in zip(jobs, sketches, strict=True)]
+        outcome = self._pass(twins, nodes, stretch)
+        row = 0
+        for job, sketch in zip(jobs, sketches, strict=True):
+            end_row = row + len(job.tokens)
+            sketch.note(job.tokens, job.parents, None if outcome.hidden is None else outcome.hidden[row:end_row])
+            row = end_row
+        return Scores(outcome.logits, starts_of(jobs))
+
+    def erase(self, slots: Sequence[Slot]) -> None:
+        """Forget sketches; what is stored is written over."""
+        for slot in slots:
+            _slot(slot).sketch = None
+
+    def _take_sketches(self, jobs: Sequence[Extend]) -> dict[int, Sketch]:
+        """Sketches that a pass over these jobs can start from, by job: all of one part."""
+        found: dict[int, Sketch] = {}
+        for index, job in enumerate(jobs):
+            slot = _slot(job.slot)
+            sketch, slot.sketch = slot.sketch, None
+            if sketch is None or not sketch.keeps_hidden:
+                continue
+            if not found or next(iter(found.values())).part == sketch.part:
+                found[index] = sketch
+        return found
+
+    def _resumed(
+        self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], sketches: Mapping[int, Sketch]
+    ) -> Stretch:
+        """Bring all nodes to where the sketches end; the layers that are left to run."""
+        first = next(iter(sketches.values()))
+        starts = [0, *accumulate(len(job.tokens) for job in jobs)]
+        hidden = first.hidden().new_zeros(starts[-1], first.hidden().shape[1])
+        late = dict(enumerate(range(len(job.tokens)) for job in jobs))  # by job, places of nodes without a sketch
+        for index, sketch in sketches.items():
+            found = sketch.find(jobs[index].tokens, jobs[index].parents)
+            late[index] = found.missing  # type: ignore[assignment]
+            hidden[[starts[index] + place for place in found.places]] = sketch.hidden()[found.sources]
+            self._memory.move(sketch.nodes, found.sources, found.places, layers=range(first.end))
+        late = {index: places for index, places in late.items() if places}
+        if late:
+            parts = [
+                replace(jobs[i], tokens=[jobs[i].tokens[place] for place in places], logits_at=())
+                for i, places in late.items()
+            ]
+            chosen = [[nodes[i][place] for place in places] for i, places in late.items()]
+            outcome = self._pass(parts, chosen, Stretch(0, first.end, keeps_hidden=True))
+            assert outcome.hidden is not None, "hidden states were asked for"
+            hidden[[starts[i] + place for i, places in late.items() for place in places]] = outcome.hidden
+        return Stretch(first.end, self.num_layers, hidden=hidden)
 
     def _make_room(self, slots: Sequence[KVSlot]) -> None:
         longest = max(slot.length + slot.num_tentative for slot in slots)
@@ -208,20 +316,20 @@ class HFModel(LanguageModel):
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
 
-    def _plan(self, jobs: Sequence[Extend], num_rows: int) -> SlotPass:
-        slots = [_slot(job.slot) for job in jobs]
-        counts = [len(job.tokens) for job in jobs]
-
+    def _plan(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> SlotPass:
         def visible(job: int) -> Tensor | None:
-            parents = slots[job].parents
-            return None if is_chain(parents) else torch.from_numpy(ancestor_mask(parents)[-counts[job] :])
+            parents, own = slots[job].parents, nodes[job]
+            if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
+                return None
+            mask = torch.from_numpy(ancestor_mask(parents))
+            return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
 
-        blocks = plan_blocks(slots, counts, visible, self.device)
-        starts = [slot.length + slot.num_tentative - count for slot, count in zip(slots, counts, strict=True)]
-        if len(jobs) == 1:
-            return SlotPass(self._memory, blocks, num_rows, None, None, (slots[0].index, starts[0]))
-        slot_of_row = [slot.index for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
-        place_of_row = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+        num_rows = sum(map(len, nodes))
+        blocks = plan_blocks(slots, nodes, visible, self.device)
+        if len(slots) == 1 and is_run(nodes[0]):
+            return SlotPass(self._memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0]))
+        slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
+        place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
         slot_index, place_index = (torch.tensor(rows, device=self.device) for rows in (slot_of_row, place_of_row))
         return SlotPass(self._memory, blocks, num_rows, slot_index, place_index, None)
 
@@ -272,6 +380,15 @@ def _asked(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
         for job, extend in enumerate(jobs)
         for node in (range(len(extend.tokens)) if extend.logits_at is None else extend.logits_at)
     ]
+
+
+def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Where each row stands if the jobs' rows stand in that order, job after job."""
+    starts, row = {}, 0
+    for job in order:
+        starts[job] = row
+        row += counts[job]
+    return [starts[job] + place for job, count in enumerate(counts) for place in range(count)]
 
 
 def _slot(slot: Slot) -> KVSlot:

@@ -114,18 +114,27 @@ class SlotPass:
         return flat if block.places is None else flat[block.places]
 
 
+def is_run(numbers: Sequence[int]) -> bool:
+    """Whether ascending numbers follow each other without a gap."""
+    return numbers[-1] - numbers[0] == len(numbers) - 1
+
+
 def plan_blocks(
-    slots: Sequence[KVSlot], counts: Sequence[int], visible: Callable[[int], Tensor | None], device: torch.device
+    slots: Sequence[KVSlot],
+    nodes: Sequence[Sequence[int]],
+    visible: Callable[[int], Tensor | None],
+    device: torch.device,
 ) -> list[Block]:
     """Blocks of a pass; see `Block`.
 
     Args:
-        slots: a slot a job, ascending by index; the new nodes are already noted in them.
-        counts: new rows a job.
-        visible: for a job the bool mask (rows, tentative nodes) among its tree; None if the new rows are a chain.
+        slots: a slot a job, ascending by index; the nodes are already noted in them.
+        nodes: for each job the tentative nodes that are rows of the pass, ascending.
+        visible: for a job the bool mask (rows, tentative nodes) among its tree; None if its rows end a chain.
         device: where the masks go.
     """
     blocks: list[Block] = []
+    counts = [len(chosen) for chosen in nodes]
     start, first_row = 0, 0
     while start < len(slots):
         end = start + 1
@@ -135,7 +144,7 @@ def plan_blocks(
             and slots[end].index == slots[end - 1].index + 1
         ):
             end += 1
-        blocks.append(_block(slots[start:end], counts[start:end], visible, start, first_row, device))
+        blocks.append(_block(slots[start:end], nodes[start:end], visible, start, first_row, device))
         first_row += sum(counts[start:end])
         start = end
     return blocks
@@ -143,13 +152,13 @@ def plan_blocks(
 
 def _block(
     slots: Sequence[KVSlot],
-    counts: Sequence[int],
+    chosen: Sequence[Sequence[int]],
     visible: Callable[[int], Tensor | None],
     first_job: int,
     first_row: int,
     device: torch.device,
 ) -> Block:
-    nodes = max(counts)
+    nodes = max(len(own) for own in chosen)
     length = max(slot.length + slot.num_tentative for slot in slots)
     mask = torch.zeros(len(slots), nodes, length, dtype=torch.bool)
     row_positions = torch.zeros(len(slots), nodes, dtype=torch.long)
@@ -157,10 +166,10 @@ def _block(
     rows = torch.zeros(len(slots), nodes, dtype=torch.long)
     places: list[int] = []
     row = first_row
-    for job, (slot, count) in enumerate(zip(slots, counts, strict=True)):
-        total = slot.length + slot.num_tentative
+    for job, (slot, own) in enumerate(zip(slots, chosen, strict=True)):
+        count, total = len(own), slot.length + slot.num_tentative
         positions = torch.tensor(slot.depths) + (slot.length - 1)
-        row_positions[job, :count] = positions[-count:]
+        row_positions[job, :count] = positions[own[0] : own[-1] + 1] if is_run(own) else positions[list(own)]
         key_positions[job, slot.length : total] = positions
         mask[job, :, : slot.length] = True
         tree = visible(first_job + job)

@@ -7,14 +7,18 @@ tentative node can be moved to the place where it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
+
+if TYPE_CHECKING:
+    from draftree.models.sketch import Sketch
 
 CLOSED = -1
 """Index of a slot that was given back."""
@@ -23,13 +27,14 @@ CLOSED = -1
 class KVSlot(Slot):
     """A slot's bookkeeping. Mutated by its model only."""
 
-    __slots__ = ("_length", "depths", "index", "parents")
+    __slots__ = ("_length", "depths", "index", "parents", "sketch")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._length = 0
         self.parents: list[int] = []
         self.depths: list[int] = []
+        self.sketch: Sketch | None = None
 
     @property
     def length(self) -> int:
@@ -51,6 +56,7 @@ class KVSlot(Slot):
     def commit(self, count: int) -> None:
         """The first `count` stored tentative tokens are prefix now; the rest is forgotten."""
         self._length += count
+        self.sketch = None
         self.parents.clear()
         self.depths.clear()
 
@@ -151,6 +157,15 @@ class KVMemory:
             for store in pair:
                 view = store[:, slot]
                 view[:, :, start : start + len(offsets)] = view.index_select(2, source)
+
+    def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
+        """Give tentative tokens the places of others, in some layers only; what is there already is read before."""
+        if list(sources) == list(targets):
+            return
+        to, came_from = (torch.tensor(nodes, device=self._device) + slot.length for nodes in (targets, sources))
+        for layer in layers:
+            for store in (self.keys[layer][slot.index], self.values[layer][slot.index]):
+                store[:, to] = store[:, came_from]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a slot to another."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, path
-from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot, starts_of
 
 Table = Callable[[tuple[int, ...]], Tensor]
 """Tokens before a position to logits there: float64 of shape (vocab,)."""
@@ -58,12 +58,13 @@ def listed(laws: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[
 
 
 class _TableSlot(Slot):
-    __slots__ = ("parents", "prefix", "tokens")
+    __slots__ = ("parents", "prefix", "sketch", "tokens")
 
     def __init__(self, prefix: Sequence[int]) -> None:
         self.prefix = list(prefix)
         self.tokens: list[int] = []
         self.parents: list[int] = []
+        self.sketch: _TableSlot | None = None
 
     @property
     def length(self) -> int:
@@ -87,6 +88,7 @@ class TableLM(LanguageModel):
             and computed once.
         max_length: longest prefix plus tree depth.
         supports_trees: False refuses everything but chains.
+        sketched: the table of any part of its layers; None if it has no parts.
 
     Example:
         >>> model = TableLM(hashed(8, seed=1), order=2)
@@ -96,12 +98,19 @@ class TableLM(LanguageModel):
     """
 
     def __init__(
-        self, table: Table, *, order: int | None = None, max_length: int = 4096, supports_trees: bool = True
+        self,
+        table: Table,
+        *,
+        order: int | None = None,
+        max_length: int = 4096,
+        supports_trees: bool = True,
+        sketched: Table | None = None,
     ) -> None:
         if order is not None and order < 0:
             raise ConfigurationError(f"order must be 0 or more, got {order}")
         self._table = table
         self._order = order
+        self._sketched = sketched
         self._rows: dict[tuple[int, ...], Tensor] = {}
         self._slots: dict[Slot, _TableSlot] = {}
         self._room: tuple[int, int] | None = None
@@ -152,6 +161,7 @@ class TableLM(LanguageModel):
             raise ValueError("a slot occurs in two jobs of one pass: give it one job with all its tokens")
         for job, slot in zip(jobs, slots, strict=True):
             self._check_job(job, slot)
+        self.erase(slots)
         rows = []
         for job, slot in zip(jobs, slots, strict=True):
             first = slot.num_tentative
@@ -161,6 +171,34 @@ class TableLM(LanguageModel):
             rows += [self.logits(slot.context(first + index)) for index in wanted]
         logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
         return Scores(logits, starts_of(jobs))
+
+    def require_part(self, part: Part) -> None:
+        """Any part will do, if there is a table for parts."""
+        if self._sketched is None:
+            super().require_part(part)
+
+    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+        """Rows of the table for parts."""
+        assert self._sketched is not None, "a part is asked for by require_part first"
+        rows = []
+        for job in jobs:
+            slot = self._checked(job.slot)
+            if slot.num_tentative:
+                raise ValueError("a slot with a tentative tree is not sketched in: commit or prune it first")
+            slot.sketch = slot.sketch or _TableSlot(slot.prefix)
+            self._check_job(job, slot.sketch)
+            first = slot.sketch.num_tentative
+            slot.sketch.tokens.extend(map(int, job.tokens))
+            slot.sketch.parents.extend(map(int, job.parents))
+            wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
+            rows += [self._sketched(tuple(slot.sketch.context(first + index))) for index in wanted]
+        logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
+        return Scores(logits, starts_of(jobs))
+
+    def erase(self, slots: Sequence[Slot]) -> None:
+        """Forget sketches."""
+        for slot in slots:
+            self._checked(slot).sketch = None
 
     def _check_job(self, job: Extend, slot: _TableSlot) -> None:
         if not 0 < len(job.tokens) == len(job.parents):
@@ -198,6 +236,7 @@ class TableLM(LanguageModel):
         held.prefix += [held.tokens[node] for node in path]
         held.tokens.clear()
         held.parents.clear()
+        held.sketch = None
 
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Keep these nodes, in their old order."""
@@ -218,6 +257,7 @@ class TableLM(LanguageModel):
         del held.prefix[length:]
         held.tokens.clear()
         held.parents.clear()
+        held.sketch = None
 
     def _checked(self, slot: Slot) -> _TableSlot:
         held = self._slots.get(slot)

@@ -19,6 +19,7 @@ from draftree.models.native.blueprint import Blueprint, LayerBlueprint, read
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
 from draftree.models.native.rows import Rows
+from draftree.models.sketch import Outcome, Stretch
 from draftree.models.slots import KVMemory
 
 KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -190,23 +191,24 @@ class NativeDecoder:
         padding = -sum(part.numel() for part in full) % LANES
         return self._keep(torch.cat([*full, torch.zeros(padding)]))
 
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int]) -> Tensor:
-        """One pass over rows; their keys and values are written to the memory.
-
-        Returns:
-            Logits of the asked rows, shape (asked rows, vocab), float32.
-        """
+    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: Stretch) -> Outcome:
+        """One pass over rows; their keys and values are written to the memory."""
         self._point_at(memory)
         logits = torch.empty(len(logit_rows), self._blueprint.vocab)
         asked = np.asarray(logit_rows, dtype=np.int64)
         tables = self._ropes.at(rows.position)
         arrays = (rows.tokens, rows.slot, rows.place, rows.position, rows.identical, rows.list_start, rows.list)
         pointers = [array.ctypes.data for array in arrays]
+        hidden = torch.empty(len(rows.tokens), self._blueprint.hidden) if stretch.keeps_hidden else None
+        skipped = stretch.skipped(self.num_layers)
         run = CPass(
             rows=len(rows.tokens),
             num_threads=torch.get_num_threads(),
-            first_layer=0,
-            last_layer=self.num_layers,
+            first_layer=stretch.first,
+            last_layer=stretch.end,
+            hidden_in=address(stretch.hidden),
+            hidden_out=address(hidden),
+            skipped=None if skipped is None else skipped.ctypes.data,
             num_logits=len(asked),
             num_chunks=len(rows.chunks) - 1,
             places=memory.length,
@@ -219,7 +221,7 @@ class NativeDecoder:
         for kind, (cosines, sines) in enumerate(tables):
             run.cosines[kind], run.sines[kind] = cosines.ctypes.data, sines.ctypes.data
         self._library.run(self._decoder, run)
-        return logits
+        return Outcome(logits, hidden)
 
     def _point_at(self, memory: KVMemory) -> None:
         layout = (memory.num_slots, memory.length)

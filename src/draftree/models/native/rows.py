@@ -36,20 +36,23 @@ class Rows:
     chunks: np.ndarray
 
 
-def plan_rows(slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], *, rows_of_chunk: int) -> Rows:
+def plan_rows(
+    slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]], *, rows_of_chunk: int
+) -> Rows:
     """Rows of a pass.
 
     Args:
-        slots: a slot a job; the new nodes are already noted in them.
-        tokens: the new nodes' tokens, for each job.
+        slots: a slot a job; the nodes are already noted in them.
+        tokens: for each job its rows' tokens.
+        nodes: which tentative nodes these rows are, ascending.
         rows_of_chunk: rows in a chunk at most.
     """
     columns: list[list[int]] = [[], [], [], [], []]
     slot_column, place_column, position_column, identical_column, start_column = columns
     places: list[int] = []
     chunks = [0]
-    for slot, new in zip(slots, tokens, strict=True):
-        length, first = slot.length, slot.num_tentative - len(new)
+    for slot, chosen in zip(slots, nodes, strict=True):
+        length, wanted = slot.length, set(chosen)
         chain = _chain_length(slot.parents)
         lists: dict[int, list[int]] = {}
         for node in range(slot.num_tentative):
@@ -57,7 +60,7 @@ def plan_rows(slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], *, rows_
                 parent = slot.parents[node]
                 above = lists.get(parent, [])
                 lists[node] = [*above, length + node]
-            if node < first:
+            if node not in wanted:
                 continue
             position = length - 1 + slot.depths[node]
             own = lists.get(node, [])
@@ -67,7 +70,7 @@ def plan_rows(slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], *, rows_
             identical_column.append(position + 1 - len(own))
             start_column.append(len(places))
             places.extend(own)
-        end = chunks[-1] + len(new)
+        end = chunks[-1] + len(chosen)
         chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
         chunks.append(end)
     flat = [token for row in tokens for token in row]

@@ -1,0 +1,230 @@
+"""Passes through a part of the layers: what they say, and that whole passes that go on from them lose nothing."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.base import Extend, LanguageModel, Part
+from draftree.models.hf import HFModel
+from draftree.models.table import TableLM, hashed, near
+from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
+
+LAYERS = 4
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": LAYERS}
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
+TREE = [7, 8, 9, 7, 30, 31, 32]
+PARENTS = [-1, 0, 0, -1, 2, 4, 3]
+SKETCHED = [0, 2, 3, 4]
+"""The tree's nodes that are sketched; the others are not known before the whole pass."""
+PARTS = [
+    Part(end=1),
+    Part(end=3),
+    Part(attention=frozenset({1, 3}), mlp=frozenset({0, 1})),
+    Part(end=3, mlp=frozenset({2})),
+]
+
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+
+@functools.cache
+def native(kind: str) -> HFModel:
+    model = HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
+    model.lower(quantization="int8" if kind == "int8" else None)
+    return model
+
+
+@functools.cache
+def through_torch(kind: str = "float32") -> HFModel:
+    return HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
+
+
+@torch.inference_mode()
+def filled(model: LanguageModel, tokens: Sequence[int]) -> Any:
+    slot = model.open()
+    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
+    model.commit(slot, range(len(tokens)))
+    return slot
+
+
+def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
+    place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+    return [TREE[node] for node in nodes], [place[PARENTS[node]] for node in nodes]
+
+
+@torch.inference_mode()
+def cut_down(part: Part, tokens: Sequence[int]) -> Tensor:
+    """Logits of a model of transformers that was built with this part only, behind each token."""
+    model = fresh("qwen3", **SIZES)
+    for layer in part.attention:
+        model.model.layers[layer].self_attn.o_proj.weight.zero_()
+    for layer in part.mlp:
+        model.model.layers[layer].mlp.down_proj.weight.zero_()
+    model.model.layers = model.model.layers[: part.end]
+    model.config.num_hidden_layers = len(model.model.layers)
+    found: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, part: Part) -> None:
+    model = build("float32")
+    slot = model.open()
+    first = model.sketch([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part).logits
+    more = model.sketch([Extend(slot, [3, 4], [len(PREFIX) - 1, len(PREFIX) - 1])], part).logits
+    model.close(slot)
+    assert torch.allclose(first, cut_down(part, PREFIX), atol=2e-4)
+    for row, token in zip(more, (3, 4), strict=True):
+        assert torch.allclose(row, cut_down(part, [*PREFIX, token])[-1], atol=2e-4)
+
+
+@in_c
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, part: Part) -> None:
+    model = native(kind)
+    slot = filled(model, PREFIX)
+    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.commit(slot, ())
+    model.sketch([Extend(slot, *subtree(SKETCHED[:2]), logits_at=())], part)
+    model.sketch([Extend(slot, *(side[2:] for side in subtree(SKETCHED)))], part)
+    resumed = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    assert torch.equal(whole, resumed)
+    model.commit(slot, [0, 2, 4])
+    after = model.extend([Extend(slot, [50], [-1])]).logits
+    model.close(slot)
+    other = filled(model, [*PREFIX, 7, 9, 30])
+    assert torch.equal(after, model.extend([Extend(other, [50], [-1])]).logits), "keys and values that were kept"
+    model.close(other)
+
+
+@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+def test_in_a_batch_some_go_on_from_sketches_and_some_do_not(build: Any) -> None:
+    model = build("float32")
+    part = Part(end=2)
+    slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2, 7)]
+    jobs = [Extend(slot, TREE, PARENTS, logits_at=[0, 3, 6]) for slot in slots]
+    wanted = model.extend(jobs).logits
+    model.commit_many(slots, [()] * 4)
+    order = [2, 0, 3]
+    model.sketch([Extend(slots[i], *subtree(SKETCHED[: 1 + i]), logits_at=()) for i in order], part)
+    model.sketch([Extend(slots[1], TREE, PARENTS, logits_at=())], part)
+    model.erase([slots[0]])
+    mixed = [jobs[i] for i in (3, 1, 0, 2)]
+    found = model.extend(mixed)
+    for place, job in enumerate((3, 1, 0, 2)):
+        assert torch.allclose(found.of(place), wanted[3 * job : 3 * job + 3], atol=2e-4)
+    for slot in slots:
+        model.close(slot)
+
+
+@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+def test_layers_that_a_sketch_ran_are_not_run_again(build: Any) -> None:
+    model = build("float32")
+    slot = filled(model, PREFIX)
+
+    def runs(work: Any) -> int:
+        before = model.num_sublayer_runs
+        work()
+        return int(model.num_sublayer_runs - before)
+
+    whole = runs(lambda: model.extend([Extend(slot, TREE, PARENTS)]))
+    assert whole == 2 * LAYERS * len(TREE)
+    model.commit(slot, ())
+    sketched = runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], Part(end=3)))
+    assert sketched == 2 * 3 * len(SKETCHED)
+    assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole - sketched
+    model.commit(slot, ())
+    skipping = Part(attention=frozenset({0, 1}), mlp=frozenset({3}))
+    assert runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], skipping)) == (2 * LAYERS - 3) * len(SKETCHED)
+    assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole
+    model.close(slot)
+
+
+@pytest.mark.parametrize("change", ["commit", "truncate", "erase", "another part"])
+def test_what_happens_to_a_slot_ends_its_sketch(change: str) -> None:
+    model = through_torch()
+    slot = filled(model, PREFIX)
+    model.sketch([Extend(slot, [7], [-1])], Part(end=3))
+    if change == "commit":
+        model.commit(slot, ())
+    elif change == "truncate":
+        model.truncate(slot, 5)
+    elif change == "erase":
+        model.erase([slot])
+    else:
+        model.sketch([Extend(slot, [8], [-1])], Part(end=1, mlp=frozenset({0})))
+    before = model.num_sublayer_runs
+    model.extend([Extend(slot, [7], [-1])])
+    assert model.num_sublayer_runs - before == 2 * LAYERS
+    model.close(slot)
+
+
+@pytest.mark.parametrize("family", sorted(SLOTTED))
+def test_families_run_in_parts(family: str) -> None:
+    model = target(family)
+    model.require_part(Part(end=1))
+    slot = filled(model, PREFIX)
+    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.commit(slot, ())
+    model.sketch([Extend(slot, *subtree(SKETCHED))], Part(end=1))
+    resumed = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.close(slot)
+    assert torch.allclose(whole, resumed, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", sorted(set(SLOTTED) - {"opt"}))
+def test_families_leave_sublayers_out(family: str) -> None:
+    model = target(family)
+    part = Part(attention=frozenset({1}), mlp=frozenset({0}))
+    model.require_part(part)
+    slot = filled(model, PREFIX)
+    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.commit(slot, ())
+    sketch = model.sketch([Extend(slot, TREE, PARENTS)], part).logits
+    assert sketch.isfinite().all()
+    assert not torch.allclose(sketch, whole, atol=1e-2)
+    assert torch.equal(model.extend([Extend(slot, TREE, PARENTS)]).logits, whole)
+    model.close(slot)
+
+
+def test_what_a_model_does_not_have_is_refused() -> None:
+    for part in (Part(end=5), Part(end=0), Part(attention=frozenset({4})), Part(mlp=frozenset({9}))):
+        with pytest.raises(UnsupportedModelError, match="has 4 layers"):
+            through_torch().require_part(part)
+    with pytest.raises(UnsupportedModelError, match="perceptron of layer 1"):
+        target("opt").require_part(Part(mlp=frozenset({1})))
+    with pytest.raises(UnsupportedModelError, match="can not run a part"):
+        target(sorted(CACHED)[0]).require_part(Part(end=1))
+
+
+def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HFModel(fresh("qwen3", **SIZES))
+    monkeypatch.setattr("draftree.models.hf.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
+    with pytest.raises(UnsupportedModelError, match="in two parts"):
+        model.require_part(Part(end=1))
+
+
+def test_a_table_says_what_it_is_told_to() -> None:
+    whole = hashed(VOCAB_SIZE, seed=1)
+    model = TableLM(whole, sketched=near(whole, seed=2, distance=1.0))
+    slot = filled(model, PREFIX)
+    found = model.sketch([Extend(slot, TREE[:2], [-1, 0])], Part(end=1)).logits
+    assert torch.equal(found[1], near(whole, seed=2, distance=1.0)((*PREFIX, 7, 8)))
+    assert torch.equal(
+        model.sketch([Extend(slot, [9], [0])], Part(end=1)).logits[0],
+        near(whole, seed=2, distance=1.0)((*PREFIX, 7, 9)),
+    )
+    assert slot.num_tentative == 0
+    model.close(slot)
+    with pytest.raises(UnsupportedModelError, match="can not run a part"):
+        TableLM(whole).require_part(Part(end=1))
