@@ -271,7 +271,7 @@ def test_without_a_compiler_passes_run_through_torch(folder: Path, monkeypatch: 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "broken.c"
     source.write_text("int main( {")
-    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     with pytest.raises(NativeUnavailableError, match="error"):
         built_library()

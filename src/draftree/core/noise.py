@@ -69,8 +69,13 @@ class Noise:
 
     def gumbel_of_few(self, position: int, tokens: Sequence[int]) -> list[float]:
         """The same for a handful of tokens, in Python's integers: up to some dozens that is faster than tensors."""
-        first, second = self.keys(position)
-        return [-math.log(-math.log1p(-_uniform_of(first, second | 1, token))) for token in tokens]
+        return gumbel_of_few(self.keys(position), tokens)
+
+
+def gumbel_of_few(keys: tuple[int, int], tokens: Sequence[int]) -> list[float]:
+    """Standard Gumbel noise of some tokens under one pair of keys, in double precision."""
+    first, second = keys
+    return [-math.log(-math.log1p(-_uniform_of(first, second | 1, token))) for token in tokens]
 
 
 def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:

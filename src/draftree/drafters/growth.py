@@ -188,9 +188,7 @@ class Growth:
         """Tokens and log-probabilities of the children, both of shape (rows, width)."""
         width = min(width, laws.logits.shape[-1])
         if self._draw is Draw.FREE:
-            perturbed = laws.perturbed([g.noise for g in active], in_place=not self._asks_confidence(active))
-            chosen, values = leading(perturbed, width)
-            return chosen, values - log_total(perturbed)
+            return laws.ranked([g.noise for g in active], width, in_place=not self._asks_confidence(active))
         streams = [g.noise.stream(node) for g in active for node in g.frontier]
         if self._draw is Draw.WITHOUT_REPLACEMENT:
             chosen, _ = leading(laws.perturbed_rows(streams), width)

@@ -16,7 +16,8 @@ from draftree.core.noise import Noise, gumbel
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
-from draftree.sampling.search import argmax
+from draftree.sampling.search import argmax, leading, log_total
+from draftree.sampling.searcher import NoiseKeys, can_search, exact_picks, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,12 @@ class Laws:
         """
         if not self.rows:
             return []
-        good = self.logits.amax(dim=-1).isfinite().tolist()
+        if self._picks is None:
+            largest = self.logits.amax(dim=-1)
+        else:
+            # a pick is NaN or infinite where its row holds a NaN, or nothing to choose
+            largest = self.logits.gather(-1, torch.tensor(self._picks, device=self.logits.device)[:, None])[:, 0]
+        good = largest.isfinite().tolist()
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
@@ -150,8 +156,37 @@ class Laws:
     def picks(self) -> list[int]:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
-            self._picks = argmax(self.perturbed([entry.controls.noise for entry in self.rows]))
+            streams = [entry.controls.noise for entry in self.rows]
+            if can_search(self.logits):
+                self._picks = exact_picks(self.logits, self._row_keys(streams))
+            else:
+                self._picks = argmax(self.perturbed(streams))
         return self._picks
+
+    def ranked(self, streams: Sequence[Noise], count: int, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+        """The tokens of highest perturbed score, in descending order, and what share of the row's they have.
+
+        Args:
+            streams: one noise a sequence.
+            count: tokens a row.
+            in_place: the laws may be lost on the way.
+
+        Returns:
+            Token ids, and logarithms of the softmax of the perturbed scores, both of shape (rows, count).
+        """
+        if can_search(self.logits, count):
+            tokens, scores, totals = search(self.logits, self._row_keys(streams), count)
+            return tokens, scores - totals[:, None]
+        perturbed = self.perturbed(streams, in_place=in_place)
+        tokens, scores = leading(perturbed, count)
+        return tokens, scores - log_total(perturbed)
+
+    def _row_keys(self, streams: Sequence[Noise]) -> NoiseKeys:
+        return [
+            stream.keys(position) if entry.controls.temperature > 0 else None
+            for entry, stream in zip(self.rows, streams, strict=True)
+            for position in entry.positions
+        ]
 
 
 def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from draftree.models.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("decoder.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.c", "search.c"))
+HEADERS = (Path(__file__).with_name("vectors.h"),)
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""
@@ -47,12 +48,16 @@ def built_library(*, extra_flags: Sequence[str] = ()) -> Path:
     """
     compiler = _compiler()
     flags = [*FLAGS, _for_this_processor(), *extra_flags]
-    key = hashlib.sha256("\0".join([*_identity(compiler), *flags]).encode() + SOURCE.read_bytes()).hexdigest()[:20]
+    key = hashlib.sha256("\0".join([*_identity(compiler), *flags]).encode() + _text()).hexdigest()[:20]
     folder = Cache().root / "native"
-    library = folder / f"decoder-{key}.so"
+    library = folder / f"draftree-{key}.so"
     if not library.exists():
         _build(compiler, flags, library)
     return library
+
+
+def _text() -> bytes:
+    return b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
 
 
 def _compiler() -> str:
@@ -88,7 +93,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as work:
             fresh = Path(work) / library.name
-            _run([compiler, *flags, "-o", os.fspath(fresh), os.fspath(SOURCE), "-lm"])
+            _run([compiler, *flags, "-o", os.fspath(fresh), *map(os.fspath, SOURCES), "-lm"])
             fresh.rename(library)  # processes that build at once each put a whole file there
     except OSError as error:
         raise NativeUnavailableError(f"the C pass could not be built in '{library.parent}': {error}") from error

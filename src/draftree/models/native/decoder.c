@@ -21,108 +21,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 #if defined(__AMX_TILE__) && defined(__linux__)
 #include <sys/syscall.h>
 #define AMX 1
 #else
 #define AMX 0
 #endif
-#if defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
+#include "vectors.h"
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 enum { SILU = 0, GELU_TANH = 1 };
-enum { LANES = 16, TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 8, MAX_THREADS = 256 };
-
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t half_row __attribute__((vector_size(32)));
-typedef float vf_loose __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t vi_loose __attribute__((vector_size(64), aligned(4), may_alias));
-typedef vu vu_loose __attribute__((aligned(4), may_alias));
-typedef half_row half_loose __attribute__((aligned(2), may_alias));
-
-/* ---- vectors: contraction is off, so that a product is fused in every copy of a loop or in none ---- */
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vf splat(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-INLINE vf load(const float *p) { return *(const vf_loose *)p; }
-INLINE void store(float *p, vf x) { *(vf_loose *)p = x; }
-INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-
-INLINE vf fma16(vf a, vf b, vf c) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    typedef union { vf v; __m256 half[2]; } both;
-    both x = {a}, y = {b}, z = {c};
-    z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
-    z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
-    return z.v;
-#elif defined(__ARM_NEON)
-    typedef union { vf v; float32x4_t part[4]; } all;
-    all x = {a}, y = {b}, z = {c};
-    for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
-    return z.v;
-#else
-    return a * b + c;
-#endif
-}
-
-INLINE float sum_of(vf x) {
-    typedef float v8 __attribute__((vector_size(32)));
-    typedef float v4 __attribute__((vector_size(16)));
-    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    v4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-    return (b[0] + b[2]) + (b[1] + b[3]);
-}
-
-INLINE float max_of(vf x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
-}
-
-/* sums of sixteen vectors, one in each lane */
-INLINE vf sums_of(vf *x) {
-    vf a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++)
-        a[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-               __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-    for (int i = 0; i < 4; i++)
-        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    for (int i = 0; i < 2; i++)
-        c[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(b[2 * i], b[2 * i + 1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    return __builtin_shufflevector(c[0], c[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(c[0], c[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-
-/* e to the x; relative error about 1e-7; 0 below -87 */
-INLINE vf exp16(vf x) {
-    vi tiny = x < -87.0f, huge = x > 88.0f;
-    vf y = choose(tiny, splat(-87.0f), choose(huge, splat(88.0f), x));
-    vf shift = splat(12582912.0f); /* adding it rounds to an integer */
-    vf n = fma16(y, splat(1.44269504088896341f), shift) - shift;
-    vf r = fma16(n, splat(-0.693359375f), y);
-    r = fma16(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.9875691500e-4f);
-    p = fma16(p, r, splat(1.3981999507e-3f));
-    p = fma16(p, r, splat(8.3334519073e-3f));
-    p = fma16(p, r, splat(4.1665795894e-2f));
-    p = fma16(p, r, splat(1.6666665459e-1f));
-    p = fma16(p, r, splat(5.0000001201e-1f));
-    p = fma16(p, r * r, r + 1.0f);
-    vi power = (__builtin_convertvector(n, vi) + 127) << 23;
-    return choose(tiny, splat(0.0f), p * (vf)power);
-}
+enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 8, MAX_THREADS = 256 };
 
 INLINE vf activate(vf x, int64_t kind) {
     /* gelu by tanh is x times the logistic of 2 sqrt(2 / pi) (x + 0.044715 x^3) */
@@ -299,6 +208,12 @@ static void run_in_team(void *argument) {
     run_thread(team->work, atomic_fetch_add(&team->next_thread, 1), openmp.num_threads());
 }
 
+/* calls `work` on every thread of a team, where there is one; else once */
+void draftree_in_parallel(void (*work)(void *), void *argument, int threads) {
+    if (openmp.parallel != NULL) openmp.parallel(work, argument, (unsigned)threads, 0);
+    else work(argument);
+}
+
 static void run_threads(Work *work, int threads) {
     if (threads == 1) {
         run_thread(work, 0, 1);
@@ -412,7 +327,7 @@ INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t row
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_block * units * 1024;
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-#define STEP(tile, place, dot) { _tile_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
+#define STEP(tile, place, dot) { _tile_stream_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
     if (format == BFLOAT16) {
         for (int64_t unit = 0; unit < units; unit++) {
             _tile_loadd(4, input + unit * 1024, 64);

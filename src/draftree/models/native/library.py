@@ -9,10 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.sampling.searcher import NoiseKeys, search_with
 
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
 LANES = 16
@@ -88,6 +90,18 @@ class CPass(ctypes.Structure):
     )
 
 
+class CSearch(ctypes.Structure):
+    """`Search`."""
+
+    _fields_ = (
+        ("logits", _pointer),
+        *((name, _size) for name in ("rows", "stride", "vocab", "count")),
+        *((name, _pointer) for name in ("keys", "noisy", "tokens", "scores", "totals")),
+        ("next", ctypes.c_long),
+        ("failed", ctypes.c_int),
+    )
+
+
 class Library:
     """The functions of a built library.
 
@@ -109,6 +123,9 @@ class Library:
         self._library.draftree_pack.restype = None
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
         self._library.draftree_instructions.restype = ctypes.c_char_p
+        self._library.draftree_search.argtypes = [ctypes.POINTER(CSearch), _size]
+        self._library.draftree_search_limit.restype = _size
+        self._library.draftree_search_size.restype = _size
         self._require_same_layout()
         self._share_threads()
         if not self._library.draftree_ready():
@@ -120,7 +137,10 @@ class Library:
         ours = [ctypes.sizeof(kind) for kind in (CLinear, CLayer, CDecoder, CPass)]
         if list(sizes[:4]) != ours:
             raise NativeUnavailableError(f"the C pass has structures of {list(sizes[:4])} bytes, expected {ours}")
+        if self._library.draftree_search_size() != ctypes.sizeof(CSearch):
+            raise NativeUnavailableError("the search in C has a structure of another size than ours")
         self.rows_of_chunk = int(sizes[4])
+        self.max_count = int(self._library.draftree_search_limit())
 
     def _share_threads(self) -> None:
         """Compute on the threads that torch computes on, where its OpenMP library can be found."""
@@ -180,6 +200,35 @@ class Library:
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
 
+    def search(self, logits: Tensor, keys: NoiseKeys, count: int, *, totals: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Searcher.search`.
+
+        Raises:
+            MemoryError: there is no room for the scores of a row.
+        """
+        rows = len(logits)
+        tokens = torch.empty(rows, count, dtype=torch.int64)
+        scores, sums = torch.empty(rows, count), torch.empty(rows)
+        hashed = np.array([(0, 1) if key is None else key for key in keys], dtype=np.int64).astype(np.uint32)
+        hashed[:, 1] |= 1
+        noisy = np.array([key is not None for key in keys], dtype=np.uint8)
+        asked = CSearch(
+            logits=logits.data_ptr(),
+            rows=rows,
+            stride=logits.stride(0),
+            vocab=logits.shape[-1],
+            count=count,
+            keys=hashed.ctypes.data if noisy.any() else None,
+            noisy=noisy.ctypes.data,
+            tokens=tokens.data_ptr(),
+            scores=scores.data_ptr(),
+            totals=sums.data_ptr() if totals else None,
+        )
+        if rows and self._library.draftree_search(ctypes.byref(asked), torch.get_num_threads()):
+            raise MemoryError(f"no memory for the scores of {logits.shape[-1]} tokens")
+        return tokens, scores, sums
+
+
 @functools.cache
 def library() -> Library:
     """The library for this processor, built and loaded once.
@@ -187,7 +236,9 @@ def library() -> Library:
     Raises:
         NativeUnavailableError: it can not be had here.
     """
-    return Library(built_library())
+    found = Library(built_library())
+    search_with(found)
+    return found
 
 
 def address(tensor: Tensor | None) -> int | None:

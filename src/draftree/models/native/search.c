@@ -1,0 +1,199 @@
+/* The largest entries of rows as wide as a vocabulary, with a request's noise added or without.
+ *
+ * The noise is the hash of core/noise.py; its logarithms are rounded otherwise than torch's, by less than 1e-4. Whoever
+ * needs the one true largest entry asks for a few and decides between those that lie so close.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include "vectors.h"
+
+enum { GROUP = 64, MAX_COUNT = 64 };
+#define LARGEST_NOISE 22.3f
+
+typedef struct {
+    const float *logits; /* [rows][stride] */
+    int64_t rows, stride, vocab, count;
+    const uint32_t *keys;  /* [rows][2], the second odd; NULL: no row has noise */
+    const uint8_t *noisy;  /* [rows] */
+    int64_t *tokens;       /* [rows][count], the largest first, of equals the first */
+    float *scores;         /* [rows][count]; a NaN, if the row holds one, stands first and alone */
+    float *totals;         /* [rows] logarithms of the sums of exponentials; NULL: not asked for */
+    atomic_long next;
+    atomic_int failed;
+} Search;
+
+void draftree_in_parallel(void (*work)(void *), void *argument, int threads);
+
+/* natural logarithm of positive normal numbers; relative error about 1e-7 */
+INLINE vf log16(vf x) {
+    vi bits = (vi)x;
+    vi power = (bits >> 23) - 127;
+    vf m = (vf)((bits & 0x7fffff) | 0x3f800000);
+    vi high = m > 1.41421356f;
+    m = choose(high, m * 0.5f, m);
+    vf e = __builtin_convertvector(power - high, vf); /* a mask is -1 */
+    vf f = m - 1.0f, z = f * f;
+    vf p = splat(7.0376836292e-2f);
+    p = fma16(p, f, splat(-1.1514610310e-1f));
+    p = fma16(p, f, splat(1.1676998740e-1f));
+    p = fma16(p, f, splat(-1.2420140846e-1f));
+    p = fma16(p, f, splat(1.4249322787e-1f));
+    p = fma16(p, f, splat(-1.6668057665e-1f));
+    p = fma16(p, f, splat(2.0000714765e-1f));
+    p = fma16(p, f, splat(-2.4999993993e-1f));
+    p = fma16(p, f, splat(3.3333331174e-1f));
+    vf y = fma16(e, splat(-2.12194440e-4f), p * f * z);
+    y = fma16(z, splat(-0.5f), y);
+    return fma16(e, splat(0.693359375f), f + y);
+}
+
+/* how far from its end the uniform lies that decides a token's noise: the smaller, the larger the noise */
+INLINE vi hash16(vu token, uint32_t first, uint32_t odd) {
+    vu x = token * 0x9E3779B9u;
+    x = (x ^ (x >> 15)) * 0x7FEB352Du + first;
+    x = (x ^ (x >> 16)) * odd;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return (vi)(x >> 1);
+}
+
+INLINE vf uniform16(vi hash) {
+    return __builtin_convertvector(0x80000000u - (vu)hash, vf) * 4.656612873e-10f - 2.328306437e-10f;
+}
+
+INLINE vf noise16(vi hash) {
+    vf uniform = uniform16(hash);
+    vf rest = __builtin_convertvector(hash, vf) * 4.656612873e-10f + 2.328306437e-10f;
+    rest = choose(rest < 5.960464478e-8f, splat(5.960464478e-8f), rest);
+    vf series = uniform * fma16(uniform, fma16(uniform, fma16(uniform, splat(0.25f), splat(0.33333333f)), splat(0.5f)), splat(1.0f));
+    return -log16(choose(uniform < 0.015625f, series, -log16(rest)));
+}
+
+typedef struct {
+    float values[MAX_COUNT];
+    int64_t count, held;
+} Highest; /* in descending order */
+
+INLINE void lift(Highest *best, float value) {
+    if (best->held == best->count && !(value > best->values[best->held - 1])) return;
+    int64_t at = best->held < best->count ? best->held++ : best->held - 1;
+    for (; at > 0 && value > best->values[at - 1]; at--) best->values[at] = best->values[at - 1];
+    best->values[at] = value;
+}
+
+INLINE void insert(int64_t *tokens, float *scores, int64_t count, int64_t *held, int64_t token, float score) {
+    if (*held == count && !(score > scores[count - 1])) return;
+    int64_t at = *held < count ? (*held)++ : count - 1;
+    for (; at > 0 && score > scores[at - 1]; at--) {
+        tokens[at] = tokens[at - 1];
+        scores[at] = scores[at - 1];
+    }
+    tokens[at] = token;
+    scores[at] = score;
+}
+
+/* scores of one group and their largest; 1 if one of them is NaN */
+INLINE int score_group(const Search *search, int64_t row, int64_t first, float bound, float *scores, float *largest) {
+    const float *logits = search->logits + row * search->stride + first;
+    float ragged[GROUP] __attribute__((aligned(64)));
+    if (first + GROUP > search->vocab) {
+        for (int i = 0; i < GROUP; i++) ragged[i] = first + i < search->vocab ? logits[i] : -INFINITY;
+        logits = ragged;
+    }
+    vf x[GROUP / LANES], most = splat(-INFINITY);
+    vi unordered = {0};
+    for (int i = 0; i < GROUP / LANES; i++) {
+        x[i] = load(logits + i * LANES);
+        most = choose(x[i] > most, x[i], most);
+        unordered |= x[i] != x[i];
+    }
+    if (any_of(unordered)) return 1;
+    *largest = max_of(most);
+    if (search->keys == NULL || !search->noisy[row]) {
+        for (int i = 0; i < GROUP / LANES; i++) store(scores + i * LANES, x[i]);
+        return 0;
+    }
+    /* every score is needed for a sum, or while there is nothing to beat */
+    const int needs_all = search->totals != NULL || bound == -INFINITY;
+    const int may_win = *largest + LARGEST_NOISE >= bound;
+    *largest = -INFINITY;
+    if (!needs_all && !may_win) return 0;
+    const uint32_t *key = search->keys + 2 * row;
+    const vu token = (vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)first;
+    vi hash[GROUP / LANES], winning = {0};
+    for (int i = 0; i < GROUP / LANES; i++) {
+        hash[i] = hash16(token + (uint32_t)(i * LANES), key[0], key[1]);
+        /* noise is below -log(uniform), so a score above the bound has a uniform below this */
+        winning |= uniform16(hash[i]) <= exp16(x[i] - splat(bound)) * 1.0001f;
+    }
+    if (!needs_all && !any_of(winning)) return 0;
+    most = splat(-INFINITY);
+    for (int i = 0; i < GROUP / LANES; i++) {
+        vf score = x[i] + noise16(hash[i]);
+        most = choose(score > most, score, most);
+        store(scores + i * LANES, score);
+    }
+    *largest = max_of(most);
+    return 0;
+}
+
+static float log_total(const float *scores, int64_t size, float largest) {
+    if (largest == -INFINITY) return -INFINITY;
+    vf total = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) total += exp16(load(scores + i) - splat(largest));
+    return largest + logf(sum_of(total));
+}
+
+static void search_row(const Search *search, int64_t row, float *scores, float *largest) {
+    const int64_t groups = (search->vocab + GROUP - 1) / GROUP, count = search->count;
+    int64_t *tokens = search->tokens + row * count, held = 0;
+    float *found = search->scores + row * count;
+    Highest best = {.count = count};
+    float bound = -INFINITY;
+    for (int64_t group = 0; group < groups; group++) {
+        if (score_group(search, row, group * GROUP, bound, scores + group * GROUP, largest + group)) {
+            const float *logits = search->logits + row * search->stride;
+            for (int64_t i = 0; i < count; i++) { tokens[i] = 0; found[i] = -INFINITY; }
+            tokens[0] = group * GROUP;
+            while (logits[tokens[0]] == logits[tokens[0]]) tokens[0]++;
+            found[0] = NAN;
+            if (search->totals != NULL) search->totals[row] = NAN;
+            return;
+        }
+        lift(&best, largest[group]);
+        if (best.held == count) bound = best.values[count - 1];
+    }
+    for (int64_t group = 0; group < groups; group++) {
+        if (largest[group] < bound) continue;
+        const int64_t end = group * GROUP + GROUP < search->vocab ? group * GROUP + GROUP : search->vocab;
+        for (int64_t i = group * GROUP; i < end; i++)
+            if (scores[i] >= bound) insert(tokens, found, count, &held, i, scores[i]);
+    }
+    if (search->totals != NULL) search->totals[row] = log_total(scores, groups * GROUP, found[0]);
+}
+
+static void search_rows(void *argument) {
+    Search *search = argument;
+    const int64_t groups = (search->vocab + GROUP - 1) / GROUP;
+    float *scores = NULL;
+    if (posix_memalign((void **)&scores, 64, (size_t)(groups * (GROUP + 1)) * sizeof(float))) {
+        atomic_store(&search->failed, 1);
+        return;
+    }
+    for (int64_t row; (row = atomic_fetch_add(&search->next, 1)) < search->rows;)
+        search_row(search, row, scores, scores + groups * GROUP);
+    free(scores);
+}
+
+/* 0: done; 1: no memory */
+int draftree_search(Search *search, int64_t threads) {
+    atomic_store(&search->next, 0);
+    atomic_store(&search->failed, 0);
+    if (search->rows < threads) threads = search->rows;
+    if (threads > 1) draftree_in_parallel(search_rows, search, (int)threads);
+    else search_rows(search);
+    return atomic_load(&search->failed);
+}
+
+int64_t draftree_search_limit(void) { return MAX_COUNT; }
+int64_t draftree_search_size(void) { return sizeof(Search); }

@@ -1,0 +1,112 @@
+/* Vectors of sixteen numbers on any processor, and the few functions of them that passes and searches need.
+ * Contraction is off, so that a product is fused in every copy of a loop or in none. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+
+enum { LANES = 16 };
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t half_row __attribute__((vector_size(32)));
+typedef float vf_loose __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t vi_loose __attribute__((vector_size(64), aligned(4), may_alias));
+typedef vu vu_loose __attribute__((aligned(4), may_alias));
+typedef half_row half_loose __attribute__((aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf splat(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE vf load(const float *p) { return *(const vf_loose *)p; }
+INLINE void store(float *p, vf x) { *(vf_loose *)p = x; }
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+INLINE vf fma16(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    typedef union { vf v; __m256 half[2]; } both;
+    both x = {a}, y = {b}, z = {c};
+    z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
+    z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
+    return z.v;
+#elif defined(__ARM_NEON)
+    typedef union { vf v; float32x4_t part[4]; } all;
+    all x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
+    return z.v;
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE float sum_of(vf x) {
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef float v4 __attribute__((vector_size(16)));
+    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    v4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+INLINE float max_of(vf x) {
+#define LARGER(...) do { vf y = __builtin_shufflevector(x, x, __VA_ARGS__); x = choose(y > x, y, x); } while (0)
+    LARGER(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    LARGER(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    LARGER(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    LARGER(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#undef LARGER
+    return x[0];
+}
+
+INLINE int any_of(vi mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    typedef int64_t vl __attribute__((vector_size(64)));
+    vl x = (vl)mask;
+    return ((x[0] | x[1]) | (x[2] | x[3]) | (x[4] | x[5]) | (x[6] | x[7])) != 0;
+#endif
+}
+
+/* sums of sixteen vectors, one in each lane */
+INLINE vf sums_of(vf *x) {
+    vf a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+               __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    for (int i = 0; i < 4; i++)
+        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    for (int i = 0; i < 2; i++)
+        c[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               __builtin_shufflevector(b[2 * i], b[2 * i + 1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    return __builtin_shufflevector(c[0], c[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(c[0], c[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+/* e to the x; relative error about 1e-7; 0 below -87 */
+INLINE vf exp16(vf x) {
+    vi tiny = x < -87.0f, huge = x > 88.0f;
+    vf y = choose(tiny, splat(-87.0f), choose(huge, splat(88.0f), x));
+    vf shift = splat(12582912.0f); /* adding it rounds to an integer */
+    vf n = fma16(y, splat(1.44269504088896341f), shift) - shift;
+    vf r = fma16(n, splat(-0.693359375f), y);
+    r = fma16(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = fma16(p, r, splat(1.3981999507e-3f));
+    p = fma16(p, r, splat(8.3334519073e-3f));
+    p = fma16(p, r, splat(4.1665795894e-2f));
+    p = fma16(p, r, splat(1.6666665459e-1f));
+    p = fma16(p, r, splat(5.0000001201e-1f));
+    p = fma16(p, r * r, r + 1.0f);
+    vi power = (__builtin_convertvector(n, vi) + 127) << 23;
+    return choose(tiny, splat(0.0f), p * (vf)power);
+}
