@@ -37,11 +37,11 @@ def native() -> Library:
         pytest.skip(str(error))
 
 
-def noisy(logits: Tensor, keys: searcher.NoiseKeys) -> Tensor:
+def noisy(logits: Tensor, noise: searcher.RowNoise) -> Tensor:
     scores = logits.clone()
-    for row, key in enumerate(keys):
-        if key is not None:
-            scores[row] += gumbel([key], torch.arange(logits.shape[-1])[None])[0]
+    for row, entry in enumerate(noise):
+        if entry is not None:
+            scores[row] = scores[row] / entry[1] + gumbel([entry[0]], torch.arange(logits.shape[-1])[None])[0]
     return scores
 
 
@@ -60,30 +60,32 @@ def test_ranks_scores_and_sums_are_those_of_torch(
     logits = scale * torch.randn(rows, vocab, generator=chance)
     logits[torch.rand(rows, vocab, generator=chance) < dropped] = -math.inf
     logits[:, seed % vocab] = 0.5
-    keys = [Noise(seed).keys(row) if (row + seed) % 3 else None for row in range(rows)]
+    noise = [(Noise(seed).keys(row), (0.7, 1.0)[row % 2]) if (row + seed) % 3 else None for row in range(rows)]
     count = min(vocab, 1 + seed % native.max_count)
-    tokens, scores, totals = native.search(logits, keys, count, totals=True)
-    wanted = noisy(logits, keys)
+    tokens, scores, totals = (torch.tensor(found) for found in native.search(logits, noise, count, totals=True))
+    wanted = noisy(logits, noise)
     _, values = leading(wanted, count)
     torch.testing.assert_close(scores, values, atol=1e-4, rtol=0)
     torch.testing.assert_close(totals[:, None], log_total(wanted), atol=1e-4, rtol=0)
     torch.testing.assert_close(wanted.gather(-1, tokens), scores, atol=1e-4, rtol=0)
     assert all(len(set(row)) == count for row in tokens.tolist()), "no token twice"
-    fewer = native.search(logits, keys, 1, totals=False)
-    assert fewer[0][:, 0].tolist() == tokens[:, 0].tolist()
+    fewer = native.search(logits, noise, 1, totals=False)
+    assert fewer.tokens == tokens[:, :1].tolist()
 
 
 def test_of_equals_the_first_comes_first_and_nan_before_all(native: Library) -> None:
     logits = torch.zeros(2, 200)
     logits[1, 150] = math.nan
-    tokens, scores, totals = native.search(logits, [None, None], 3, totals=True)
-    assert tokens[0].tolist() == [0, 1, 2]
-    assert tokens[1, 0] == 150
-    assert scores[1, 0].isnan()
-    assert totals[1].isnan()
-    assert native.search(logits, [(1, 2), (3, 4)], 1, totals=False)[0][1, 0] == 150
+    found = native.search(logits, [None, None], 3, totals=True)
+    assert found.tokens[0] == [0, 1, 2]
+    assert found.tokens[1][0] == 150
+    assert math.isnan(found.scores[1][0])
+    assert math.isnan(found.totals[1])
+    assert native.search(logits, [((1, 2), 1.0), ((3, 4), 0.5)], 1, totals=False).tokens[1] == [150]
     nothing = torch.full((1, 200), -math.inf)
-    assert native.search(nothing, [(1, 2)], 2, totals=True)[1].tolist() == [[-math.inf, -math.inf]]
+    assert native.search(nothing, [((1, 2), 1.0)], 2, totals=True).scores == [[-math.inf, -math.inf]]
+    searcher.search_with(native)
+    assert searcher.exact_picks(nothing, [((1, 2), 1.0)])[1] == [False]
 
 
 def test_picks_are_decided_in_double_precision(native: Library) -> None:
@@ -96,7 +98,7 @@ def test_picks_are_decided_in_double_precision(native: Library) -> None:
         logits[0, 10] = 0.0
         logits[0, 700] = first - second + nudge
         exact = {token: float(logits[0, token]) + noise for token, noise in ((10, first), (700, second))}
-        assert searcher.exact_picks(logits, [key]) == [max(exact, key=exact.__getitem__)]
+        assert searcher.exact_picks(logits, [(key, 1.0)]) == ([max(exact, key=exact.__getitem__)], [True])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -116,8 +118,8 @@ def test_laws_pick_rank_and_judge_alike_with_and_without(native: Library, temper
     searcher.search_with(native)
     fast = laws()
     assert fast.picks()[:3] == plain.picks()[:3] == argmax(plain.perturbed([Noise(3)]))[:3]
-    tokens, shares = fast.ranked([Noise(3)], 5)
-    assert tokens[:3].tolist() == ranked[0][:3].tolist()
-    torch.testing.assert_close(shares[:3], ranked[1][:3], atol=1e-4, rtol=0)
+    tokens, shares = laws().ranked([Noise(3)], 5)
+    assert tokens[:3] == ranked[0][:3]
+    assert shares[:3] == [pytest.approx(row, abs=1e-4) for row in ranked[1][:3]]
     assert judged == fast.finite() == [False]
     assert fast.finite([[0, 1, 2]]) == [True]

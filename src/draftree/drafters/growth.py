@@ -164,9 +164,8 @@ class Growth:
         num_best = self._shape.num_best
         rows = [LawRows(g.state.view.history, g.state.view.controls, [g.path(n) for n in g.frontier]) for g in active]
         laws = Laws(logits, rows, overwrites=True)
-        chosen, scores = self._candidates(active, laws, width)
-        confidence = self._confidence(active, laws, chosen)
-        tokens, values = chosen.tolist(), scores.tolist()
+        tokens, values = self._candidates(active, laws, width)
+        confidence = self._confidence(active, laws, tokens)
         for index, g in enumerate(active):
             span, first = laws.span(index), len(g.tokens)
             with_laws = laws.of(index).probs() if self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT) else None
@@ -184,9 +183,11 @@ class Growth:
                     g.add(node, token, value, confidence=sure, law=None if with_laws is None else with_laws[row])
             self._advance(g, first)
 
-    def _candidates(self, active: Sequence[_Growing], laws: Laws, width: int) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities of the children, both of shape (rows, width)."""
-        width = min(width, laws.logits.shape[-1])
+    def _candidates(
+        self, active: Sequence[_Growing], laws: Laws, width: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probabilities of the children, `width` of them for each row."""
+        width = min(width, laws.raw.shape[-1])
         if self._draw is Draw.FREE:
             return laws.ranked([g.noise for g in active], width, in_place=not self._asks_confidence(active))
         streams = [g.noise.stream(node) for g in active for node in g.frontier]
@@ -195,12 +196,13 @@ class Growth:
         else:
             draws = [argmax(laws.perturbed_rows([s.stream(child) for s in streams])) for child in range(width)]
             chosen = torch.tensor(draws, device=laws.logits.device).T
-        return chosen, _log_probs(laws.logits, chosen)
+        return chosen.tolist(), _log_probs(laws.logits, chosen).tolist()
 
-    def _confidence(self, active: Sequence[_Growing], laws: Laws, chosen: Tensor) -> list[list[float]]:
+    def _confidence(self, active: Sequence[_Growing], laws: Laws, tokens: list[list[int]]) -> list[list[float]]:
         """Probabilities of the children under the drafter's own law; 1 where no budget asks."""
         if not self._asks_confidence(active):
-            return [[1.0] * chosen.shape[1]] * chosen.shape[0]
+            return [[1.0] * len(row) for row in tokens]
+        chosen = torch.tensor(tokens, device=laws.logits.device)
         found: list[list[float]] = _log_probs(laws.logits, chosen).exp().tolist()
         return found
 

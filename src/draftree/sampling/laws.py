@@ -17,7 +17,7 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
 from draftree.sampling.search import argmax, leading, log_total
-from draftree.sampling.searcher import NoiseKeys, can_search, exact_picks, search
+from draftree.sampling.searcher import RowNoise, can_search, exact_picks, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,16 @@ class Laws:
         for entry in rows:
             starts.append(starts[-1] + len(entry.paths))
         self._starts = starts
-        self.logits = self._processed()
+        self._logits: Tensor | None = None
         self._picks: list[int] | None = None
+        self._sound: list[bool] | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """Processed logits over temperature, shape (rows, vocab); -inf where a control forbids the token."""
+        if self._logits is None:
+            self._logits = self._processed()
+        return self._logits
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,12 +111,7 @@ class Laws:
         """
         if not self.rows:
             return []
-        if self._picks is None:
-            largest = self.logits.amax(dim=-1)
-        else:
-            # a pick is NaN or infinite where its row holds a NaN, or nothing to choose
-            largest = self.logits.gather(-1, torch.tensor(self._picks, device=self.logits.device)[:, None])[:, 0]
-        good = largest.isfinite().tolist()
+        good = self.logits.amax(dim=-1).isfinite().tolist() if self._sound is None else self._sound
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
@@ -157,13 +160,15 @@ class Laws:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
             streams = [entry.controls.noise for entry in self.rows]
-            if can_search(self.logits):
-                self._picks = exact_picks(self.logits, self._row_keys(streams))
+            if self._can_search():
+                self._picks, self._sound = exact_picks(*self._searched(streams))
             else:
                 self._picks = argmax(self.perturbed(streams))
         return self._picks
 
-    def ranked(self, streams: Sequence[Noise], count: int, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    def ranked(
+        self, streams: Sequence[Noise], count: int, *, in_place: bool = False
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """The tokens of highest perturbed score, in descending order, and what share of the row's they have.
 
         Args:
@@ -172,21 +177,30 @@ class Laws:
             in_place: the laws may be lost on the way.
 
         Returns:
-            Token ids, and logarithms of the softmax of the perturbed scores, both of shape (rows, count).
+            For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
-        if can_search(self.logits, count):
-            tokens, scores, totals = search(self.logits, self._row_keys(streams), count)
-            return tokens, scores - totals[:, None]
+        if self._can_search(count):
+            found = search(*self._searched(streams), count)
+            pairs = zip(found.scores, found.totals, strict=True)
+            return found.tokens, [[score - total for score in scores] for scores, total in pairs]
         perturbed = self.perturbed(streams, in_place=in_place)
         tokens, scores = leading(perturbed, count)
-        return tokens, scores - log_total(perturbed)
+        return tokens.tolist(), (scores - log_total(perturbed)).tolist()
 
-    def _row_keys(self, streams: Sequence[Noise]) -> NoiseKeys:
-        return [
-            stream.keys(position) if entry.controls.temperature > 0 else None
+    def _can_search(self, count: int = 1) -> bool:
+        return can_search(self.raw, count)
+
+    def _searched(self, streams: Sequence[Noise]) -> tuple[Tensor, RowNoise]:
+        """Logits and what a search adds to them; one that divides by the temperature itself spares a copy of them."""
+        is_raw = self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows)
+        noise = [
+            (stream.keys(position), entry.controls.temperature if is_raw else 1.0)
+            if entry.controls.temperature
+            else None
             for entry, stream in zip(self.rows, streams, strict=True)
             for position in entry.positions
         ]
+        return self.raw if is_raw else self.logits, noise
 
 
 def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:

@@ -1,26 +1,36 @@
 """The largest entries of wide rows under noise, by whatever finds them fastest here.
 
-A searcher adds noise and ranks in one walk over a row, with logarithms that it may round in its own way. Where two
-scores lie so close that this could decide, their noise is computed again in double precision, so that a pick is the
-same whoever searched.
+A searcher divides by the temperature, adds noise and ranks in one walk over a row, with logarithms that it may round
+in its own way. Where two scores lie so close that this could decide, they are computed again in double precision, so
+that a pick is the same whoever searched.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from draftree.core.noise import gumbel_of_few
-from draftree.sampling.search import argmax
 
-NoiseKeys = Sequence[tuple[int, int] | None]
-"""For each row the keys of its noise; None for a row without."""
+RowNoise = Sequence[tuple[tuple[int, int], float] | None]
+"""For each row the keys of its noise and its temperature; None for a row that is taken as it is."""
 NEAR = 1e-3
 """Scores this close to the largest are computed exactly; searchers are off by less than a tenth of it."""
 FEW = 4
+
+
+class Found(NamedTuple):
+    """What a search found in each row."""
+
+    tokens: list[list[int]]
+    """Columns, that of the largest score first, of equals the first; a row that holds a NaN starts with its column."""
+    scores: list[list[float]]
+    totals: list[float]
+    """Logarithm of the row's sum of exponentials, where it was asked for."""
 
 
 class Searcher(Protocol):
@@ -28,17 +38,14 @@ class Searcher(Protocol):
 
     max_count: int
 
-    def search(self, logits: Tensor, keys: NoiseKeys, count: int, *, totals: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns and scores of the `count` largest of each row, and the logarithm of its sum of exponentials.
+    def search(self, logits: Tensor, noise: RowNoise, count: int, *, totals: bool) -> Found:
+        """The `count` largest scores of each row.
 
         Args:
             logits: float32 on the CPU, shape (rows, vocab), rows contiguous.
-            keys: the rows' noise.
+            noise: what is added to the rows.
             count: at most `max_count` and vocab.
-            totals: whether the sums are wanted; else they are meaningless.
-
-        Returns:
-            Shapes (rows, count), (rows, count) and (rows). Of equals the first comes first; a NaN comes before all.
+            totals: whether the sums are wanted.
         """
         ...
 
@@ -58,30 +65,31 @@ def can_search(logits: Tensor, count: int = 1) -> bool:
     return logits.stride(-1) == 1 and 0 < count <= min(_searchers[0].max_count, logits.shape[-1])
 
 
-def search(logits: Tensor, keys: NoiseKeys, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def search(logits: Tensor, noise: RowNoise, count: int) -> Found:
     """As `Searcher.search`, sums included; only where `can_search` says so."""
-    return _searchers[0].search(logits, keys, count, totals=True)
+    return _searchers[0].search(logits, noise, count, totals=True)
 
 
-def exact_picks(logits: Tensor, keys: NoiseKeys) -> list[int]:
-    """The largest entry of each row under its noise, decided in double precision where it is close."""
-    if all(key is None for key in keys):
-        return argmax(logits)
-    tokens, scores, _ = _searchers[0].search(logits, keys, min(FEW, logits.shape[-1]), totals=False)
-    found: list[int] = tokens[:, 0].tolist()
-    if logits.shape[-1] == 1:
-        return found
-    close = (scores[:, 1] >= scores[:, 0] - NEAR).tolist()
-    for row, is_close in enumerate(close):
-        key = keys[row]
-        if is_close and key is not None:
-            found[row] = _decided(logits[row], key)
-    return found
+def exact_picks(logits: Tensor, noise: RowNoise) -> tuple[list[int], list[bool]]:
+    """The largest entry of each row under its noise, decided in double precision where it is close.
+
+    Returns:
+        The picks, and whether each row has a token to choose and no NaN.
+    """
+    count = min(1 if all(entry is None for entry in noise) else FEW, logits.shape[-1])
+    found = _searchers[0].search(logits, noise, count, totals=False)
+    picks = [tokens[0] for tokens in found.tokens]
+    for row, (entry, scores) in enumerate(zip(noise, found.scores, strict=True)):
+        if entry is not None and count > 1 and scores[1] >= scores[0] - NEAR and scores[0] > -math.inf:
+            picks[row] = _decided(logits[row], *entry)
+    return picks, [math.isfinite(scores[0]) for scores in found.scores]
 
 
-def _decided(row: Tensor, key: tuple[int, int]) -> int:
+def _decided(row: Tensor, keys: tuple[int, int], temperature: float) -> int:
     searcher = _searchers[0]
-    tokens, scores, _ = searcher.search(row[None], [key], min(searcher.max_count, len(row)), totals=False)
-    near: list[int] = sorted(tokens[0][scores[0] >= scores[0, 0] - NEAR].tolist())
-    exact = [value + noise for value, noise in zip(row[near].tolist(), gumbel_of_few(key, near), strict=True)]
-    return near[max(range(len(near)), key=exact.__getitem__)] if near else int(tokens[0, 0])
+    found = searcher.search(row[None], [(keys, temperature)], min(searcher.max_count, len(row)), totals=False)
+    tokens, scores = found.tokens[0], found.scores[0]
+    near = sorted(token for token, score in zip(tokens, scores, strict=True) if score >= scores[0] - NEAR)
+    values = [value / temperature for value in row[near].tolist()]
+    exact = [value + noise for value, noise in zip(values, gumbel_of_few(keys, near), strict=True)]
+    return near[max(range(len(near)), key=exact.__getitem__)]

@@ -91,7 +91,7 @@ typedef struct {
     const int64_t *list_start;              /* where a row's list of places behind them starts */
     const int64_t *list;
     const int64_t *chunks;      /* first row of each run of rows of one slot; the total behind them */
-    const float *cosines[2], *sines[2]; /* [row][rotary_dim] */
+    const float *cosines[2], *sines[2]; /* [position][rotary_dim] */
     const float *hidden_in;     /* NULL: the tokens' embeddings */
     float *hidden_out;          /* NULL: not asked for */
     const uint8_t *skipped;     /* NULL, or for every layer whether attention and mlp are left out */
@@ -327,7 +327,7 @@ INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t row
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_block * units * 1024;
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-#define STEP(tile, place, dot) { _tile_stream_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
+#define STEP(tile, place, dot) { _tile_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
     if (format == BFLOAT16) {
         for (int64_t unit = 0; unit < units; unit++) {
             _tile_loadd(4, input + unit * 1024, 64);
@@ -560,7 +560,7 @@ static void place_head(const Work *work, float *head, const float *norm, int64_t
             store(head + i, load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
     }
     if (rope < 0) return;
-    const float *cosine = pass->cosines[rope] + row * rotary, *sine = pass->sines[rope] + row * rotary;
+    const float *cosine = pass->cosines[rope] + pass->position[row] * rotary, *sine = pass->sines[rope] + pass->position[row] * rotary;
     for (int64_t i = 0; i < half; i++) {
         float low = head[i], high = head[i + half];
         head[i] = low * cosine[i] - high * sine[i];

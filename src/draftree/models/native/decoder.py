@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
 FIRST_POSITIONS = 1024
+ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
 
 
 class NativeDecoder:
@@ -195,12 +197,8 @@ class NativeDecoder:
         """One pass over rows; their keys and values are written to the memory."""
         self._point_at(memory)
         logits = torch.empty(len(logit_rows), self._blueprint.vocab)
-        asked = np.asarray(logit_rows, dtype=np.int64)
-        tables = self._ropes.at(rows.position)
-        arrays = (rows.tokens, rows.slot, rows.place, rows.position, rows.identical, rows.list_start, rows.list)
-        pointers = [array.ctypes.data for array in arrays]
         hidden = torch.empty(len(rows.tokens), self._blueprint.hidden) if stretch.keeps_hidden else None
-        skipped = stretch.skipped(self.num_layers)
+        asked, skipped = array("q", logit_rows), stretch.skipped(self.num_layers)
         run = CPass(
             rows=len(rows.tokens),
             num_threads=torch.get_num_threads(),
@@ -212,14 +210,13 @@ class NativeDecoder:
             num_logits=len(asked),
             num_chunks=len(rows.chunks) - 1,
             places=memory.length,
-            rotary_dim=tables[0][0].shape[-1] if tables else 0,
-            chunks=rows.chunks.ctypes.data,
-            logit_rows=asked.ctypes.data,
+            logit_rows=place_of(asked),
             logits=logits.data_ptr(),
         )
-        (run.tokens, run.slot, run.place, run.position, run.identical, run.list_start, run.list) = pointers
-        for kind, (cosines, sines) in enumerate(tables):
-            run.cosines[kind], run.sines[kind] = cosines.ctypes.data, sines.ctypes.data
+        # without numpy and torch wherever that can be: a pass has driven their code out of the caches
+        for name in ROW_COLUMNS:
+            setattr(run, name, place_of(getattr(rows, name)))
+        self._ropes.point(run, longest=max(rows.position) + 1)
         self._library.run(self._decoder, run)
         return Outcome(logits, hidden)
 
@@ -230,6 +227,11 @@ class NativeDecoder:
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
         self._memory_layout = layout
+
+
+def place_of(numbers: array[int]) -> int:
+    """Where an array's numbers lie."""
+    return numbers.buffer_info()[0]
 
 
 def huge_pages(num_bytes: int) -> Tensor:
@@ -251,16 +253,18 @@ class _Ropes:
         self._rotary = plan.rotary
         self._kinds = plan.ropes
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        self._length = 0
+        self._addresses: list[tuple[int, int]] = []
+        self._length = self._width = 0
         if any("dynamic" in str(kind) for kind in _rope_types(config)):
             raise NativeUnavailableError("its rotary positions change with the length of the text")
 
-    def at(self, position: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each kind cosines and sines of shape (rows, rotary_dim), float32."""
-        longest = int(position.max()) + 1
+    def point(self, run: CPass, *, longest: int) -> None:
+        """Let a pass over positions below this one find its cosines and sines."""
         if longest > self._length:
             self._make(max(2 * self._length, longest, FIRST_POSITIONS))
-        return [(cosines[position], sines[position]) for cosines, sines in self._tables]
+        for kind, (cosines, sines) in enumerate(self._addresses):
+            run.cosines[kind], run.sines[kind] = cosines, sines
+        run.rotary_dim = self._width
 
     def _make(self, length: int) -> None:
         ids, like = torch.arange(length).unsqueeze(0), torch.zeros(1, 1, 1)
@@ -269,6 +273,8 @@ class _Ropes:
             for kind in self._kinds:
                 found = self._rotary(like, ids, kind) if kind else self._rotary(like, ids)
                 self._tables.append((found[0][0].contiguous().numpy(), found[1][0].contiguous().numpy()))
+        self._addresses = [(cosines.ctypes.data, sines.ctypes.data) for cosines, sines in self._tables]
+        self._width = self._tables[0][0].shape[-1] if self._tables else 0
         self._length = length
 
 

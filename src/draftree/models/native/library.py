@@ -9,12 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.models.native.build import NativeUnavailableError, built_library
-from draftree.sampling.searcher import NoiseKeys, search_with
+from draftree.sampling.searcher import Found, RowNoise, search_with
 
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
 LANES = 16
@@ -96,7 +95,7 @@ class CSearch(ctypes.Structure):
     _fields_ = (
         ("logits", _pointer),
         *((name, _size) for name in ("rows", "stride", "vocab", "count")),
-        *((name, _pointer) for name in ("keys", "noisy", "tokens", "scores", "totals")),
+        *((name, _pointer) for name in ("keys", "temperatures", "tokens", "scores", "totals")),
         ("next", ctypes.c_long),
         ("failed", ctypes.c_int),
     )
@@ -199,34 +198,35 @@ class Library:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
-
-    def search(self, logits: Tensor, keys: NoiseKeys, count: int, *, totals: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def search(self, logits: Tensor, noise: RowNoise, count: int, *, totals: bool) -> Found:
         """As `Searcher.search`.
 
         Raises:
             MemoryError: there is no room for the scores of a row.
         """
         rows = len(logits)
-        tokens = torch.empty(rows, count, dtype=torch.int64)
-        scores, sums = torch.empty(rows, count), torch.empty(rows)
-        hashed = np.array([(0, 1) if key is None else key for key in keys], dtype=np.int64).astype(np.uint32)
-        hashed[:, 1] |= 1
-        noisy = np.array([key is not None for key in keys], dtype=np.uint8)
+        keys, temperatures = (ctypes.c_uint32 * (2 * rows))(), (_float * rows)()
+        for row, entry in enumerate(noise):
+            if entry is not None:
+                (keys[2 * row], second), temperatures[row] = entry
+                keys[2 * row + 1] = second | 1
+        tokens, scores, sums = (_size * (rows * count))(), (_float * (rows * count))(), (_float * rows)()
         asked = CSearch(
             logits=logits.data_ptr(),
             rows=rows,
             stride=logits.stride(0),
             vocab=logits.shape[-1],
             count=count,
-            keys=hashed.ctypes.data if noisy.any() else None,
-            noisy=noisy.ctypes.data,
-            tokens=tokens.data_ptr(),
-            scores=scores.data_ptr(),
-            totals=sums.data_ptr() if totals else None,
+            keys=ctypes.addressof(keys),
+            temperatures=ctypes.addressof(temperatures),
+            tokens=ctypes.addressof(tokens),
+            scores=ctypes.addressof(scores),
+            totals=ctypes.addressof(sums) if totals else None,
         )
         if rows and self._library.draftree_search(ctypes.byref(asked), torch.get_num_threads()):
             raise MemoryError(f"no memory for the scores of {logits.shape[-1]} tokens")
-        return tokens, scores, sums
+        starts = range(0, rows * count, count)
+        return Found([tokens[at : at + count] for at in starts], [scores[at : at + count] for at in starts], sums[:])
 
 
 @functools.cache

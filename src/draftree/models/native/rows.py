@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from draftree.core.tree import ROOT
 from draftree.models.slots import KVSlot
@@ -13,7 +12,7 @@ from draftree.models.slots import KVSlot
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All of int64, one entry a row where not said otherwise.
+    """All of 64 bits, one entry a row where not said otherwise.
 
     Attributes:
         tokens: token ids.
@@ -26,14 +25,14 @@ class Rows:
         chunks: first rows of runs of rows of one slot, and the number of rows behind them.
     """
 
-    tokens: np.ndarray
-    slot: np.ndarray
-    place: np.ndarray
-    position: np.ndarray
-    identical: np.ndarray
-    list_start: np.ndarray
-    list: np.ndarray
-    chunks: np.ndarray
+    tokens: array[int]
+    slot: array[int]
+    place: array[int]
+    position: array[int]
+    identical: array[int]
+    list_start: array[int]
+    list: array[int]
+    chunks: array[int]
 
 
 def plan_rows(
@@ -74,8 +73,7 @@ def plan_rows(
         chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
         chunks.append(end)
     flat = [token for row in tokens for token in row]
-    arrays = [np.asarray(column, dtype=np.int64) for column in (flat, *columns, places or [0], chunks)]
-    return Rows(*arrays)
+    return Rows(*(array("q", column) for column in (flat, *columns, places, chunks)))
 
 
 def _chain_length(parents: Sequence[int]) -> int:

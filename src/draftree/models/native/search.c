@@ -14,8 +14,8 @@ enum { GROUP = 64, MAX_COUNT = 64 };
 typedef struct {
     const float *logits; /* [rows][stride] */
     int64_t rows, stride, vocab, count;
-    const uint32_t *keys;  /* [rows][2], the second odd; NULL: no row has noise */
-    const uint8_t *noisy;  /* [rows] */
+    const uint32_t *keys;  /* [rows][2], the second odd */
+    const float *temperatures; /* [rows] what logits are divided by; 0: they stay, and have no noise */
     int64_t *tokens;       /* [rows][count], the largest first, of equals the first */
     float *scores;         /* [rows][count]; a NaN, if the row holds one, stands first and alone */
     float *totals;         /* [rows] logarithms of the sums of exponentials; NULL: not asked for */
@@ -108,11 +108,17 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
         unordered |= x[i] != x[i];
     }
     if (any_of(unordered)) return 1;
-    *largest = max_of(most);
-    if (search->keys == NULL || !search->noisy[row]) {
+    const float temperature = search->temperatures[row];
+    if (temperature == 0.0f) {
         for (int i = 0; i < GROUP / LANES; i++) store(scores + i * LANES, x[i]);
+        *largest = max_of(most);
         return 0;
     }
+    if (temperature != 1.0f) {
+        for (int i = 0; i < GROUP / LANES; i++) x[i] = x[i] / temperature;
+        most = most / temperature;
+    }
+    *largest = max_of(most);
     /* every score is needed for a sum, or while there is nothing to beat */
     const int needs_all = search->totals != NULL || bound == -INFINITY;
     const int may_win = *largest + LARGEST_NOISE >= bound;
@@ -172,17 +178,24 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
     if (search->totals != NULL) search->totals[row] = log_total(scores, groups * GROUP, found[0]);
 }
 
+/* fresh memory of this size costs more than the search; each thread keeps its own */
+static __thread struct { float *memory; int64_t size; } kept;
+
 static void search_rows(void *argument) {
     Search *search = argument;
     const int64_t groups = (search->vocab + GROUP - 1) / GROUP;
-    float *scores = NULL;
-    if (posix_memalign((void **)&scores, 64, (size_t)(groups * (GROUP + 1)) * sizeof(float))) {
-        atomic_store(&search->failed, 1);
-        return;
+    if (kept.size < groups) {
+        free(kept.memory);
+        kept.size = groups;
+        if (posix_memalign((void **)&kept.memory, 64, (size_t)(groups * (GROUP + 1)) * sizeof(float))) {
+            kept.memory = NULL;
+            kept.size = 0;
+            atomic_store(&search->failed, 1);
+            return;
+        }
     }
     for (int64_t row; (row = atomic_fetch_add(&search->next, 1)) < search->rows;)
-        search_row(search, row, scores, scores + groups * GROUP);
-    free(scores);
+        search_row(search, row, kept.memory, kept.memory + groups * GROUP);
 }
 
 /* 0: done; 1: no memory */
