@@ -27,6 +27,7 @@ from draftree.models.resolve import resolve_model
 BANDWIDTH_BYTES = 1 << 29
 BANDWIDTH_READS = 8
 WARM_UP_PASSES = 2
+QUANTIZED_BYTES = {"int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def measure(
         )
     if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
         raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
-    weight_bytes = weight_bytes_read(loaded.folder, model.dtype)
+    weight_bytes = weight_bytes_read(loaded.folder, model.dtype, loaded.quantization)
     load_before = load_average()
     bandwidth = read_bandwidth(model.device)
     records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
@@ -171,8 +172,13 @@ def _tokens(model: LanguageModel, count: int) -> list[int]:
     return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
-def weight_bytes_read(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes of all weights that a pass reads: everything but an embedding that is not the head as well."""
+def weight_bytes_read(folder: Path, dtype: torch.dtype, quantization: str | None = None) -> int:
+    """Bytes of all weights that a pass reads."""
+    return weights_of_pass(folder) * (dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization])
+
+
+def weights_of_pass(folder: Path) -> int:
+    """Weights that a pass reads: everything but an embedding that is not the head as well."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -183,7 +189,7 @@ def weight_bytes_read(folder: Path, dtype: torch.dtype) -> int:
     count = sum(parameter.numel() for parameter in model.parameters())
     if head is not None and head.weight is not embedding.weight:
         count -= embedding.weight.numel()
-    return int(count) * dtype.itemsize
+    return int(count)
 
 
 def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> float:

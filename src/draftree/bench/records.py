@@ -138,6 +138,29 @@ class LawRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PerplexityRecord:
+    """How one kind of weights foretells a text.
+
+    Attributes:
+        weights: their dtype or quantization.
+        kernels: what computed the passes.
+        num_tokens: that were foretold.
+        perplexity: e to the mean of minus the log-probability of each token.
+        ratio: over the perplexity of the first kind of weights.
+        ratio_error: standard error of that, from the differences token by token.
+        num_other_tokens: places at which the likeliest token is another one than that of the first kind.
+    """
+
+    weights: str
+    kernels: str
+    num_tokens: int
+    perplexity: float
+    ratio: float
+    ratio_error: float
+    num_other_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """A results file.
 
@@ -148,6 +171,7 @@ class Results:
         passes: pass costs.
         trees: costs of scoring trees.
         laws: target and drafter compared.
+        perplexities: kinds of weights compared.
         end: the last line; None if the run was cut off before it.
     """
 
@@ -157,12 +181,16 @@ class Results:
     passes: tuple[PassRecord, ...] = ()
     trees: tuple[TreeRecord, ...] = ()
     laws: tuple[LawRecord, ...] = ()
+    perplexities: tuple[PerplexityRecord, ...] = ()
     end: dict[str, Any] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the run came to its end."""
         return self.end is not None and bool(self.end.get("complete"))
+
+
+AnyRecord = Record | PassRecord | TreeRecord | LawRecord | PerplexityRecord
 
 
 @dataclass(slots=True)
@@ -172,7 +200,7 @@ class RecordFile:
     stream: IO[str] | None
     lines: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, kind: str, entry: dict[str, Any] | Record | PassRecord | TreeRecord | LawRecord) -> None:
+    def add(self, kind: str, entry: dict[str, Any] | AnyRecord) -> None:
         """Append one line."""
         fields = entry if isinstance(entry, dict) else dataclasses.asdict(entry)
         self.lines.append({"kind": kind, **fields})
@@ -222,6 +250,7 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
     passes: list[PassRecord] = []
     trees: list[TreeRecord] = []
     laws: list[LawRecord] = []
+    perplexities: list[PerplexityRecord] = []
     for number, entry in entries:
         try:
             kind = entry.pop("kind")
@@ -241,6 +270,8 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
                 trees.append(TreeRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
             elif kind == "law":
                 laws.append(_law(entry))
+            elif kind == "perplexity":
+                perplexities.append(PerplexityRecord(**entry))
             elif kind == "end":
                 end = entry
             else:
@@ -253,7 +284,7 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
             ) from error
     if header is None:
         raise ConfigurationError(f"results file '{name}' has no header line: it was not written by draftree bench")
-    return Results(name, header, tuple(records), tuple(passes), tuple(trees), tuple(laws), end)
+    return Results(name, header, tuple(records), tuple(passes), tuple(trees), tuple(laws), tuple(perplexities), end)
 
 
 def _law(entry: dict[str, Any]) -> LawRecord:

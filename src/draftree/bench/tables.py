@@ -10,7 +10,7 @@ from rich.console import Console
 
 from draftree.bench.grids import NOTHING, Grid
 from draftree.bench.law_tables import law_grids
-from draftree.bench.records import PassRecord, Results
+from draftree.bench.records import PassRecord, PerplexityRecord, Results
 from draftree.bench.report import PHASES, Parting, Ratio, Report, Row
 from draftree.bench.tree_tables import tree_grids
 
@@ -22,6 +22,8 @@ def grids_of(results: Results) -> list[Grid]:
         grids.append(_passes_grid(results.header, results.passes))
     grids.extend(tree_grids(results.trees))
     grids.extend(law_grids(results.laws))
+    if results.perplexities:
+        grids.append(_perplexity_grid(results.perplexities))
     if results.records:
         report = Report(results)
         rows = report.rows()
@@ -69,6 +71,12 @@ def provenance_line(results: Results) -> str:
         parts.append(
             f"drafter {header['draft_models'][0]['name']}, {header['prompts']['written']} prompts of "
             f"{header['prompts']['name']}, at most {header['max_tokens']} tokens, {header['draws']} noises"
+        )
+    if header["job"] == "perplexity":
+        text = header["text"]
+        parts.append(
+            f"{header['num_tokens']} tokens of {text['name']} ({text['sha256']}), windows of {header['window']} tokens "
+            "that overlap by half"
         )
     before, after = header["load_average"], (results.end or {}).get("load_average")
     if before is not None:
@@ -206,6 +214,20 @@ def _passes_grid(header: Mapping[str, Any], passes: Sequence[PassRecord]) -> Gri
         for record in passes
     )
     return Grid(title, ("rows", "ms", "fastest–slowest", "x one row", "x floor"), rows)
+
+
+def _perplexity_grid(records: Sequence[PerplexityRecord]) -> Grid:
+    rows = tuple(
+        (
+            record.weights,
+            record.kernels,
+            f"{record.perplexity:.3f}",
+            f"{record.ratio:.4f} ± {record.ratio_error:.4f}",
+            f"{record.num_other_tokens / record.num_tokens:.2%}",
+        )
+        for record in records
+    )
+    return Grid("Perplexity", ("weights", "kernels", "perplexity", "x the first", "another likeliest token"), rows)
 
 
 def _number(value: float | None) -> str:

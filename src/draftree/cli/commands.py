@@ -84,6 +84,16 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "doctor",
+            "draftree.cli.doctor:doctor",
+            "Say what a model does on this machine, and why.",
+            (
+                "draftree doctor",
+                "draftree doctor smollm2-135m-instruct --draft ngram",
+                "draftree doctor tinyllama-1.1b-chat --draft model:stories15m,k=4 --measure",
+            ),
+        ),
+        Entry(
             "demo",
             "draftree.cli.demo:demo",
             "See a real model write the same text, plain and with speculation.",

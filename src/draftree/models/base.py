@@ -9,12 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.memory import NOTHING, Footprint
+
+if TYPE_CHECKING:
+    from draftree.models.check import CheckResult
 
 
 class Slot(ABC):
@@ -112,6 +116,8 @@ class LanguageModel(ABC):
     """Layers of which a part can be run; 0 if none can."""
     num_sublayer_runs: int = 0
     """Rows that attentions and perceptrons have computed so far, one count for each row of each of them."""
+    self_check: CheckResult | None = None
+    """What the check at load found; None where there was none."""
 
     @property
     def footprint(self) -> Footprint:

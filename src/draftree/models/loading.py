@@ -15,7 +15,7 @@ import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.base import LanguageModel
-from draftree.models.check import QUANTIZED_TOLERANCE, TOLERANCE, Judgement, check, judge
+from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
@@ -181,7 +181,7 @@ def lower_model(
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
-    ours.is_exact = result.is_exact
+    ours.is_exact, ours.self_check = result.is_exact, result
     found = name or type(model).__name__
     return LoadedModel(ours, folder, _eos_ids(model), found, f"native ({ours.instructions})", quantization)
 
@@ -280,7 +280,7 @@ def behind_seam(model: Any, name: str) -> HFModel | CachedModel:
         logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, _first_line(error))
     else:
         if result.chains_ok:
-            ours.supports_trees = result.trees_ok
+            ours.supports_trees, ours.self_check = result.trees_ok, result
             if not result.trees_ok:
                 logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
             return ours
@@ -294,16 +294,17 @@ def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
     kind = type(model).__name__
     cached = CachedModel(model)
     try:
-        error = check(cached, wanted).chain_error
+        result = check(cached, wanted)
     except Exception as reason:  # as above
         raise UnsupportedModelError(
             f"{kind} fails token by token ({_first_line(reason)}): its kind can not be decoded here"
         ) from reason
-    if error > TOLERANCE[cached.dtype]:
+    if not result.chains_ok:
         raise UnsupportedModelError(
-            f"{kind} gives other logits token by token than at once (error {error:.1e} of their spread): "
+            f"{kind} gives other logits token by token than at once (error {result.chain_error:.1e} of their spread): "
             "its kind can not be decoded here"
         )
+    cached.self_check = result
     return cached
 
 

@@ -37,30 +37,33 @@ class NativeMismatchError(NativeUnavailableError):
     """What was built from a model computes something else than the model. Its weights are gone."""
 
 
-def built_library(*, extra_flags: Sequence[str] = ()) -> Path:
+def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = ()) -> Path:
     """The shared library for this processor, built if it is not in the cache yet.
 
     Args:
+        sources: files of C.
         extra_flags: given to the compiler behind the others.
 
     Raises:
         NativeUnavailableError: no compiler, or it fails.
     """
-    compiler = _compiler()
+    compiler = find_compiler()
     flags = [*FLAGS, _for_this_processor(), *extra_flags]
-    key = hashlib.sha256("\0".join([*_identity(compiler), *flags]).encode() + _text()).hexdigest()[:20]
+    text = b"".join(file.read_bytes() for file in (*sources, *HEADERS))
+    key = hashlib.sha256("\0".join([*_identity(compiler), *flags]).encode() + text).hexdigest()[:20]
     folder = Cache().root / "native"
-    library = folder / f"draftree-{key}.so"
+    library = folder / f"{sources[0].stem}-{key}.so"
     if not library.exists():
-        _build(compiler, flags, library)
+        _build(compiler, flags, sources, library)
     return library
 
 
-def _text() -> bytes:
-    return b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+def find_compiler() -> str:
+    """Path of the C compiler that is used: the one that `CC` names, or the first that is found.
 
-
-def _compiler() -> str:
+    Raises:
+        NativeUnavailableError: none is here.
+    """
     named = os.environ.get("CC")
     candidates = (named,) if named else COMPILERS
     found = next((path for name in candidates if (path := shutil.which(name))), None)
@@ -88,12 +91,12 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
 
 
-def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
+def _build(compiler: str, flags: Sequence[str], sources: Sequence[Path], library: Path) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as work:
             fresh = Path(work) / library.name
-            _run([compiler, *flags, "-o", os.fspath(fresh), *map(os.fspath, SOURCES), "-lm"])
+            _run([compiler, *flags, "-o", os.fspath(fresh), *map(os.fspath, sources), "-lm"])
             fresh.rename(library)  # processes that build at once each put a whole file there
     except OSError as error:
         raise NativeUnavailableError(f"the C pass could not be built in '{library.parent}': {error}") from error

@@ -318,6 +318,7 @@ static void configure_tiles(void) {
         config.columns[i] = 64;
         config.rows[i] = 16;
     }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc believes that only its first bytes are read */
     _tile_loadconfig(&config);
 }
 

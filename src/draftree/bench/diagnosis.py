@@ -1,0 +1,382 @@
+"""What a model does here: the machine, how passes run and why, the self-check, memory, vocabularies, floors.
+
+Everything is gathered into plain records; how they look is somebody else's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.assembly import Methods, build_parts, choose_methods
+from draftree.bench.expectations import expectations
+from draftree.bench.passes import QUANTIZED_BYTES, time_passes, weights_of_pass
+from draftree.bench.provenance import machine, shown_name, versions
+from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
+from draftree.core.errors import ConfigurationError, VocabularyMismatchError
+from draftree.drafters.base import LoadedDraftModel
+from draftree.models.base import LanguageModel
+from draftree.models.loading import (
+    LoadedModel,
+    has_native_bfloat16,
+    load_model,
+    require_known,
+    resolve_device,
+    resolve_dtype,
+)
+from draftree.models.memory import NOTHING, Footprint, MemoryEstimate, estimate_memory, free_memory
+from draftree.models.native.build import NativeUnavailableError, find_compiler
+from draftree.models.native.library import library
+from draftree.models.resolve import resolve_model
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import VocabularyComparison, compare_vocabularies
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+PREFIX = 128
+REPEATS = 10
+LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings:
+    """What is examined.
+
+    Attributes:
+        model: named as everywhere.
+        draft: a drafter's spec; None for plain decoding.
+        verify: the rule.
+        dtype: of all models.
+        device: of all models.
+        kernels: what computes passes: "auto", "native" or "torch".
+        quantization: of the target's weights; None for as they come.
+        threads: of torch; None leaves its own choice.
+        length: tokens of a slot; None takes 2048, or the context where that is less.
+        measure: whether speeds and passes are measured.
+    """
+
+    model: str
+    draft: str | None = None
+    verify: str = "coupled"
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    threads: int | None = None
+    length: int | None = None
+    measure: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_known(self.kernels, self.quantization)
+        resolve_dtype(self.dtype, resolve_device(self.device))
+
+    def apply_threads(self) -> None:
+        """From now on torch computes on as many."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+    def methods(self) -> Methods:
+        """Found and matched; nothing is loaded."""
+        return choose_methods(self.draft, self.verify, None)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """The machine, and what passes could run on.
+
+    Attributes:
+        facts: processor, cores, instructions, memory, system.
+        versions: of Python and the packages that matter.
+        devices: that torch computes on.
+        threads: of torch.
+        caches: bytes of the processor's caches, from the nearest.
+        free_bytes: of memory; None where the system does not say.
+        compiler: path of the C compiler; None if there is none.
+        instructions: what passes in C compute with; None if they can not be had.
+        why_not_native: why they can not be had.
+        native_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
+    """
+
+    facts: dict[str, Any]
+    versions: dict[str, Any]
+    devices: tuple[str, ...]
+    threads: int
+    caches: tuple[int, ...]
+    free_bytes: int | None
+    compiler: str | None
+    instructions: str | None
+    why_not_native: str | None
+    native_bfloat16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A loaded model. Errors are shares of the spread of the logits, None where there was no such check."""
+
+    name: str
+    family: str
+    vocab_size: int
+    max_length: int
+    dtype: str
+    device: str
+    kernels: str
+    why_torch: str | None
+    quantization: str | None
+    supports_trees: bool
+    is_exact: bool
+    chain_error: float | None
+    tree_error: float | None
+    tolerance: float | None
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelReport:
+    """A model that drafts, and its vocabulary beside the target's; `vocabulary` is None without tokenizers."""
+
+    model: ModelReport
+    vocabulary: VocabularyComparison | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """A drafter.
+
+    Attributes:
+        spec: as it was asked for.
+        nodes: of its widest tree.
+        models: that it steps.
+        note: what it decided when it was built.
+        problem: why it can not draft for this target; None if it can.
+    """
+
+    spec: str
+    nodes: int
+    models: tuple[DraftModelReport, ...]
+    note: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """A pass over `rows` tokens, and the least that reading and multiplying take here."""
+
+    rows: int
+    seconds: float
+    floor_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found; `speeds` and `passes` are there if they were measured."""
+
+    machine: MachineReport
+    model: ModelReport
+    draft: DraftReport | None
+    length: int
+    memory: MemoryEstimate | None
+    speeds: Speeds | None
+    passes: tuple[PassReport, ...]
+    draft_pass_seconds: float | None
+    expectations: tuple[str, ...]
+
+
+def examine_machine(device: str = "auto") -> MachineReport:
+    """Look at the machine; the C pass is built if it is not yet.
+
+    Raises:
+        ConfigurationError: no such device.
+    """
+    where = resolve_device(device)
+    compiler = instructions = reason = None
+    try:
+        compiler = find_compiler()
+        instructions = library().instructions
+    except NativeUnavailableError as error:
+        reason = str(error)
+    cards = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return MachineReport(
+        facts=machine(where),
+        versions=versions(),
+        devices=("cpu", *cards),
+        threads=torch.get_num_threads(),
+        caches=tuple(cache_sizes()),
+        free_bytes=free_memory(where),
+        compiler=compiler,
+        instructions=instructions,
+        why_not_native=reason,
+        native_bfloat16=has_native_bfloat16(where),
+    )
+
+
+def examine(
+    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = resolve_model
+) -> Diagnosis:
+    """Load what was named and look at it.
+
+    Args:
+        settings: what.
+        found: the machine, examined.
+        fetch: called with the name of every model before any is loaded.
+
+    Raises:
+        ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
+        ModelError: a model that can not be had or used.
+    """
+    methods = settings.methods()
+    for name in (settings.model, *_models_of(methods)):
+        fetch(name)
+    target = load_model(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+    )
+    tokenizer = None if target.folder is None else Tokenizer.load(target.folder)
+    loaded: list[tuple[LoadedModel, DraftModelReport]] = []
+    draft = None
+    if methods.drafters:
+        draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
+    length = _length(settings, target.model)
+    speeds, draft_seconds = None, None
+    passes: tuple[PassReport, ...] = ()
+    if settings.measure:
+        speeds = measure_speeds(target.model.device, threads=torch.get_num_threads())
+        passes = _passes(target, speeds)
+        if loaded:
+            draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
+    model = _model_report(target)
+    memory = _memory(model, draft, length=length, device=target.model.device)
+    said = expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)
+    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
+
+
+def _models_of(methods: Methods) -> list[str]:
+    return [
+        str(getattr(method.config, field.name))
+        for method in methods.drafters
+        for field in dataclasses.fields(method.config)
+        if field.metadata.get("names_model")
+    ]
+
+
+def _length(settings: DoctorSettings, model: LanguageModel) -> int:
+    if settings.length is None:
+        return min(LENGTH, model.max_length)
+    if settings.length > model.max_length:
+        raise ConfigurationError(
+            f"slots of {settings.length} tokens were asked for, but the context of '{settings.model}' is "
+            f"{model.max_length}: lower the length"
+        )
+    return settings.length
+
+
+def _examine_draft(
+    settings: DoctorSettings,
+    methods: Methods,
+    target: LoadedModel,
+    *,
+    tokenizer: Tokenizer | None,
+    loaded: list[tuple[LoadedModel, DraftModelReport]],
+) -> DraftReport:
+    def load(name: str) -> LoadedDraftModel:
+        model = load_model(name, dtype=target.model.dtype, device=settings.device, kernels=settings.kernels)
+        own = None if model.folder is None else Tokenizer.load(model.folder)
+        vocabulary = None
+        if own is not None and tokenizer is not None:
+            vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())
+        loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
+        return LoadedDraftModel(model.model, own, name)
+
+    note, problem = "", None
+    try:
+        parts = build_parts(
+            methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
+        )
+        note = parts.drafter.note if parts.drafter is not None else ""
+    except (ConfigurationError, VocabularyMismatchError) as error:
+        problem = str(error)
+    nodes = methods.planner.default_nodes
+    return DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
+
+
+def _model_report(loaded: LoadedModel) -> ModelReport:
+    model, check = loaded.model, loaded.model.self_check
+    return ModelReport(
+        name=shown_name(loaded.name),
+        family=_family(loaded.folder),
+        vocab_size=model.vocab_size,
+        max_length=model.max_length,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        kernels=loaded.kernels,
+        why_torch=loaded.why_torch,
+        quantization=loaded.quantization,
+        supports_trees=model.supports_trees,
+        is_exact=model.is_exact,
+        chain_error=None if check is None else check.chain_error,
+        tree_error=None if check is None or not model.supports_trees else check.tree_error,
+        tolerance=None if check is None else check.tolerance,
+        footprint=model.footprint,
+    )
+
+
+def _family(folder: Path | None) -> str:
+    if folder is None:
+        return ""
+    from transformers import AutoConfig
+
+    return str(AutoConfig.from_pretrained(folder, local_files_only=True).model_type)
+
+
+def _memory(
+    model: ModelReport, draft: DraftReport | None, *, length: int, device: torch.device
+) -> MemoryEstimate | None:
+    free = free_memory(device)
+    if free is None:
+        return None
+    drafting = NOTHING
+    for one in draft.models if draft is not None else ():
+        own = one.model.footprint
+        drafting = Footprint(
+            drafting.weights + own.weights,
+            drafting.token + own.token,
+            drafting.logits + own.logits,
+            drafting.row + own.row,
+        )
+    nodes = 0 if draft is None else draft.nodes
+    return estimate_memory(model.footprint, drafting, free_bytes=free, length=length, nodes=nodes)
+
+
+def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
+    assert target.folder is not None
+    model = target.model
+    weights = weights_of_pass(target.folder)
+    kind = target.quantization or str(model.dtype).removeprefix("torch.")
+    item = model.dtype.itemsize if target.quantization is None else QUANTIZED_BYTES[target.quantization]
+    reports = []
+    for rows, seconds in _pass_seconds(model, ROWS):
+        read = weights * item + _prefix(model) * model.footprint.token
+        floor = speeds.floor_seconds(read_bytes=read, operations=2.0 * weights * rows, kind=kind)
+        reports.append(PassReport(rows, seconds, floor))
+    return tuple(reports)
+
+
+def _prefix(model: LanguageModel) -> int:
+    return min(PREFIX, model.max_length // 2)
+
+
+def _pass_seconds(model: LanguageModel, rows: tuple[int, ...]) -> list[tuple[int, float]]:
+    prefix = _prefix(model)
+    fitting = [count for count in rows if prefix + count <= model.max_length]
+    records = time_passes(model, fitting, prefix=prefix, repeats=REPEATS)
+    return [(record.rows, sorted(record.milliseconds)[REPEATS // 2] / 1e3) for record in records]

@@ -1,0 +1,210 @@
+"""How well a model foretells a text, as it came and with other weights: perplexity, and how often the likeliest
+token changes.
+
+The text is read through our own passes, by windows that overlap by half: each token is foretold once, behind half a
+window of text at least, but for the first ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.bench.benchmark import tokenizer_of
+from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+from draftree.bench.records import FORMAT, PerplexityRecord
+from draftree.core.errors import ConfigurationError
+from draftree.models.base import Extend, LanguageModel
+from draftree.models.loading import QUANTIZATIONS, LoadedModel, load_model, resolve_device, resolve_dtype
+from draftree.models.resolve import resolve_model
+
+ROWS = 256
+"""Tokens in a pass: their logits lie side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexitySettings:
+    """What is read by what.
+
+    Attributes:
+        model: named as everywhere.
+        text: a file of UTF-8 text.
+        weights: one or several of the dtypes and quantizations; others are compared with the first.
+        window: tokens of a window at most; the context where that is less.
+        limit: tokens of the text at most.
+        dtype: of quantized models' keys and values.
+        device: of the model.
+        kernels: what computes passes: "auto", "native" or "torch".
+        threads: of torch; None leaves its own choice.
+    """
+
+    model: str
+    text: Path
+    weights: tuple[str, ...] = ("auto",)
+    window: int = 1024
+    limit: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 4), ("limit", 2), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
+        device = resolve_device(self.device)
+        for kind in (self.dtype, *(kind for kind in self.weights if kind not in QUANTIZATIONS)):
+            resolve_dtype(kind, device)
+        if len(set(self.weights)) < len(self.weights) or not self.weights:
+            raise ConfigurationError(f"weights are {list(self.weights)}: name each once")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a model made of every token of a text but the first.
+
+    Attributes:
+        losses: minus the log-probability of the token that came.
+        likeliest: the token with the largest logit.
+    """
+
+    losses: Tensor
+    likeliest: Tensor
+
+
+def measure(
+    settings: PerplexitySettings, *, fetch: Callable[[str], object] = resolve_model
+) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
+    """The header, and a record for each kind of weights as it is read.
+
+    Args:
+        settings: what is read by what.
+        fetch: called with the model's name before it is loaded.
+
+    Raises:
+        ConfigurationError: a text that can not be read, or of less than two tokens.
+        ModelError: the model can not be had or used.
+    """
+    text = _text(settings.text)
+    fetch(settings.model)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    first = _load(settings, settings.weights[0])
+    tokenizer = tokenizer_of(first)
+    ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]
+    if len(ids) < 2:
+        raise ConfigurationError(f"text '{settings.text}' has {len(ids)} tokens: give one of two at least")
+    assert first.folder is not None
+    header = {
+        "format": FORMAT,
+        "job": "perplexity",
+        "date": now(),
+        "machine": machine(first.model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, first.folder),
+        "dtype": ", ".join(settings.weights),
+        "threads": torch.get_num_threads(),
+        "text": {"name": settings.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]},
+        "num_tokens": len(ids),
+        "window": min(settings.window, first.model.max_length),
+        "load_average": load_average(),
+    }
+    return header, _records(settings, first, ids, tokenizer.start_ids)
+
+
+def _records(
+    settings: PerplexitySettings, first: LoadedModel, ids: Sequence[int], start: Sequence[int]
+) -> Iterator[PerplexityRecord]:
+    window = min(settings.window, first.model.max_length)
+    base = None
+    loaded: LoadedModel | None = first
+    for kind in settings.weights:
+        loaded = loaded or _load(settings, kind)
+        found = read_text(loaded.model, ids, start=start, window=window)
+        base = base or found
+        yield _record(kind, loaded, found, base)
+        loaded = None  # before the next one is there
+
+
+def _load(settings: PerplexitySettings, kind: str) -> LoadedModel:
+    quantization = kind if kind in QUANTIZATIONS else None
+    return load_model(
+        settings.model,
+        dtype=settings.dtype if quantization is not None else kind,
+        device=settings.device,
+        kernels=settings.kernels,
+        quantization=quantization,
+    )
+
+
+def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> PerplexityRecord:
+    count = len(found.losses)
+    differences = (found.losses - base.losses).double()
+    error = float(differences.std() / math.sqrt(count)) if count > 1 else 0.0
+    return PerplexityRecord(
+        weights=kind,
+        kernels=loaded.kernels,
+        num_tokens=count,
+        perplexity=math.exp(float(found.losses.double().mean())),
+        ratio=math.exp(float(differences.mean())),
+        ratio_error=math.exp(float(differences.mean())) * error,
+        num_other_tokens=int((found.likeliest != base.likeliest).sum()),
+    )
+
+
+@torch.inference_mode()
+def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int], window: int) -> Reading:
+    """Foretell every token of a text but the first.
+
+    Args:
+        model: that reads.
+        ids: the text.
+        start: tokens that stand before every window.
+        window: tokens of a window, `start` included, at most.
+    """
+    room = window - len(start)
+    step = max(1, room // 2)
+    losses, likeliest = [], []
+    slot = model.open()
+    try:
+        known = 1  # tokens that are foretold, or need not be
+        for begin in range(0, max(1, len(ids) - step), step):
+            part = ids[begin : begin + room]
+            first = known - begin - 1  # its logits are of the first token that is not known yet
+            for logits, coming in _windows_rows(model, slot, [*start, *part], first=len(start) + first):
+                losses.append(-logits.log_softmax(dim=-1)[torch.arange(len(coming)), coming])
+                likeliest.append(logits.argmax(dim=-1))
+            known = begin + len(part)
+            model.truncate(slot, 0)
+    finally:
+        model.close(slot)
+    return Reading(torch.cat(losses).cpu(), torch.cat(likeliest).cpu())
+
+
+def _windows_rows(
+    model: LanguageModel, slot: Any, tokens: Sequence[int], *, first: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits from row `first` on, but for the last, and the tokens that came behind them."""
+    for begin in range(0, len(tokens), ROWS):
+        part = tokens[begin : begin + ROWS]
+        asked = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
+        logits = model.extend([Extend(slot, part, range(-1, len(part) - 1), logits_at=asked)]).logits
+        model.commit(slot, range(len(part)))
+        if asked:
+            yield logits, torch.tensor([tokens[begin + row + 1] for row in asked], device=logits.device)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ConfigurationError(f"text '{path}' can not be read: {reason}") from error

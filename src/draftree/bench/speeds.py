@@ -1,0 +1,159 @@
+"""How fast this machine reads memory and multiplies: the two floors that no pass goes below.
+
+Where there is a C compiler, both are measured by loops of the instructions that passes in C use, on as many threads;
+else by torch's own sums and products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.memory import free_memory
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.decoder import huge_pages
+
+SOURCE = Path(__file__).with_name("probe.c")
+FORMATS = ("float32", "bfloat16", "int8")
+LEAST_BYTES = 1 << 28
+FREE_SHARE = 4
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+LINE = 512
+READS = 8
+ROUNDS = 5
+PRODUCT_SECONDS = 0.02
+PRODUCT_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What was measured.
+
+    Attributes:
+        read_bytes_per_second: of a buffer of `buffer_bytes`, the fastest of several reads.
+        buffer_bytes: twice the largest cache at least, where the memory allows it.
+        operations_per_second: by format of weights; None where these products can not be had.
+        threads: that read and multiplied at once.
+        how: "C" or "torch".
+    """
+
+    read_bytes_per_second: float
+    buffer_bytes: int
+    operations_per_second: Mapping[str, float | None]
+    threads: int
+    how: str
+
+    def floor_seconds(self, *, read_bytes: int, operations: float, kind: str) -> float:
+        """The larger of reading and multiplying; reading alone where products could not be measured."""
+        peak = self.operations_per_second.get(kind)
+        return max(read_bytes / self.read_bytes_per_second, 0.0 if peak is None else operations / peak)
+
+
+def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
+    """Measure, on so many threads of the processor, or on a card."""
+    num_bytes = buffer_bytes(device)
+    try:
+        probe = None if device.type != "cpu" else _probe()
+    except NativeUnavailableError:
+        probe = None
+    if probe is None:
+        products = {kind: _torch_operations(kind, device) for kind in FORMATS}
+        return Speeds(_torch_read(device, num_bytes), num_bytes, products, threads, "torch")
+    with ThreadPoolExecutor(threads) as pool:
+        read = _read(probe, pool, num_bytes, threads)
+        operations = {kind: _operations(getattr(probe, f"probe_{kind}"), pool, threads) for kind in FORMATS}
+    return Speeds(read, num_bytes, operations, threads, "C")
+
+
+def buffer_bytes(device: torch.device) -> int:
+    """Bytes of a buffer that no cache holds, and that leaves most of the free memory alone."""
+    wanted = max(LEAST_BYTES, 2 * max(cache_sizes(), default=0))
+    free = free_memory(device)
+    return wanted if free is None else max(LEAST_BYTES, min(wanted, free // FREE_SHARE))
+
+
+def cache_sizes() -> list[int]:
+    """Bytes of the processor's caches, from the nearest; empty where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20}
+    sizes: dict[str, int] = {}
+    try:
+        for index in sorted(CACHES.glob("index*")):
+            if (index / "type").read_text("utf-8").strip() != "Instruction":
+                text = (index / "size").read_text("utf-8").strip()
+                sizes[(index / "level").read_text("utf-8").strip()] = int(text[:-1]) * units[text[-1]]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [sizes[level] for level in sorted(sizes)]
+
+
+@functools.cache
+def _probe() -> Any:
+    library: Any = ctypes.CDLL(str(built_library([SOURCE])))
+    library.probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.probe_read.restype = ctypes.c_int64
+    for kind in FORMATS:
+        function = getattr(library, f"probe_{kind}")
+        function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
+    return library
+
+
+def _read(probe: Any, pool: ThreadPoolExecutor, num_bytes: int, threads: int) -> float:
+    buffer = huge_pages(num_bytes).fill_(1)  # memory that was never written is not there
+    share = num_bytes // threads // LINE * LINE
+    starts = [buffer.data_ptr() + share * thread for thread in range(threads)]
+
+    def read() -> None:
+        list(pool.map(lambda start: probe.probe_read(start, share), starts))
+
+    return share * threads / min(_seconds(read) for _ in range(READS))
+
+
+def _operations(function: Callable[[int], int], pool: ThreadPoolExecutor, threads: int) -> float | None:
+    rounds, total = 1 << 10, 0
+
+    def multiply() -> None:
+        nonlocal total
+        total = sum(pool.map(function, [rounds] * threads))
+
+    while _seconds(multiply) < PRODUCT_SECONDS:
+        if not total:
+            return None
+        rounds *= 2
+    best = min(_seconds(multiply) for _ in range(ROUNDS))
+    return total / best
+
+
+def _torch_read(device: torch.device, num_bytes: int) -> float:
+    columns = 4096
+    matrix = torch.ones(num_bytes // 4 // columns, columns, device=device)
+    vector = torch.ones(columns, device=device)
+    reads: list[Callable[[], Tensor]] = [matrix.sum, lambda: torch.mv(matrix, vector)[0]]
+    best = min(_seconds(lambda read=read: float(read())) for _ in range(READS) for read in reads)  # type: ignore[misc]
+    return matrix.numel() * 4 / best
+
+
+def _torch_operations(kind: str, device: torch.device) -> float | None:
+    size = PRODUCT_SIZE if device.type == "cpu" else 8 * PRODUCT_SIZE
+    dtype = getattr(torch, kind)
+    one = torch.ones(size, size, dtype=dtype, device=device)
+    product: Callable[[Tensor, Tensor], Tensor] = torch._int_mm if kind == "int8" else torch.mm
+    try:
+        best = min(_seconds(lambda: float(product(one, one)[0, 0])) for _ in range(ROUNDS))
+    except (RuntimeError, NotImplementedError):
+        return None
+    return 2 * size**3 / best
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,234 @@
+"""`draftree doctor`: what a model does on this machine, and why, with everything measured on request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from draftree.bench.diagnosis import Diagnosis, DraftReport, MachineReport, ModelReport
+    from draftree.models.memory import MemoryEstimate
+
+__all__ = ["doctor"]
+
+MODEL = "Model"
+OUTPUT = "Output"
+WIDTH = 120
+Lines = Iterator[tuple[str, str]]
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
+            metavar="MODEL",
+            rich_help_panel="Arguments",
+        ),
+    ] = None,
+    *,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", rich_help_panel=MODEL),
+    ] = None,
+    verify: Annotated[
+        str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=MODEL)
+    ] = "coupled",
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a slot, prompt and text; 2048 or the context if not given.",
+            metavar="N",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=MODEL)
+    ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 for weights of 8 bits; as they come if not given.", metavar="NAME", rich_help_panel=MODEL
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=MODEL),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure memory, products and passes, and set them side by side.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Say what a model does on this machine, and why."""
+    if model is None:
+        given = {"--draft": draft, "--length": length, "--quantization": quantization, "--measure": measure or None}
+        strange = next((flag for flag, value in given.items() if value is not None), None)
+        if strange is not None:
+            raise typer.BadParameter("it is about a model: name one", param_hint=strange)
+    from draftree.bench.diagnosis import DoctorSettings, examine, examine_machine
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.render import waiting
+
+    settings = DoctorSettings(
+        model=model or "",
+        draft=draft,
+        verify=verify,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        length=length,
+        measure=measure,
+    )
+    settings.methods()
+    settings.apply_threads()
+    machine = examine_machine(device)
+    if not as_json:
+        show("Machine", machine_lines(machine))
+    if model is None:
+        if as_json:
+            typer.echo(json.dumps({"machine": dataclasses.asdict(machine)}, indent=2))
+        return
+    with waiting("measuring" if measure else "looking"):
+        found = examine(settings, machine, fetch=resolve_with_bar)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        show_diagnosis(found)
+
+
+def show_diagnosis(found: Diagnosis) -> None:
+    show(f"Model {found.model.name}", model_lines(found.model))
+    if found.draft is not None:
+        show(f"Drafter {found.draft.spec}", draft_lines(found.draft))
+    if found.memory is not None:
+        show("Memory", memory_lines(found, found.memory))
+    if found.speeds is not None:
+        show("Speed", speed_lines(found))
+        show_passes(found)
+    typer.echo("What to expect")
+    for sentence in found.expectations:
+        typer.echo(f"  * {sentence}.")
+
+
+def show(title: str, lines: Lines) -> None:
+    typer.echo(title)
+    for label, text in lines:
+        typer.echo(f"  {label:<14} {text}")
+    typer.echo()
+
+
+def machine_lines(found: MachineReport) -> Lines:
+    facts, versions = found.facts, found.versions
+    yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items() if name in SHOWN and value)
+    memory = facts["memory_gib"]
+    yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {found.threads} threads"
+    yield "instructions", " ".join(facts["cpu_flags"]) or "none of those that matter"
+    bfloat16 = "by instructions of its own" if found.native_bfloat16 else "not native: float32 is faster"
+    yield "bfloat16", bfloat16
+    if found.caches:
+        yield "caches", ", ".join(size(count) for count in found.caches)
+    free = "" if found.free_bytes is None else f"{size(found.free_bytes)} free"
+    yield "memory", ", ".join(part for part in ("" if memory is None else f"{memory} GiB", free) if part)
+    yield "devices", ", ".join(found.devices)
+    yield "compiler", found.compiler or "none"
+    yield "passes in C", found.instructions or f"not here: {found.why_not_native}"
+
+
+SHOWN = ("draftree", "python", "torch", "transformers", "numpy", "tokenizers")
+
+
+def model_lines(model: ModelReport) -> Lines:
+    kind = model.dtype if model.quantization is None else f"{model.quantization} weights, {model.dtype} keys and values"
+    yield "kind", f"{model.family}, {kind}, on {model.device}"
+    yield "tokens", f"vocabulary {model.vocab_size:,}, context {model.max_length:,}"
+    yield "kernels", model.kernels if model.why_torch is None else f"{model.kernels}: {model.why_torch}"
+    yield "trees", "scored in one pass" if model.supports_trees else "not scored right: chains only"
+    yield "exact", "bit for bit, alone, in any tree and batch" if model.is_exact else "up to rounding"
+    if model.tolerance is not None and model.chain_error is not None:
+        tree = "" if model.tree_error is None else f", in a tree {model.tree_error:.1e}"
+        off = f"logits off by {model.chain_error:.1e} of their spread in a chain{tree}"
+        yield "self-check", f"{off}; {model.tolerance:.0e} is accepted"
+
+
+def draft_lines(draft: DraftReport) -> Lines:
+    yield "tree", f"{draft.nodes} tokens at most"
+    for one in draft.models:
+        yield "model", f"{one.model.name}: {one.model.dtype}, {one.model.kernels}, context {one.model.max_length:,}"
+        yield "weights", size(one.model.footprint.weights)
+        if one.vocabulary is None:
+            yield "vocabulary", "can not be compared: a tokenizer is missing"
+        elif one.vocabulary.same:
+            yield "vocabulary", f"the same tokens ({one.vocabulary.common_size:,} in common)"
+        else:
+            first = ", ".join(str(difference) for difference in one.vocabulary.first_differences)
+            yield "vocabulary", f"another one; first differences: {first}"
+    if draft.note:
+        yield "translation", draft.note
+    if draft.problem is not None:
+        yield "problem", draft.problem
+
+
+def memory_lines(found: Diagnosis, memory: MemoryEstimate) -> Lines:
+    target = found.model.footprint
+    yield "weights", f"{size(target.weights)}, loaded"
+    yield "keys, values", f"{size(target.token)} a token, {size(target.token * found.length)} for {found.length:,}"
+    nodes = 0 if found.draft is None else found.draft.nodes
+    yield "logits", f"{size(target.logits)} a row, {1 + nodes} rows a round and slot"
+    yield "a slot", f"{size(memory.slot_bytes)} of {found.length:,} tokens, with all that drafts for it"
+    yield "a pass", f"{size(memory.once_bytes)} while a prompt is read"
+    yield "fits", f"{memory.num_slots:,} slots into {size(memory.free_bytes)}, {size(memory.kept_bytes)} left alone"
+
+
+def speed_lines(found: Diagnosis) -> Lines:
+    assert found.speeds is not None
+    speeds = found.speeds
+    buffer = f"a buffer of {size(speeds.buffer_bytes)}, {speeds.threads} threads, by {speeds.how}"
+    yield "reading", f"{speeds.read_bytes_per_second / 1e9:.1f} GB/s ({buffer})"
+    for kind, peak in speeds.operations_per_second.items():
+        yield kind, "can not be measured" if peak is None else f"{peak / 1e9:,.0f} billion operations/s"
+    if found.draft_pass_seconds is not None:
+        yield "drafter", f"{1e3 * found.draft_pass_seconds:.2f} ms for a pass over one token"
+
+
+def show_passes(found: Diagnosis) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("  tokens in a pass", "ms", "floor ms", "x floor", "x one token"):
+        table.add_column(heading, justify="right")
+    one = found.passes[0].seconds
+    for entry in found.passes:
+        cells: Sequence[float] = (1e3 * entry.seconds, 1e3 * entry.floor_seconds, entry.seconds / entry.floor_seconds)
+        table.add_row(str(entry.rows), *(f"{cell:.2f}" for cell in cells), f"{entry.seconds / one:.2f}")
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDTH)).print(table)
+    typer.echo()
+
+
+def size(num_bytes: int) -> str:
+    amount, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
