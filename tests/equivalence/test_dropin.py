@@ -14,8 +14,11 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from draftree.core.errors import ConfigurationError
 from dropin_samples import PAD, EndsAt, Listener, Recorder, assistant_of, model_of, ours, padded, plain
 from families import CACHED, SLOTTED, fresh
+from spelling import tokenizer
+from text_backends import byte_level
 
 ONE = padded(14)
 BATCH = padded(14, 9, 3)
@@ -80,6 +83,17 @@ def test_drafters_by_their_spec(draft: str) -> None:
 def test_prompt_lookup_is_asked_for_as_in_transformers() -> None:
     wanted = plain(model_of(), ONE, prompt_lookup_num_tokens=3)
     assert torch.equal(ours(model_of(), ONE, prompt_lookup_num_tokens=3, max_matching_ngram_size=1), wanted)
+
+
+def test_the_assistant_may_have_another_tokenizer() -> None:
+    """It reads the text in its own tokens; without the tokenizers there is no telling how."""
+    model, assistant = model_of(), fresh("llama", vocab_size=len(byte_level()) + 5)
+    tokenizers = {"tokenizer": tokenizer().backend, "assistant_tokenizer": byte_level()}
+    done = ours(model, ONE, assistant_model=assistant, **tokenizers, plan="fixed,k=4", return_dict_in_generate=True)
+    assert torch.equal(done.sequences, plain(model, ONE))
+    assert done.stats[0].draft_tokens > 20
+    with pytest.raises(ConfigurationError, match="tokenizers to compare or to map"):
+        ours(model, ONE, assistant_model=assistant)
 
 
 def test_the_assistant_drafts_and_is_right_now_and_then() -> None:

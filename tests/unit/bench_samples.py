@@ -14,9 +14,16 @@ from text_backends import byte_level
 CONTEXT = 160
 
 
-def write_model(folder: Path, *, seed: int = 0, chat_template: str | None = None, eos: int | None = None) -> Path:
+def write_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    chat_template: str | None = None,
+    eos: int | None = None,
+    tokenizer: Any = None,
+) -> Path:
     """A random llama with 420 tokens or so; another seed is another model with the same tokens."""
-    tokenizer = byte_level(chat_template)
+    tokenizer = byte_level(chat_template) if tokenizer is None else tokenizer
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -12,6 +12,7 @@ from draftree.bench.methods import Method, PeerMethod
 from draftree.bench.peer import PeerWriter
 from draftree.core.errors import ModelLoadError
 from draftree.text.tokenizer import Tokenizer
+from text_backends import byte_fallback
 
 PROMPT = [5, 9, 17, 5, 9, 17, 5, 9]
 PLAIN = Method("transformers", "plain", PeerMethod())
@@ -58,6 +59,13 @@ def test_every_way_writes_the_same_greedy_text(folder, assistant):
         assert stats["decode_seconds"] > 0
         assert outcome.finish_reason == "length"
     assert peer.write(PLAIN, [PROMPT], Asked(24))[0].stats["rounds"] == 24
+
+
+def test_an_assistant_with_another_tokenizer_is_given_both(folder, tmp_path):
+    other = write_model(tmp_path / "other", seed=2, tokenizer=byte_fallback())
+    way = Method("assistant", "model", PeerMethod(assistant=str(other)))
+    (outcome,) = writer(folder, way).write(way, [PROMPT], Asked(16))
+    assert outcome.token_ids == generated(folder, PROMPT, 16)
 
 
 def test_a_text_ends_with_its_end_token(folder):

@@ -19,6 +19,7 @@ from draftree.bench.methods import Method, PeerMethod
 from draftree.core.errors import ModelLoadError
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import compare_vocabularies
 
 
 @final
@@ -48,7 +49,9 @@ class PeerWriter(Writer):
         self._eos_ids = list(eos_ids)
         self._model = _load(folder, dtype, device)
         names = {m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None}
-        self._assistants = {name: _load(resolve_model(name), dtype, device) for name in sorted(names)}
+        folders = {name: resolve_model(name) for name in sorted(names)}
+        self._assistants = {name: _load(place, dtype, device) for name, place in folders.items()}
+        self._tokenizers = {name: _tokenizers(tokenizer, place) for name, place in folders.items()}
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
         """One call of `model.generate`."""
@@ -100,7 +103,7 @@ class PeerWriter(Writer):
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,
             )
-        return {"assistant_model": assistant}
+        return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
 
     def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: Asked) -> Outcome:
         steps = [step[row] for step in clock.steps]
@@ -162,6 +165,14 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
     model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter
     return model.to(device).eval().requires_grad_(False)
+
+
+def _tokenizers(own: Tokenizer, folder: Path) -> dict[str, Any]:
+    """What `generate` must be given where the assistant has another tokenizer; it refuses both where it has not."""
+    other = Tokenizer.load(folder)
+    if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
+        return {}
+    return {"tokenizer": own.backend, "assistant_tokenizer": other.backend}
 
 
 @contextmanager

@@ -54,6 +54,11 @@ class Tokenizer:
             raise _broken(folder, "the vocabulary is empty")
         return tokenizer
 
+    @property
+    def backend(self) -> Any:
+        """The tokenizer object of transformers, for what belongs to transformers."""
+        return self._backend
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the model wants around a plain prompt (such as BOS).
 

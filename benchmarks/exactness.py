@@ -1,0 +1,105 @@
+"""Whether drafts change a text by rounding: every token beside plain decoding's, written one text at a time.
+
+    python benchmarks/exactness.py smollm2-135m-instruct --draft ngram --draft suffix --prompts FILE --prompts FILE
+    python benchmarks/exactness.py smollm2-135m-instruct --quantization int8 --draft lookahead --out records.jsonl
+
+Plain texts are written alone, drafted ones in batches, greedily and (every second prompt) at temperature 0.8 under a
+seed. Exits with 1 if a single token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from draftree import LLM, SamplingParams
+from draftree.bench.provenance import machine, versions
+from draftree.bench.workload import encode, read_workload
+from draftree.models.loading import load_model
+
+BATCH = 8
+
+
+def prompts_of(llm: LLM, given: argparse.Namespace) -> list[list[int]]:
+    """Token ids of all prompts, longest first: a batch holds prompts that are about as long."""
+    assert llm.tokenizer is not None, "named models have tokenizers"
+    files = [read_workload(file) for file in given.prompts] or [read_workload()]
+    tasks = [task for workload in files for task in workload.choose((), given.limit).tasks]
+    return sorted((encode(task, llm.tokenizer)[0] for task in tasks), key=len, reverse=True)
+
+
+def params_of(count: int, max_tokens: int) -> list[SamplingParams]:
+    """Greedy and sampled in turns; texts do not end early."""
+    return [
+        SamplingParams(max_tokens=max_tokens, temperature=0.8 * (index % 2), seed=index, ignore_eos=True)
+        for index in range(count)
+    ]
+
+
+def write(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[list[int]]:
+    """Texts, so many at once."""
+    found: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        done = llm.generate(prompts[start : start + batch], params[start : start + batch])
+        found += [list(text.token_ids) for text in done]
+        print(f"\r{len(found)} of {len(prompts)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
+
+
+def common_length(one: list[int], other: list[int]) -> int:
+    """How many first tokens two texts share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def main() -> int:
+    """Write, compare, tell."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("model")
+    parser.add_argument("--draft", action="append", default=[])
+    parser.add_argument("--prompts", action="append", type=Path, default=[])
+    parser.add_argument("--limit", type=int, help="prompts of each category")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
+    plain = LLM(loaded)
+    prompts = [ids for ids in prompts_of(plain, given) if len(ids) + given.max_tokens <= plain.model.max_length]
+    params = params_of(len(prompts), given.max_tokens)
+    wanted = write(plain, prompts, params, 1)
+    records: list[dict[str, Any]] = [{"machine": machine(plain.model.device), "versions": versions()}]
+    for draft in given.draft:
+        start, llm = time.perf_counter(), LLM(loaded, draft, max_batch_size=given.batch)
+        found = write(llm, prompts, params, given.batch)
+        same = [common_length(mine, plain_text) for mine, plain_text in zip(found, wanted, strict=True)]
+        records.append(
+            {
+                "model": given.model,
+                "dtype": given.dtype,
+                "quantization": given.quantization,
+                "is_exact": plain.is_exact,
+                "draft": draft,
+                "batch": given.batch,
+                "texts": len(found),
+                "tokens": sum(map(len, found)),
+                "differing_texts": sum(length < len(text) for length, text in zip(same, wanted, strict=True)),
+                "tokens_before_differences": sum(same),
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+        )
+        print(json.dumps(records[-1]), flush=True)
+    if given.out is not None:
+        given.out.write_text("".join(json.dumps(line) + "\n" for line in records), "utf-8")
+    return int(any(record["differing_texts"] for record in records[1:]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
