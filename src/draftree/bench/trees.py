@@ -207,9 +207,9 @@ class TimedModel(LanguageModel):
         """As the model."""
         self._model.truncate(slot, length)
 
-    def fork(self, slot: Slot) -> Slot:
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
         """As the model."""
-        return self._model.fork(slot)
+        return self._model.fork(slot, length)
 
     def close(self, slot: Slot) -> None:
         """As the model."""

@@ -124,9 +124,18 @@ class LanguageModel(ABC):
         """Bytes that it takes; nothing where it takes next to nothing."""
         return NOTHING
 
+    @property
+    def num_open(self) -> int:
+        """Slots that are open now; 0 for a model that need not know."""
+        return 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the bookkeeping of slots contradicts itself; for tests and soaks."""
+        assert self.num_open >= 0, "no slot is closed twice"
+
     @abstractmethod
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for this many open slots of this many tokens, tentative ones included. Never shrinks."""
+        """Make room for this many open slots of this many tokens, tentative ones included. What is open stays."""
 
     @abstractmethod
     def open(self) -> Slot:
@@ -152,8 +161,8 @@ class LanguageModel(ABC):
         """Only the first `length` tokens of the prefix stay; the tentative tree is dropped."""
 
     @abstractmethod
-    def fork(self, slot: Slot) -> Slot:
-        """A new slot with the same committed prefix and an empty tree."""
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        """A new slot with the same committed prefix, or with its first `length` tokens, and an empty tree."""
 
     @abstractmethod
     def close(self, slot: Slot) -> None:

@@ -6,6 +6,7 @@ into our slots and attends over prefix and ancestors. Positions go by depth.
 
 from __future__ import annotations
 
+import bisect
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ from draftree.models.torch_layers import TorchLayers
 
 logger = logging.getLogger(__name__)
 
+MAX_SKETCHED = 512
+"""Tokens that may be stored behind a slot's prefix and tree."""
 KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
@@ -69,6 +72,7 @@ class HFModel(LanguageModel):
         self._calls = probe.calls
         self._memory = KVMemory(probe.shapes, dtype=self.dtype, device=self.device)
         self._free: list[int] = []
+        self._open: dict[int, KVSlot] = {}
         self._native: NativeDecoder | None = None
 
     def lower(self, *, quantization: str | None = None) -> None:
@@ -110,6 +114,7 @@ class HFModel(LanguageModel):
         self.model = None
         self._memory.clear()
         self._free.clear()
+        self._open.clear()
 
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__
@@ -158,17 +163,43 @@ class HFModel(LanguageModel):
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for so many slots of so many tokens."""
-        known = self._memory.num_slots
-        self._memory.reserve(num_slots, length)
-        self._free.extend(range(known, self._memory.num_slots))
-        self._free.sort()
+        """Make room for so many slots of so many tokens.
+
+        Slots that are too short are exchanged for longer ones, and then there are no more of them than are asked for.
+        """
+        memory = self._memory
+        known = memory.num_slots
+        if length > memory.length:
+            num_slots = max(num_slots, max(self._open, default=-1) + 1)
+        else:
+            num_slots, length = max(num_slots, known), memory.length
+        # sketches are stored behind the prefix and noted elsewhere; what a pass is about to append is not stored yet
+        behind = {index: slot.num_tentative + MAX_SKETCHED for index, slot in self._open.items()}
+        used = {index: min(memory.length, slot.length + behind[index]) for index, slot in self._open.items()}
+        memory.reserve(num_slots, length, used=used)
+        self._free = [index for index in range(num_slots) if index not in self._open]
 
     def open(self) -> KVSlot:
         """An empty slot: the free one with the lowest index, so that open slots stay neighbours."""
         if not self._free:
             self.reserve(max(1, 2 * self._memory.num_slots), max(64, self._memory.length))
-        return KVSlot(self._free.pop(0))
+        slot = KVSlot(self._free.pop(0))
+        self._open[slot.index] = slot
+        return slot
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return len(self._open)
+
+    def check_integrity(self) -> None:
+        """Every place is free or open, and every open slot fits into its place."""
+        assert sorted([*self._free, *self._open]) == list(range(self._memory.num_slots)), "each place is free or open"
+        assert self._free == sorted(self._free), "free places ascend"
+        for index, slot in self._open.items():
+            assert slot.index == index, "a slot knows its place"
+            assert slot.length + slot.num_tentative <= self._memory.length, "what is stored fits"
+            assert len(slot.parents) == len(slot.depths), "every tentative node has a parent and a depth"
 
     @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
@@ -311,7 +342,7 @@ class HFModel(LanguageModel):
     def _make_room(self, slots: Sequence[KVSlot]) -> None:
         longest = max(slot.length + slot.num_tentative for slot in slots)
         if longest > self._memory.length:
-            self._memory.reserve(self._memory.num_slots, max(longest, 2 * self._memory.length))
+            self.reserve(self._memory.num_slots, max(longest, 2 * self._memory.length))
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
@@ -354,18 +385,23 @@ class HFModel(LanguageModel):
         _slot(slot).truncate(length)
 
     @torch.inference_mode()
-    def fork(self, slot: Slot) -> KVSlot:
-        """Copy the prefix into a new slot."""
-        source, target = _slot(slot), self.open()
-        self._memory.copy(source.index, target.index, source.length)
-        target.copy_prefix(source)
+    def fork(self, slot: Slot, length: int | None = None) -> KVSlot:
+        """Copy the prefix, or the beginning of it, into a new slot."""
+        source = _slot(slot)
+        count = source.length if length is None else length
+        assert 0 <= count <= source.length, "a prefix is cut, not lengthened"
+        target = self.open()
+        self._memory.copy(source.index, target.index, count)
+        target.copy_prefix(count)
         return target
 
     def close(self, slot: Slot) -> None:
         """Free the slot's place."""
         closed = _slot(slot)
-        self._free.append(closed.index)
-        self._free.sort()
+        if self._native is None:  # a pass in C does not touch what is masked
+            self._memory.scrub(closed.index)
+        bisect.insort(self._free, closed.index)
+        del self._open[closed.index]
         closed.index = CLOSED
 
 

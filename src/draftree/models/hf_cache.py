@@ -156,12 +156,13 @@ class CachedModel(LanguageModel):
         cut.set_length(length)
 
     @torch.inference_mode()
-    def fork(self, slot: Slot) -> CacheSlot:
+    def fork(self, slot: Slot, length: int | None = None) -> CacheSlot:
         """Copy the prefix into a new slot."""
         source = _slot(slot)
+        assert length is None or 0 <= length <= source.length, "a prefix is cut, not lengthened"
         twin = CacheSlot(copy.deepcopy(source.cache))
         twin._length, twin.tentative = source.length, source.tentative
-        twin.set_length(source.length)
+        twin.set_length(source.length if length is None else length)
         return twin
 
     def close(self, slot: Slot) -> None:

@@ -8,6 +8,7 @@ prompt, are paid once.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ class Footprint:
 
 NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
 """No model."""
+
+
+def total(footprints: Iterable[Footprint]) -> Footprint:
+    """Several models as one."""
+    every = list(footprints)
+    sizes = ("weights", "token", "logits", "row")
+    return Footprint(**{size: sum(getattr(one, size) for one in every) for size in sizes})
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,9 +141,9 @@ class SequentialModel(LanguageModel):
         cut.tokens.clear()
         cut.parents.clear()
 
-    def fork(self, slot: Slot) -> LeafSlot:
-        """A new slot with the same prefix."""
-        return LeafSlot(self.base.fork(_leaf_slot(slot).base))
+    def fork(self, slot: Slot, length: int | None = None) -> LeafSlot:
+        """A new slot with the same prefix, or the beginning of it."""
+        return LeafSlot(self.base.fork(_leaf_slot(slot).base, length))
 
     def close(self, slot: Slot) -> None:
         """Give the slot and its branches back."""

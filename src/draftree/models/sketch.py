@@ -94,7 +94,7 @@ class Sketch:
         self.part = part
         self.nodes = KVSlot(slot.index)
         """The tree as passes read one: behind the same prefix, at the same places."""
-        self.nodes.copy_prefix(slot)
+        self.nodes.copy_prefix(slot.length)
         self._places: dict[tuple[int, int], int] = {}
         self._hidden: list[Tensor] = []
 

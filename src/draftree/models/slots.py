@@ -7,10 +7,11 @@ tentative node can be moved to the place where it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,9 +72,9 @@ class KVSlot(Slot):
         self._length = length
         self.commit(0)
 
-    def copy_prefix(self, other: KVSlot) -> None:
-        """Take over the length of another slot's prefix."""
-        self._length = other._length
+    def copy_prefix(self, length: int) -> None:
+        """As many tokens of another slot's prefix were copied here."""
+        self._length = length
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,26 +122,35 @@ class KVMemory:
         self._stores = []
         self.keys, self.values = {}, {}
 
-    def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for so many slots and tokens; what is stored stays. Never shrinks."""
-        num_slots, length = max(num_slots, self.num_slots), max(length, self.length)
+    def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
+        """Make room for so many slots and tokens.
+
+        Args:
+            num_slots: slots from now on.
+            length: tokens of each.
+            used: how many tokens are stored in which slots; they stay, whatever else was stored is gone.
+        """
         if (num_slots, length) == (self.num_slots, self.length):
             return
-        old_stores, old_slots, old_length = self._stores, self.num_slots, self.length
-        self._stores = []
+        old_stores, self._stores = self._stores, []
         for position, (shape, layers) in enumerate(self._layers_by_shape().items()):
             pair = []
             for side, dim in enumerate((shape.key_dim, shape.value_dim)):
-                store = torch.zeros(
-                    (len(layers), num_slots, shape.kv_heads, length, dim), dtype=self._dtype, device=self._device
-                )
-                if old_slots:
-                    store[:, :old_slots, :, :old_length] = old_stores[position][side]
+                store = self._zeros((len(layers), num_slots, shape.kv_heads, length, dim))
+                for slot, count in used.items():
+                    store[:, slot, :, :count] = old_stores[position][side][:, slot, :, :count]
                 pair.append(store)
             self._stores.append((pair[0], pair[1]))
             for place, layer in enumerate(layers):
                 self.keys[layer], self.values[layer] = pair[0][place], pair[1][place]
         self.num_slots, self.length = num_slots, length
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        # numpy asks the system for zeros, which costs nothing until they are written over
+        size = int(np.prod(shape)) * self._dtype.itemsize
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
 
     def _layers_by_shape(self) -> dict[LayerShape, list[int]]:
         groups: dict[LayerShape, list[int]] = {}
@@ -172,3 +182,13 @@ class KVMemory:
         for pair in self._stores:
             for store in pair:
                 store[:, target, :, :length] = store[:, source, :, :length]
+
+    def scrub(self, slot: int) -> None:
+        """Zero a slot if it holds what is not finite: a masked key counts 0 times, and 0 times NaN is NaN."""
+        # what is not finite in one layer is not finite in all layers above it
+        last = max(self._shapes, default=None)
+        if last is None or bool(self.values[last][slot].sum(dtype=torch.float32).isfinite()):
+            return
+        for pair in self._stores:
+            for store in pair:
+                store[:, slot] = 0

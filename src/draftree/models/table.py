@@ -139,9 +139,17 @@ class TableLM(LanguageModel):
         """An empty slot."""
         return self._open(())
 
-    def fork(self, slot: Slot) -> Slot:
-        """A new slot with the same prefix and an empty tree."""
-        return self._open(self._checked(slot).prefix)
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        """A new slot with the same prefix, or the beginning of it, and an empty tree."""
+        prefix = self._checked(slot).prefix
+        if length is not None and not 0 <= length <= len(prefix):
+            raise ValueError(f"a fork of {length} tokens, but the prefix has {len(prefix)}: name 0 to {len(prefix)}")
+        return self._open(prefix[:length])
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return len(self._slots)
 
     def _open(self, prefix: Sequence[int]) -> _TableSlot:
         if self._room is not None and len(self._slots) >= self._room[0]:
