@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import draftree
-from draftree import llm as front
+from draftree import requests as front
 from draftree.cli import main as entry_point
 from draftree.cli.commands import COMMANDS
 from draftree.completion import Completion, CompletionStats

@@ -18,6 +18,7 @@ class CompletionStats:
         accepted_tokens: drafted tokens that are in the text; none that a stop or a limit cut off.
         acceptance_length: tokens written a round, the bonus included.
         prompt_tokens: tokens of the prompt.
+        cached_tokens: those of them that were not read, since a text before begins as the prompt does.
         completion_tokens: tokens of the text.
         prefill_seconds: until the first round's tokens were written; reads the prompt.
         decode_seconds: all rounds behind the first.
@@ -37,6 +38,7 @@ class CompletionStats:
     accepted_tokens: int
     acceptance_length: float
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     prefill_seconds: float
     decode_seconds: float
@@ -126,6 +128,7 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         accepted_tokens=counts.accepted_tokens,
         acceptance_length=written / counts.rounds if counts.rounds else 0.0,
         prompt_tokens=sequence.history.prompt_length,
+        cached_tokens=counts.cached_tokens,
         completion_tokens=written,
         prefill_seconds=counts.prefill_seconds,
         decode_seconds=counts.decode_seconds,

@@ -10,34 +10,28 @@ Example:
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import Completion, completion_of
 from draftree.core.errors import ConfigurationError, DraftreeError, GenerationError, InvalidRequestError
-from draftree.core.noise import Noise
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import Engine, Update
+from draftree.engine.engine import KEEP, Engine, Limits, Update
+from draftree.engine.prefixes import PrefixStats
+from draftree.engine.reading import BESIDE
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.base import LanguageModel
-from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
-from draftree.sampling.controls import build_controls
+from draftree.progress import ProgressBar
+from draftree.requests import Messages, Params, Prompt, Requests, params_for, prompt_list
 from draftree.sampling.params import SamplingParams
-from draftree.text.detokenize import Detokenizer
+from draftree.targets import eos_ids_of, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, str]]
-Params = SamplingParams | Sequence[SamplingParams] | None
-SEED_BITS = 32
 
 
 class LLM:
-    """A model that writes, faster if it has a drafter. Not thread-safe.
+    """A model that writes, faster if it has a drafter. Not thread-safe; `AsyncLLM` is for many who ask at once.
 
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
@@ -53,7 +47,10 @@ class LLM:
         exact: True to be refused unless drafts can not change a text by rounding either (see `is_exact`).
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
             loaded from files, which bring their own.
-        max_batch_size: texts that are written at once at most.
+        max_batch_size: texts that are written at once at most; None for as many as memory allows, up to 32.
+        read_beside: prompt tokens that a pass reads at most while other texts are being written. With more of them
+            texts begin sooner, and the others falter more.
+        keep_prefixes: finished texts that are kept in the model's memory at most, for prompts that begin as they do.
         on_round: called with the record of every round.
 
     Raises:
@@ -74,16 +71,20 @@ class LLM:
         quantization: str | None = None,
         exact: bool = False,
         tokenizer: Any = None,
-        max_batch_size: int = 16,
+        max_batch_size: int | None = None,
+        read_beside: int = BESIDE,
+        keep_prefixes: int = KEEP,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
-        if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
-            raise ConfigurationError(f"max_batch_size is {max_batch_size!r}: it must be a whole number of at least 1")
+        if max_batch_size is not None:
+            _require_count("max_batch_size", max_batch_size, least=1)
+        _require_count("read_beside", read_beside, least=1)
+        _require_count("keep_prefixes", keep_prefixes, least=0)
         methods = choose_methods(draft, verify, plan)
-        loaded = _load(model, dtype, device, kernels=kernels, quantization=quantization)
-        if exact and not loaded.model.is_exact:
-            raise ConfigurationError(_why_inexact(loaded))
-        self._tokenizer = _tokenizer(loaded, tokenizer)
+        loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization)
+        if exact:
+            require_exact(loaded)
+        self._tokenizer = tokenizer_of(loaded, tokenizer)
         self._parts = build_parts(
             methods,
             loaded,
@@ -93,10 +94,10 @@ class LLM:
             kernels="torch" if loaded.kernels == "torch" and loaded.why_torch is None else "auto",
         )
         self._target = loaded.model
-        self._eos_ids = loaded.eos_ids or _eos_of(self._tokenizer)
-        self._max_batch_size = max_batch_size
-        self._on_round = on_round
-        self._num_requests = 0
+        limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
+        self._engine = Engine(self._parts, limits, on_round=on_round)
+        eos_ids = eos_ids_of(loaded, self._tokenizer)
+        self._requests = Requests(self._parts, self._tokenizer, eos_ids=eos_ids, longest=self._engine.longest)
         self.is_lossless = methods.verifier.lossless
         self.is_exact = loaded.model.is_exact
         self.kernels = loaded.kernels
@@ -112,8 +113,24 @@ class LLM:
         """The target's tokenizer, None if it has none."""
         return self._tokenizer
 
+    @property
+    def engine(self) -> Engine:
+        """What writes: for those who step it themselves."""
+        return self._engine
+
+    @property
+    def requests(self) -> Requests:
+        """What makes sequences of prompts and parameters, for the engine."""
+        return self._requests
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """How much of prompts was not read again, since a text before began as they do."""
+        return self._engine.prefix_stats
+
     def forget(self) -> None:
-        """Drop what the drafter remembers of earlier requests. No text depends on it, only how fast it comes."""
+        """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""
+        self._engine.forget()
         if self._parts.drafter is not None:
             self._parts.drafter.forget()
 
@@ -128,6 +145,7 @@ class LLM:
         params: Params = None,
         *,
         on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
     ) -> list[Completion]:
         """Write texts for prompts, several at once.
 
@@ -135,6 +153,8 @@ class LLM:
             prompts: texts or lists of token ids, one or several.
             params: sampling parameters, for all or one for each prompt.
             on_update: called with every piece of text as it is verified.
+            progress: whether a bar shows how far it is; None shows one on a terminal, for several texts that nobody
+                listens to.
 
         Returns:
             For every prompt its n completions, in the order of the prompts.
@@ -143,7 +163,8 @@ class LLM:
             InvalidRequestError: a prompt or parameter that can not be honoured; nothing has been written then.
             GenerationError: requests failed while they were written; its `completions` holds the others.
         """
-        return self._run([self._encode(prompt) for prompt in _prompt_list(prompts)], params, on_update)
+        ids = [self._requests.encode_prompt(prompt) for prompt in prompt_list(prompts)]
+        return self._run(ids, params, on_update, progress)
 
     def chat(
         self,
@@ -151,6 +172,7 @@ class LLM:
         params: Params = None,
         *,
         on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
     ) -> list[Completion]:
         """Answer one conversation, or several at once, by the model's chat template.
 
@@ -158,17 +180,21 @@ class LLM:
             messages: dictionaries with "role" and "content".
             params: as for `generate`.
             on_update: as for `generate`.
+            progress: as for `generate`.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        return self._run([self._encode_chat(c) for c in conversations], params, on_update)  # type: ignore[arg-type]
+        ids = [self._requests.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self._run(ids, params, on_update, progress)
 
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Generator[str, None, Completion]:
         """Write one text and yield its pieces as they are verified; close the generator to stop early.
+
+        Streams that are read by turns are written together.
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
@@ -192,195 +218,62 @@ class LLM:
     ) -> Generator[Update, None, Completion]:
         """As `stream`, with what was drafted and what was picked told apart."""
         given = params or SamplingParams()
-        if given.n != 1:
-            raise InvalidRequestError(f"n={given.n} texts can not be streamed as one: set n=1, or use generate")
-        is_chat = bool(prompt) and not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
-        ids = self._encode_chat(prompt) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        sequence = self._sequences(ids, given)[0]
-        engine = self._engine()
-        engine.add(sequence)
-        try:
-            while not engine.is_idle:
-                yield from engine.step()
-        finally:
-            engine.abort([sequence])
+        require_single(given)
+        (sequence,) = self._requests.sequences(self._requests.encode(prompt), given)
+        yield from self._engine.stream(sequence)
         if sequence.error is not None:
             raise sequence.error
         return completion_of(sequence, prompt_index=0)
 
     def _run(
-        self, prompts: Sequence[list[int]], params: Params, on_update: Callable[[Update], None] | None
+        self,
+        prompts: Sequence[list[int]],
+        params: Params,
+        on_update: Callable[[Update], None] | None,
+        progress: bool | None,
     ) -> list[Completion]:
-        each = _params_for(params, len(prompts))
-        batch = [self._sequences(ids, given) for ids, given in zip(prompts, each, strict=True)]
+        each = params_for(params, len(prompts))
+        batch = [self._requests.sequences(ids, given) for ids, given in zip(prompts, each, strict=True)]
         everything = [sequence for sequences in batch for sequence in sequences]
-        engine = self._engine()
-        for sequence in everything:
-            engine.add(sequence)
-        try:
-            while not engine.is_idle:
-                for update in engine.step():
-                    if on_update is not None:
-                        on_update(update)
-        finally:
-            engine.abort(everything)
+        with ProgressBar(len(everything), shown=False if progress is None and on_update else progress) as bar:
+            self._write(everything, on_update, bar)
         done = [
             completion_of(sequence, prompt_index=index)
             for index, sequences in enumerate(batch)
             for sequence in sequences
             if sequence.finish_reason is not FinishReason.ERROR
         ]
-        _raise_failures(everything, done)
+        raise_failures(everything, done)
         return done
 
-    def _engine(self) -> Engine:
-        return Engine(self._parts, max_batch_size=self._max_batch_size, on_round=self._on_round)
-
-    def _sequences(self, ids: list[int], params: SamplingParams) -> list[WritingSequence]:
-        limit = self._limit(ids, params)
-        self._check_prediction(params)
-        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        self._num_requests += 1
-        return [
-            WritingSequence(
-                f"request-{self._num_requests}",
-                index,
-                ids,
-                controls=build_controls(
-                    params,
-                    vocab_size=self._target.vocab_size,
-                    eos_ids=self._eos_ids,
-                    encode=None if self._tokenizer is None else self._encode_plainly,
-                    seed=seed if index == 0 else Noise(seed).stream("n", index).seed,
-                ),
-                limit=limit,
-                detokenizer=self._detokenizer(params, ids),
-            )
-            for index in range(params.n)
-        ]
-
-    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
-        context = self._target.max_length
-        if len(ids) >= context:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
-                "shorten the prompt"
-            )
-        if params.max_tokens is None:
-            return context
-        if len(ids) + params.max_tokens > context:
-            raise InvalidRequestError(
-                f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
-                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits"
-            )
-        return len(ids) + params.max_tokens
-
-    def _check_prediction(self, params: SamplingParams) -> None:
-        drafter = self._parts.drafter
-        if params.prediction is not None and (drafter is None or not drafter.reads_predictions):
-            raise InvalidRequestError(
-                f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
-                "that reads it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
-                "or leave the prediction out"
-            )
-
-    def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
-        if self._tokenizer is None:
-            if params.stop_strings:
-                raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
-            return None
-        return Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt)
-
-    def _encode_plainly(self, text: str) -> list[int]:
-        assert self._tokenizer is not None
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def _encode_chat(self, messages: Messages) -> list[int]:
-        if self._tokenizer is None:
-            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
-            ids = self._tokenizer.encode(prompt) if prompt else []
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise InvalidRequestError("the prompt is empty: give at least one character or token")
-        for token in ids:
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {token!r}")
-            if not 0 <= token < self._target.vocab_size:
-                raise InvalidRequestError(
-                    f"the prompt holds token {token}, but the vocabulary ends at {self._target.vocab_size - 1}"
-                )
-        return [int(token) for token in ids]
+    def _write(
+        self, sequences: Sequence[WritingSequence], on_update: Callable[[Update], None] | None, bar: ProgressBar
+    ) -> None:
+        self._engine.add(*sequences)
+        going = list(sequences)
+        try:
+            while going:
+                self._engine.step()
+                # streams that are read by turns are stepped here as well: their news are not ours
+                for sequence in going:
+                    pieces = sequence.take_pieces() if on_update is not None else ()
+                    if on_update is not None and (pieces or sequence.is_finished):
+                        on_update(Update(sequence, pieces, is_last=sequence.is_finished))
+                going = [sequence for sequence in going if not sequence.is_finished]
+                if bar.is_shown:
+                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
+        finally:
+            self._engine.abort(sequences)
 
 
-def _load(model: Any, dtype: Any, device: str, *, kernels: str, quantization: str | None) -> LoadedModel:
-    require_known(kernels, quantization)
-    if isinstance(model, str | os.PathLike):
-        return load_model(model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
-    if kernels == "native" or quantization is not None:
-        raise ConfigurationError(
-            "kernels and quantization are chosen while a model is loaded, and this one is loaded already: "
-            "give its name or its folder"
-        )
-    if dtype != "auto" or device != "auto":
-        raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
-    if isinstance(model, LoadedModel):
-        return model
-    if isinstance(model, LanguageModel):
-        return LoadedModel(model, None, (), type(model).__name__)
-    if not hasattr(model, "config") or not callable(model):
-        raise ConfigurationError(
-            f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
-        )
-    return wrap_model(model)
+def require_single(params: SamplingParams) -> None:
+    """Refuse several texts where one is streamed."""
+    if params.n != 1:
+        raise InvalidRequestError(f"n={params.n} texts can not be streamed as one: set n=1, or use generate")
 
 
-def _why_inexact(loaded: LoadedModel) -> str:
-    reason = loaded.why_torch or "its passes run through torch"
-    return (
-        f"exact was asked for, but a pass of '{loaded.name}' over several rows may round differently from one over one "
-        f"row: {reason}; leave exact out, or take a model, a device and a dtype that native kernels know"
-    )
-
-
-def _tokenizer(loaded: LoadedModel, given: Any) -> Tokenizer | None:
-    if given is not None:
-        return given if isinstance(given, Tokenizer) else Tokenizer(given)
-    return None if loaded.folder is None else Tokenizer.load(Path(loaded.folder))
-
-
-def _eos_of(tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    eos = None if tokenizer is None else tokenizer.eos_token_id
-    return () if eos is None else (eos,)
-
-
-def _prompt_list(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        if not isinstance(prompts, str):
-            raise InvalidRequestError(f"prompts is {prompts!r}: give a text, token ids, or a list of either")
-        return [prompts]
-    listed = list(prompts)
-    is_one_of_ids = bool(listed) and all(hasattr(item, "__index__") for item in listed)
-    return [listed] if is_one_of_ids else listed
-
-
-def _params_for(params: Params, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidRequestError(
-            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
-        )
-    return list(params)
-
-
-def _raise_failures(sequences: Sequence[WritingSequence], done: list[Completion]) -> None:
+def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
+    """Raise what sequences failed with, and hand over what the others gave."""
     errors = [sequence.error for sequence in sequences if sequence.error is not None]
     if not errors:
         return
@@ -388,3 +281,8 @@ def _raise_failures(sequences: Sequence[WritingSequence], done: list[Completion]
     if len(sequences) == 1 and isinstance(first, DraftreeError):
         raise first
     raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
+
+
+def _require_count(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")

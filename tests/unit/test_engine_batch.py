@@ -8,8 +8,8 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
-from draftree.engine import round as rounds
-from draftree.engine.engine import Engine
+from draftree.engine import engine as engines
+from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import FinishReason, WritingSequence
@@ -40,7 +40,11 @@ def sequence(prompt: list[int], count: int, name: str = "r") -> WritingSequence:
 def engine(target: TableLM, max_batch_size: int, records: list[RoundRecord] | None = None) -> Engine:
     verifier, planner = VERIFIERS.find("coupled"), PLANNERS.find("fixed")
     parts = Parts(target, verifier(verifier.Config()), planner(planner.Config(), default_depth=0))
-    return Engine(parts, max_batch_size=max_batch_size, on_round=None if records is None else records.append)
+    return Engine(parts, Limits(max_batch_size), on_round=None if records is None else records.append)
+
+
+def anyone(sequence: WritingSequence) -> bool:
+    return True
 
 
 def test_scheduler_admits_in_order_up_to_its_size() -> None:
@@ -48,12 +52,12 @@ def test_scheduler_admits_in_order_up_to_its_size() -> None:
     assert scheduler.is_idle
     first, second, third = (sequence([1], 3, name) for name in "abc")
     for one in (first, second, third):
-        scheduler.add(one)
-    assert scheduler.admit() == [first, second]
-    assert scheduler.admit() == []
+        scheduler.add([one])
+    assert scheduler.admit(anyone) == [first, second]
+    assert scheduler.admit(anyone) == []
     second.abort()
     assert scheduler.drop_finished() == [second]
-    assert scheduler.admit() == [third]
+    assert scheduler.admit(anyone) == [third]
     assert scheduler.running == [first, third]
     assert not scheduler.is_idle
 
@@ -61,12 +65,11 @@ def test_scheduler_admits_in_order_up_to_its_size() -> None:
 def test_scheduler_drops_who_was_given_up_while_waiting() -> None:
     scheduler = Scheduler(1)
     first, second = sequence([1], 3), sequence([2], 3)
-    scheduler.add(first)
-    scheduler.add(second)
-    scheduler.admit()
+    scheduler.add([first, second])
+    scheduler.admit(anyone)
     second.abort()
     assert scheduler.drop_finished() == [second]
-    assert list(scheduler.waiting) == []
+    assert scheduler.waiting == []
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1"])
@@ -162,22 +165,20 @@ def test_an_idle_engine_has_nothing_to_say() -> None:
     assert writing.step() == []
 
 
-def test_short_prompts_are_written_while_a_long_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rounds, __import__("draftree.engine.engine", fromlist=["engine"])):
-        monkeypatch.setattr(module, "PREFILL_ROWS", 16)
+def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
     target = model()
-    writing = engine(target, 4)
+    writing = Engine(engine(target, 4)._parts, Limits(4, read_beside=16))
     long, short = sequence([i % VOCAB for i in range(70)], 4, "long"), sequence([1], 8, "short")
-    writing.add(long)
     writing.add(short)
+    writing.step()
+    writing.add(long)
     written = []
     while not writing.is_idle:
         writing.step()
         written.append((long.history.num_output_tokens, short.history.num_output_tokens))
-    # four chunks of 16 leave 6 tokens for the first round, which the fourth step begins
-    assert written == [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 6), (4, 7), (4, 8)]
+    # four chunks of 16 leave 6 tokens for the first round
+    assert written == [(0, 2), (0, 3), (0, 4), (0, 5), (1, 6), (2, 7), (3, 8), (4, 8)]
     alone = sequence(long.history.tokens[:70].tolist(), 4)
-    monkeypatch.undo()
     plain = engine(target, 1)
     plain.add(alone)
     while not plain.is_idle:
@@ -190,14 +191,13 @@ def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) ->
     prompt = [i % VOCAB for i in range(length)]
     params = SamplingParams(max_tokens=4, seed=1)
     (whole,) = LLM(model()).generate(prompt, params)
-    for module in (rounds, __import__("draftree.engine.engine", fromlist=["engine"])):
-        monkeypatch.setattr(module, "PREFILL_ROWS", 16)
+    monkeypatch.setattr(engines, "ALONE", 16)
     (pieces,) = LLM(model(), "ngram,min=1").generate(prompt, params)
     assert pieces.token_ids == whole.token_ids
     assert pieces.stats.prompt_tokens == length
 
 
-@pytest.mark.parametrize("size", [0, -1, True, 2.0, None])
+@pytest.mark.parametrize("size", [0, -1, True, 2.0])
 def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(ValueError, match="max_batch_size"):
         LLM(model(), max_batch_size=size)

@@ -12,7 +12,7 @@ from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceDrafter, SequenceView
 from draftree.drafters.merged import MergedDrafter
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
@@ -60,7 +60,7 @@ def write(drafter: Any, *, verify: str, temperature: float) -> TableLM:
     model = TableLM(hashed(VOCAB, seed=5))
     verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
-    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter), max_batch_size=2)
+    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter), Limits(2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
     for prompt in ([1, 2], [3]):
         engine.add(WritingSequence("r", 0, prompt, controls=controls, limit=12, detokenizer=None))

@@ -9,6 +9,8 @@
     │   ├── ModelLoadError                  found, but broken or unreadable
     │   └── UnsupportedModelError           read, but its kind can not be decoded here
     ├── WeightsError (RuntimeError)         weights could not be fetched, checked or converted
+    ├── QueueFullError (RuntimeError)       as many requests wait as may
+    ├── EngineClosedError (RuntimeError)    the engine takes no requests any more
     └── GenerationError (RuntimeError)      a request failed while it was being written
         └── NonFiniteLogitsError            the model gave NaN, or no token was left to choose
 
@@ -23,12 +25,14 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "ConfigurationError",
     "DraftreeError",
+    "EngineClosedError",
     "GenerationError",
     "InvalidRequestError",
     "ModelError",
     "ModelLoadError",
     "ModelNotFoundError",
     "NonFiniteLogitsError",
+    "QueueFullError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "WeightsError",
@@ -70,6 +74,14 @@ class UnsupportedModelError(ModelError):
 
 class WeightsError(DraftreeError, RuntimeError):
     """Weights could not be fetched, checked or converted."""
+
+
+class QueueFullError(DraftreeError, RuntimeError):
+    """As many requests wait as may: come back later."""
+
+
+class EngineClosedError(DraftreeError, RuntimeError):
+    """The engine was closed, or broke down: it takes no requests any more."""
 
 
 class GenerationError(DraftreeError, RuntimeError):

@@ -112,7 +112,10 @@ class RoundRecord:
     commit_seconds: float
     total_seconds: float
     num_rows: int
-    """Tokens in the target's pass: roots and drafted nodes."""
+    """Tokens in the target's pass: roots, drafted nodes, and what was read of prompts."""
     sequences: tuple[SequenceRecord, ...] = field(default=())
     part_seconds: tuple[float, ...] = ()
     """Of `draft_seconds`, where drafters are merged, each one's; a drafter that was not asked took none."""
+    num_prompt_rows: int = 0
+    """Those of the rows that only read prompts: chunks of sequences that do not write yet, and the last chunks of those
+    that wrote for the first time."""

@@ -15,6 +15,7 @@ from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters import DRAFTERS
 from draftree.models.base import LanguageModel, Slot
+from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
@@ -103,6 +104,11 @@ class Drafter(ABC, Generic[State]):
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room for this many open sequences of this many tokens."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes that its own models take; nothing for a drafter that has none, or that uses the target's."""
+        return NOTHING
 
     @abstractmethod
     def open(self, sequence: SequenceView) -> State:

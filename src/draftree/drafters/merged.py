@@ -16,6 +16,7 @@ from typing import Any, final
 from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, join, merge, places
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
+from draftree.models.memory import Footprint, total
 
 
 @final
@@ -55,6 +56,11 @@ class MergedDrafter(Drafter[list[Any]]):
         """Make room in all parts."""
         for drafter in self._drafters:
             drafter.reserve(num_sequences, length)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Of all parts together."""
+        return total(drafter.footprint for drafter in self._drafters)
 
     def open(self, sequence: SequenceView) -> list[Any]:
         """A state of every part."""

@@ -26,6 +26,7 @@ from draftree.drafters.growth import Growth
 from draftree.drafters.shapes import Shape, parse_shape
 from draftree.drafters.strings import StringGrowth
 from draftree.drafters.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
+from draftree.models.memory import Footprint
 
 
 @final
@@ -85,6 +86,7 @@ class ModelDrafter(Drafter[Any]):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)
+        self._model = loaded.model
         translation = translation_between(config.map, loaded, context)
         self._growth: Growth | StringGrowth
         if translation is not None and translation.way == STRINGS:
@@ -108,6 +110,11 @@ class ModelDrafter(Drafter[Any]):
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the small model's slots."""
         self._growth.reserve(num_sequences, length)
+
+    @property
+    def footprint(self) -> Footprint:
+        """The small model's."""
+        return self._model.footprint
 
     def open(self, sequence: SequenceView) -> Any:
         """A slot of the small model."""

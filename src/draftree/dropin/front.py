@@ -21,7 +21,7 @@ from draftree.dropin.handover import NO_SYNC, AskedSignature, dropped_arguments
 from draftree.dropin.refusals import num_pads, refuse_config, refuse_inputs, refuse_model
 from draftree.dropin.steps import Callbacks, Row, Steps
 from draftree.dropin.walk import StepwiseVerifier
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.lending import borrowed
@@ -176,10 +176,12 @@ def _parts(
 def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:
     sequences = [row.sequence for row in rows]
     engine = Engine(
-        replace(parts, verifier=StepwiseVerifier(steps, rows)), max_batch_size=len(rows), together=steps.in_step
+        replace(parts, verifier=StepwiseVerifier(steps, rows)),
+        Limits(max_batch_size=len(rows), keep_prefixes=0),
+        together=steps.in_step,
+        tries_again=False,
     )
-    for sequence in sequences:
-        engine.add(sequence)
+    engine.add(*sequences)
     try:
         while not engine.is_idle:
             engine.step()

@@ -1,18 +1,34 @@
-"""The engine: requests come in, rounds go by, texts come out."""
+"""The engine: requests come in, rounds go by, texts come out.
+
+Requests join and leave between rounds. Prompts are read in chunks beside the rounds of others. What a round raises is
+found out: its sequences are tried one by one, and who raises alone fails alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import logging
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
-from draftree.core.types import MAX_NODES, RoundRecord
+from draftree.core.types import RoundRecord
+from draftree.engine.memory import memory_for_sequences, memory_of_sequence
 from draftree.engine.parts import Parts
-from draftree.engine.round import PREFILL_ROWS, prefill, run_round
+from draftree.engine.places import Places
+from draftree.engine.prefixes import PrefixStats
+from draftree.engine.reading import ALONE, BESIDE, shares
+from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import Piece, WritingSequence
 
-DRAFT_ROOM = 64
-"""Tentative tokens for which slots have room from the start; more if the drafter's trees are larger."""
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = 32
+"""Sequences that are written at once at most, unless told otherwise."""
+READ_AT_ONCE = 8
+"""Pending tokens of a sequence that are read whatever else the pass reads."""
+KEEP = 8
+"""Finished texts whose slots are kept at most, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +37,27 @@ class Update:
 
     sequence: WritingSequence
     pieces: tuple[Piece, ...]
+    is_last: bool = False
+    """Whether nothing more will come."""
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the sequence is finished."""
-        return self.sequence.is_finished
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine keeps to.
+
+    Attributes:
+        max_batch_size: sequences that are written at once at most; None for as many as memory allows, up to 32.
+        max_waiting: sequences that may wait at most; None for any number.
+        read_beside: prompt tokens that a pass reads at most while texts are being written.
+        keep_prefixes: finished texts whose slots are kept at most, for prompts that begin as they do.
+        memory: bytes that sequences may take; None for half of what is free when the engine is made.
+    """
+
+    max_batch_size: int | None = None
+    max_waiting: int | None = None
+    read_beside: int = BESIDE
+    keep_prefixes: int = KEEP
+    memory: int | None = None
 
 
 class Engine:
@@ -33,86 +65,207 @@ class Engine:
 
     Args:
         parts: model, drafter, verifier and planner.
-        max_batch_size: sequences that are written at once at most.
+        limits: how many, how much.
         on_round: called with the record of every round.
         together: whether a round waits until all sequences of the batch have read their prompts.
+        tries_again: whether a pass that raised is tried again, text by text, so that only those fail whose own pass
+            raises; False raises at once.
     """
 
     def __init__(
         self,
         parts: Parts,
+        limits: Limits | None = None,
         *,
-        max_batch_size: int,
         on_round: Callable[[RoundRecord], None] | None = None,
         together: bool = False,
+        tries_again: bool = True,
     ) -> None:
         self._parts = parts
-        self._scheduler = Scheduler(max_batch_size)
+        self._limits = limits or Limits()
+        memory = self._limits.memory
+        self._memory = memory_for_sequences(parts.target.device) if memory is None else memory
+        self._scheduler = Scheduler(self._limits.max_batch_size or MAX_BATCH, self._limits.max_waiting)
+        self._places = Places(parts, self._memory, keep=self._limits.keep_prefixes, shares=not together)
+        # the model may outlive this engine: what is kept must not
+        weakref.finalize(self, self._places.prefixes.clear).atexit = False
         self._on_round = on_round
         self._together = together
+        self._tries_again = tries_again
+
+    @property
+    def parts(self) -> Parts:
+        """What it works with."""
+        return self._parts
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to write."""
         return self._scheduler.is_idle
 
-    def add(self, sequence: WritingSequence) -> None:
-        """Queue a sequence; it joins the batch when a slot is free."""
-        self._scheduler.add(sequence)
+    @property
+    def max_waiting(self) -> int | None:
+        """Sequences that may wait at most; None for any number."""
+        return self._scheduler.max_waiting
+
+    @max_waiting.setter
+    def max_waiting(self, count: int | None) -> None:
+        self._scheduler.max_waiting = count
+
+    def takes(self, count: int) -> bool:
+        """Whether a request of so many sequences can be queued now."""
+        return self._scheduler.takes(count)
+
+    @property
+    def running(self) -> Sequence[WritingSequence]:
+        """Sequences in the batch, in the order of service."""
+        return tuple(self._scheduler.running)
+
+    @property
+    def waiting(self) -> Sequence[WritingSequence]:
+        """Sequences in the queue, in the order of service."""
+        return tuple(self._scheduler.waiting)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a text can have at most, the prompt included, for which there is memory."""
+        longest = memory_of_sequence(self._parts).longest(self._memory)
+        context = self._parts.target.max_length
+        return context if longest is None else min(context, longest)
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What was reused of earlier prompts and texts."""
+        return self._places.stats
+
+    def forget(self) -> None:
+        """Let all kept slots go."""
+        self._places.prefixes.clear()
+
+    def add(self, *sequences: WritingSequence) -> None:
+        """Queue the sequences of a request, all or none; they join the batch when there is room.
+
+        Raises:
+            InvalidRequestError: one of them will never fit into memory.
+            QueueFullError: as many wait as may.
+        """
+        for sequence in sequences:
+            self._places.require_fit(sequence)
+        self._scheduler.add(sequences)
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
-        """End these sequences now and free their slots."""
+        """End these sequences now and free their slots; what is finished stays as it is."""
         for sequence in sequences:
             if not sequence.is_finished:
                 sequence.abort()
         self._release()
 
-    def step(self) -> list[Update]:
-        """One round for every sequence that has read its prompt, one chunk for the others.
+    def stream(self, sequence: WritingSequence) -> Generator[Update, None, None]:
+        """Write a sequence, beside whatever else is there, and yield its news; closing it aborts the sequence.
 
         Raises:
-            Exception: whatever a part raised; all running sequences are failed with it and their slots freed.
+            DraftreeError: as `add` and `step`.
+        """
+        self.add(sequence)
+        try:
+            while True:
+                pieces, is_last = sequence.take_pieces(), sequence.is_finished
+                if pieces or is_last:
+                    yield Update(sequence, pieces, is_last=is_last)
+                if is_last:
+                    return
+                if not pieces:
+                    self.step()
+        finally:
+            self.abort([sequence])
+
+    def step(self) -> list[WritingSequence]:
+        """One pass: a round for every sequence that has read its prompt, a chunk for some of the others.
+
+        Returns:
+            Those that got on, or ended; `take_pieces` gives their news.
+
+        Raises:
+            BaseException: what is nobody's own failure, such as a listener's or Ctrl-C; all running sequences are
+                failed with it and their slots freed.
         """
         try:
-            self._open(self._scheduler.admit())
-            prefill(self._parts, self._scheduler.running)
-            running = self._scheduler.running
-            ready = [s for s in running if s.num_pending <= PREFILL_ROWS]
-            if ready and not (self._together and len(ready) < len(running)):
-                record = run_round(self._parts, ready)
-                if self._on_round is not None:
-                    self._on_round(record)
+            self._scheduler.admit(lambda sequence: self._places.fits([*self._scheduler.running, sequence]))
+            self._make_room()
+            self._places.open(self._scheduler.running)
+            ready, chunks = self._share_pass()
+            if ready or chunks:
+                self._pass(ready, chunks)
         except BaseException as error:
             # also on Ctrl-C: slots must be whole for whoever uses the engine next
             for sequence in self._scheduler.running:
-                sequence.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
+                if not sequence.is_finished:
+                    sequence.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
             self._release()
             raise
-        stepped = list(running)
+        stepped = list(self._scheduler.running)
         self._release()
-        updates = [Update(s, s.take_pieces()) for s in stepped]
-        return [update for update in updates if update.pieces or update.is_last]
+        return stepped
 
-    def _open(self, admitted: Sequence[WritingSequence]) -> None:
-        if not admitted:
+    def _make_room(self) -> None:
+        """The youngest wait again if the others have grown into their memory; alone, each has room."""
+        running = self._scheduler.running
+        while len(running) > 1 and not self._places.fits(running, ahead=0):
+            youngest = running[-1]
+            self._places.leave(youngest, may_keep=False)
+            self._scheduler.put_back(youngest)
+
+    def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
+        """Who writes in the next pass, and who reads how much."""
+        running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
+        writing = [s for s in running if s.num_pending <= READ_AT_ONCE]
+        reading = [s for s in running if s.num_pending > READ_AT_ONCE]
+        beside = any(s.counts.rounds for s in writing) and not self._together
+        given = shares([s.num_pending for s in reading], self._limits.read_beside if beside else ALONE)
+        chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
+        ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
+        if self._together and len(ready) < len(self._scheduler.running):
+            return [], chunks
+        return ready, chunks
+
+    def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
+        try:
+            record = run_round(self._parts, ready, chunks)
+        except AssertionError:
+            raise  # a mistake of ours, not a request's
+        except Exception as error:
+            if not self._tries_again:
+                raise
+            self._try_each(ready, chunks, error)
             return
-        parts = self._parts
-        tree = max(DRAFT_ROOM, min(parts.planner.default_nodes, MAX_NODES))
-        count, length = len(self._scheduler.running), max(s.limit for s in admitted) + tree
-        parts.target.reserve(count, length)
-        if parts.drafter is not None:
-            parts.drafter.reserve(count, length)
-        for sequence in admitted:
-            sequence.slot = parts.target.open()
-            sequence.plan_state = parts.planner.open()
-            if parts.drafter is not None:
-                sequence.draft_state = parts.drafter.open(replace(sequence.view, slot=sequence.slot))
+        if record is not None and self._on_round is not None:
+            self._on_round(record)
+
+    def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
+        """A pass raised: each sequence has one of its own, and who raises alone fails with that."""
+        jobs: list[tuple[WritingSequence, Sequence[Chunk]]] = [(s, ()) for s in ready]
+        jobs += [(chunk.sequence, (chunk,)) for chunk in chunks]
+        logger.warning("a pass over %d texts raised %r", len(jobs), error)
+        self._places.recover([sequence for sequence, _ in jobs])
+        for sequence, own in jobs:
+            if sequence.is_finished:
+                continue
+            try:
+                record = run_round(self._parts, () if own else (sequence,), own)
+            except AssertionError:
+                raise
+            except Exception as its_own:
+                sequence.fail(its_own)
+                continue
+            if record is not None and self._on_round is not None:
+                self._on_round(record)
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():
-            if sequence.slot is not None:
-                self._parts.target.close(sequence.slot)
-                sequence.slot = None
-            if sequence.draft_state is not None and self._parts.drafter is not None:
-                self._parts.drafter.close(sequence.draft_state)
-                sequence.draft_state = None
+            self._places.leave(sequence, may_keep=sequence.error is None)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the books of requests, slots and kept prefixes do not agree; between steps only."""
+        self._scheduler.check_integrity()
+        self._places.check_integrity(self._scheduler.running, self._scheduler.waiting)
+        self._parts.target.check_integrity()

@@ -18,30 +18,34 @@ from draftree.models.base import Extend, Slot
 from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
 
-PREFILL_ROWS = 512
-"""Prompt tokens of one sequence that one pass reads at most."""
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of a prompt that a sequence reads without writing yet."""
+
+    sequence: WritingSequence
+    num_tokens: int
 
 
-def prefill(parts: Parts, sequences: Series[WritingSequence]) -> float:
-    """Read one chunk of every long prompt among these; returns the seconds it took.
+def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
+    """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
 
-    What is left (up to a chunk, the root included) is read in the sequence's first round, beside its first tree.
+    A sequence that fails is marked and fails alone.
+
+    Args:
+        parts: what the round works with.
+        sequences: those that write; what they have not read yet is read before their root.
+        chunks: what others read.
+
+    Returns:
+        The record of the round; None if nobody wrote.
+
+    Raises:
+        Exception: what a part raised. What was written until then is verified and stays.
     """
-    long = [s for s in sequences if s.num_pending > PREFILL_ROWS]
-    if not long:
-        return 0.0
-    start = time.perf_counter()
-    jobs = [Extend(_slot(s), _pending(s)[:PREFILL_ROWS], range(-1, PREFILL_ROWS - 1), logits_at=()) for s in long]
-    parts.target.extend(jobs)
-    parts.target.commit_many([_slot(s) for s in long], [range(PREFILL_ROWS)] * len(long))
-    seconds = time.perf_counter() - start
-    for sequence in long:
-        sequence.counts.prefill_seconds += seconds
-    return seconds
-
-
-def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
-    """Write at least one token of every sequence; a sequence that fails is marked and fails alone."""
+    if not sequences:
+        _read(parts, chunks)
+        return None
     clock = [time.perf_counter()]
     states = [s.plan_state for s in sequences]
     budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
@@ -52,7 +56,8 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
     trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
     clock.append(time.perf_counter())
     pending = [_pending(s) for s in sequences]
-    scores = parts.target.extend([_job(s, p, t) for s, p, t in zip(sequences, pending, trees, strict=True)])
+    jobs = [_job(s, p, t) for s, p, t in zip(sequences, pending, trees, strict=True)]
+    scores = parts.target.extend([*jobs, *map(_chunk_job, chunks)])
     clock.append(time.perf_counter())
     laws = Laws(scores.logits, [_rows(s, tree) for s, tree in zip(sequences, trees, strict=True)])
     verdicts = _verify(parts, sequences, trees, laws)
@@ -62,9 +67,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
         for index, (s, tree, verdict) in enumerate(zip(sequences, trees, verdicts, strict=True))
     )
     drafts = [Drafted(*given) for given in zip(offered, trees, kept, strict=True)]
-    _commit(parts, sequences, pending, drafts, verdicts)
+    _commit(parts, sequences, pending, drafts, verdicts, chunks)
     clock.append(time.perf_counter())
     plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(clock))
+    num_read = sum(chunk.num_tokens for chunk in chunks)
     record = RoundRecord(
         plan_seconds=plan + trim,
         draft_seconds=draft,
@@ -72,9 +78,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
         verify_seconds=verify,
         commit_seconds=commit,
         total_seconds=clock[-1] - clock[0],
-        num_rows=sum(len(p) + len(tree) for p, tree in zip(pending, trees, strict=True)),
+        num_rows=num_read + sum(len(job.tokens) for job in jobs),
         sequences=tuple(replace(row, offered=tree) for row, tree in zip(rows, offered, strict=True)),
         part_seconds=parts.drafter.part_seconds if parts.drafter is not None and any(map(len, offered)) else (),
+        num_prompt_rows=num_read + sum(len(p) - 1 for p in pending),
     )
     parts.planner.observe(states, record)
     reason = parts.planner.explain() if any(s.is_finished for s in sequences) else ""
@@ -82,7 +89,24 @@ def run_round(parts: Parts, sequences: Series[WritingSequence]) -> RoundRecord:
         _count(sequence, record, row, tree, verdict)
         if sequence.is_finished:
             sequence.counts.explain = reason
+    for chunk in chunks:
+        chunk.sequence.counts.prefill_seconds += record.total_seconds
     return record
+
+
+def _read(parts: Parts, chunks: Series[Chunk]) -> None:
+    """A pass in which nobody writes."""
+    start = time.perf_counter()
+    parts.target.extend([_chunk_job(chunk) for chunk in chunks])
+    parts.target.commit_many([_slot(c.sequence) for c in chunks], [range(c.num_tokens) for c in chunks])
+    seconds = time.perf_counter() - start
+    for chunk in chunks:
+        chunk.sequence.counts.prefill_seconds += seconds
+
+
+def _chunk_job(chunk: Chunk) -> Extend:
+    tokens = _pending(chunk.sequence)[: chunk.num_tokens]
+    return Extend(_slot(chunk.sequence), tokens, range(-1, len(tokens) - 1), logits_at=())
 
 
 def _slot(sequence: WritingSequence) -> Slot:
@@ -192,12 +216,12 @@ def _write(
     depth = max(depths(tree.parents), default=0)
     if verdict is None:
         return SequenceRecord(sequence.request_id, prefix, len(tree), depth, 0, 0, 0, index=sequence.index, tree=tree)
-    tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
-    written = sequence.write(tokens, len(verdict.path))
-    top = sequence.controls.params.logprobs
-    if top is not None:
-        rows = [0, *(node + 1 for node in verdict.path)][:written]
-        sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
+    try:
+        _write_tokens(sequence, tree, verdict, laws, index)
+    except Exception as error:
+        # turning tokens into text is this sequence's own affair, and so is its failure
+        sequence.fail(error)
+    written = len(sequence.history) - prefix
     accepted = min(written, len(verdict.path))
     return SequenceRecord(
         sequence.request_id,
@@ -213,6 +237,15 @@ def _write(
         path=tuple(verdict.path),
         bonus=verdict.bonus,
     )
+
+
+def _write_tokens(sequence: WritingSequence, tree: TokenTree, verdict: Verdict, laws: Laws, index: int) -> None:
+    tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
+    written = sequence.write(tokens, len(verdict.path))
+    top = sequence.controls.params.logprobs
+    if top is not None:
+        rows = [0, *(node + 1 for node in verdict.path)][:written]
+        sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
 
 
 def _matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
@@ -232,17 +265,20 @@ def _commit(
     pending: Series[Series[int]],
     drafts: Series[Drafted],
     verdicts: Series[Verdict | None],
+    chunks: Series[Chunk],
 ) -> None:
     going = [
         (s, p, drafted, verdict)
         for s, p, drafted, verdict in zip(sequences, pending, drafts, verdicts, strict=True)
         if verdict is not None and not s.is_finished
     ]
-    if not going:
-        return
-    paths = [[*range(len(p)), *(len(p) + node for node in verdict.path)] for _, p, _, verdict in going]
-    parts.target.commit_many([_slot(s) for s, _, _, _ in going], paths)
-    if parts.drafter is not None:
+    paths: list[Series[int]] = [[*range(len(p)), *(len(p) + node for node in v.path)] for _, p, _, v in going]
+    slots = [_slot(s) for s, _, _, _ in going]
+    if going or chunks:
+        parts.target.commit_many(
+            [*slots, *(_slot(c.sequence) for c in chunks)], [*paths, *(range(c.num_tokens) for c in chunks)]
+        )
+    if going and parts.drafter is not None:
         heard = [drafted.heard(verdict) for _, _, drafted, verdict in going]
         parts.drafter.observe([g[0].draft_state for g in going], [g[2].offered for g in going], heard)
 

@@ -61,6 +61,7 @@ class SequenceCounts:
     """
 
     rounds: int = 0
+    cached_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -89,6 +90,7 @@ class WritingSequence:
         limit: tokens of prompt and output at most.
         detokenizer: turns tokens into text; None where the model has no tokenizer.
         draft_controls: what the drafter takes the controls to be, where they are not `controls`.
+        priority: lower numbers are served first.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class WritingSequence:
         limit: int,
         detokenizer: Detokenizer | None,
         draft_controls: Controls | None = None,
+        priority: int = 0,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -108,6 +111,9 @@ class WritingSequence:
         self.controls = controls
         self.view = SequenceView(self.history, draft_controls or controls)
         self.limit = limit
+        self.priority = priority
+        self.rank = (priority, 0)
+        """Its place in the order of service; the scheduler's."""
         self.slot: Slot | None = None
         self.draft_state: Any = None
         self.plan_state: Any = None

@@ -1,0 +1,68 @@
+"""How much memory a sequence takes, and how many fit into what is free.
+
+A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and for the length of a
+round the logits of its tree. Half of what is free is given out: while slots are exchanged for longer ones, old and
+new ones stand side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from draftree.core.types import MAX_NODES
+from draftree.engine.parts import Parts
+from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
+
+SHARE = 0.5
+"""Of the free memory, how much sequences may take."""
+UNKNOWN = 1 << 32
+"""Bytes that are taken to be free where the system does not say."""
+DRAFT_ROOM = 64
+"""Tentative tokens for which slots have room from the start; more if the drafter's trees are larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMemory:
+    """Bytes that one sequence takes.
+
+    Attributes:
+        token: keys and values of one token, the drafter's included.
+        round: logits and activations of one round.
+        tree: tentative tokens that have to fit beside the text.
+    """
+
+    token: int
+    round: int
+    tree: int
+
+    def of(self, length: int) -> int:
+        """A sequence of so many tokens."""
+        return (length + self.tree) * self.token + self.round
+
+    def num_slots(self, num_bytes: int, length: int) -> int:
+        """How many sequences of so many tokens fit into so many bytes."""
+        return num_bytes // max(1, self.of(length))
+
+    def longest(self, num_bytes: int) -> int | None:
+        """Tokens that one sequence can have in so many bytes; None if tokens take none."""
+        return max(0, (num_bytes - self.round) // self.token - self.tree) if self.token else None
+
+
+def memory_of_sequence(parts: Parts) -> SequenceMemory:
+    """What sequences take with these parts."""
+    target = parts.target.footprint
+    draft = NOTHING if parts.drafter is None else parts.drafter.footprint
+    nodes = 0 if parts.drafter is None else min(parts.planner.default_nodes, MAX_NODES)
+    return SequenceMemory(
+        token=target.token + draft.token,
+        round=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
+        tree=max(DRAFT_ROOM, nodes),
+    )
+
+
+def memory_for_sequences(device: torch.device) -> int:
+    """Bytes that sequences may take on a device where the weights lie already."""
+    free = free_memory(device)
+    return int(SHARE * (UNKNOWN if free is None else free))

@@ -1,0 +1,181 @@
+"""From prompts and parameters to sequences: what can not be honoured is refused here, before anything is written."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from draftree.core.errors import InvalidRequestError
+from draftree.core.noise import Noise
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.sampling.controls import build_controls
+from draftree.sampling.params import SamplingParams
+from draftree.text.detokenize import Detokenizer
+from draftree.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+SEED_BITS = 32
+
+
+class Requests:
+    """Makes sequences for one set of parts.
+
+    Args:
+        parts: who will write them.
+        tokenizer: the target's, None if it has none.
+        eos_ids: tokens that end a text.
+        longest: tokens of a text at most, for which there is memory.
+    """
+
+    def __init__(self, parts: Parts, tokenizer: Tokenizer | None, *, eos_ids: Sequence[int], longest: int) -> None:
+        self._parts = parts
+        self._tokenizer = tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self._context = parts.target.max_length
+        self._longest = min(longest, self._context)
+        self._numbers = itertools.count(1)
+
+    def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
+        """The n sequences of a request.
+
+        Raises:
+            InvalidRequestError: something that can not be honoured.
+        """
+        limit = self._limit(ids, params)
+        self._check_prediction(params)
+        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
+        name = f"request-{next(self._numbers)}"
+        return [
+            WritingSequence(
+                name,
+                index,
+                ids,
+                controls=build_controls(
+                    params,
+                    vocab_size=self._parts.target.vocab_size,
+                    eos_ids=self._eos_ids,
+                    encode=None if self._tokenizer is None else self._encode_plainly,
+                    seed=seed if index == 0 else Noise(seed).stream("n", index).seed,
+                ),
+                limit=limit,
+                detokenizer=self._detokenizer(params, ids),
+                priority=priority,
+            )
+            for index in range(params.n)
+        ]
+
+    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
+        context = self._context
+        if len(ids) >= context:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
+                "shorten the prompt"
+            )
+        if params.max_tokens is None:
+            # all that fits; the engine refuses a prompt for which there is no memory
+            return max(self._longest, len(ids) + 1)
+        if len(ids) + params.max_tokens > context:
+            raise InvalidRequestError(
+                f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
+                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits"
+            )
+        return len(ids) + params.max_tokens
+
+    def _check_prediction(self, params: SamplingParams) -> None:
+        drafter = self._parts.drafter
+        if params.prediction is not None and (drafter is None or not drafter.reads_predictions):
+            raise InvalidRequestError(
+                f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
+                "that reads it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
+                "or leave the prediction out"
+            )
+
+    def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
+        if self._tokenizer is None:
+            if params.stop_strings:
+                raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+            return None
+        return Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt)
+
+    def _encode_plainly(self, text: str) -> list[int]:
+        assert self._tokenizer is not None
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def encode(self, prompt: Prompt | Messages) -> list[int]:
+        """Tokens of a text, of a list of token ids, or of the messages of a conversation.
+
+        Raises:
+            InvalidRequestError: an empty or malformed prompt.
+        """
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+            return self.encode_chat(prompt)  # type: ignore[arg-type]
+        return self.encode_prompt(prompt)  # type: ignore[arg-type]
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Tokens of a conversation, by the model's chat template.
+
+        Raises:
+            InvalidRequestError: malformed messages, or no template.
+        """
+        if self._tokenizer is None:
+            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
+        return self._tokenizer.apply_chat_template(messages)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Tokens of a text or of a list of token ids.
+
+        Raises:
+            InvalidRequestError: an empty prompt, or ids that the model does not know.
+        """
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
+            ids = self._tokenizer.encode(prompt) if prompt else []
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: give at least one character or token")
+        vocab_size = self._parts.target.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {token!r}")
+            if not 0 <= token < vocab_size:
+                raise InvalidRequestError(
+                    f"the prompt holds token {token}, but the vocabulary ends at {vocab_size - 1}"
+                )
+        return [int(token) for token in ids]
+
+
+def prompt_list(prompts: Any) -> list[Prompt]:
+    """One prompt or several, as a list of them.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        if not isinstance(prompts, str):
+            raise InvalidRequestError(f"prompts is {prompts!r}: give a text, token ids, or a list of either")
+        return [prompts]
+    listed = list(prompts)
+    is_one_of_ids = bool(listed) and all(hasattr(item, "__index__") for item in listed)
+    return [listed] if is_one_of_ids else listed
+
+
+def params_for(params: Params, count: int) -> list[SamplingParams]:
+    """Parameters for each of so many prompts.
+
+    Raises:
+        InvalidRequestError: there are more or fewer of them.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequestError(
+            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
+        )
+    return list(params)

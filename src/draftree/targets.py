@@ -1,0 +1,68 @@
+"""What `LLM` takes for a model: names, folders, loaded models of transformers, models behind the seam."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.models.base import LanguageModel
+from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
+from draftree.text.tokenizer import Tokenizer
+
+
+def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantization: str | None) -> LoadedModel:
+    """The target behind the model seam.
+
+    Raises:
+        ConfigurationError: options that can not be honoured for what was given.
+        ModelError: the model can not be had or used.
+    """
+    require_known(kernels, quantization)
+    if isinstance(model, str | os.PathLike):
+        return load_model(model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+    if kernels == "native" or quantization is not None:
+        raise ConfigurationError(
+            "kernels and quantization are chosen while a model is loaded, and this one is loaded already: "
+            "give its name or its folder"
+        )
+    if dtype != "auto" or device != "auto":
+        raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, LanguageModel):
+        return LoadedModel(model, None, (), type(model).__name__)
+    if not hasattr(model, "config") or not callable(model):
+        raise ConfigurationError(
+            f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
+        )
+    return wrap_model(model)
+
+
+def require_exact(loaded: LoadedModel) -> None:
+    """Refuse a model whose logits depend on what they are computed beside.
+
+    Raises:
+        ConfigurationError: with the reason.
+    """
+    if loaded.model.is_exact:
+        return
+    reason = loaded.why_torch or "its passes run through torch"
+    raise ConfigurationError(
+        f"exact was asked for, but a pass of '{loaded.name}' over several rows may round differently from one over one "
+        f"row: {reason}; leave exact out, or take a model, a device and a dtype that native kernels know"
+    )
+
+
+def tokenizer_of(loaded: LoadedModel, given: Any) -> Tokenizer | None:
+    """The tokenizer that was given, or the one that lies beside the weights."""
+    if given is not None:
+        return given if isinstance(given, Tokenizer) else Tokenizer(given)
+    return None if loaded.folder is None else Tokenizer.load(Path(loaded.folder))
+
+
+def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Tokens that end a text."""
+    eos = None if tokenizer is None else tokenizer.eos_token_id
+    return tuple(loaded.eos_ids) or (() if eos is None else (eos,))

@@ -1,0 +1,40 @@
+"""Engines over small models, for tests of what many requests do to each other. Not a test itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from draftree import LLM, SamplingParams
+from draftree.engine.engine import Engine, Limits
+from draftree.engine.sequence import WritingSequence
+from draftree.models.table import TableLM, hashed
+
+VOCAB = 12
+
+
+def table_llm(draft: str | None = None, **options: Any) -> LLM:
+    return LLM(TableLM(hashed(VOCAB, seed=5), order=3), draft, **options)
+
+
+def request(llm: LLM, ids: Sequence[int], *, priority: int = 0, **params: Any) -> list[WritingSequence]:
+    return llm.requests.sequences(list(ids), SamplingParams(**params), priority=priority)
+
+
+def engine_of(llm: LLM, limits: Limits) -> Engine:
+    """Another engine over the parts of an LLM, with limits that an LLM does not set."""
+    return Engine(llm.engine.parts, limits)
+
+
+def run(engine: Engine, *, steps: int = 10_000) -> int:
+    """Step until nothing is left, with a look at the books after every step; how many steps it took."""
+    for count in range(steps):
+        if engine.is_idle:
+            return count
+        engine.step()
+        engine.check_integrity()
+    raise AssertionError("it never ends")
+
+
+def text(sequence: WritingSequence) -> list[int]:
+    return sequence.history.output.tolist()

@@ -1,0 +1,155 @@
+"""Order of service, bounded queues, shares of a pass, memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.core.errors import InvalidRequestError, QueueFullError
+from draftree.engine.engine import Limits
+from draftree.engine.memory import SequenceMemory
+from draftree.engine.reading import shares
+from draftree.engine.sequence import FinishReason
+from engine_samples import engine_of, request, run, table_llm, text
+
+
+@pytest.mark.parametrize(
+    ("pending", "budget", "given"),
+    [
+        ([], 64, []),
+        ([10], 64, [10]),
+        ([100], 64, [64]),
+        # the first may have half; the rest goes to the soonest done
+        ([4000, 30], 64, [34, 30]),
+        ([4000, 30, 30], 64, [32, 30, 2]),
+        ([4000, 100, 5], 64, [32, 27, 5]),
+        ([10, 100], 64, [10, 54]),
+        ([100, 100, 100], 64, [32, 32, 0]),
+        ([5, 5], 1, [1, 0]),
+        ([3, 3, 3], 64, [3, 3, 3]),
+    ],
+)
+def test_shares_of_a_pass(pending: list[int], budget: int, given: list[int]) -> None:
+    assert shares(pending, budget) == given
+
+
+def test_a_long_prompt_and_short_ones_do_not_starve_each_other() -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits(8, read_beside=16))
+    (writing,) = request(llm, [1], max_tokens=200, seed=1)
+    engine.add(writing)
+    engine.step()
+    (long,) = request(llm, [i * i % 11 for i in range(400)], max_tokens=4, seed=1)
+    engine.add(long)
+    shorts = []
+    for number in range(40):
+        shorts += request(llm, [2, 3, number % 7, 4, 5, 6, 7, 8, 9, 1], max_tokens=2, seed=number)
+        engine.add(shorts[-1])
+        before = writing.history.num_output_tokens
+        engine.step()
+        engine.check_integrity()
+        assert writing.history.num_output_tokens == before + 1  # no pass without it
+    # half of each pass was the long one's
+    assert long.history.num_output_tokens > 0 or long.num_pending <= 400 - 40 * 8
+    assert sum(short.is_finished for short in shorts) > 20
+    run(engine)
+    assert long.finish_reason is FinishReason.LENGTH
+
+
+def test_lower_priorities_first_and_then_first_come() -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits(1))
+    order = []
+    for priority in (0, 1, -1, 0, -1):
+        order += request(llm, [1, 2], priority=priority, max_tokens=3, seed=len(order))
+    engine.add(*order)
+    finished = []
+    while not engine.is_idle:
+        finished += [s for s in engine.step() if s.is_finished]
+        engine.check_integrity()
+    assert finished == [order[2], order[4], order[0], order[3], order[1]]
+
+
+def test_a_full_queue_refuses_whole_requests() -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits(2, max_waiting=3))
+    engine.add(*request(llm, [1], max_tokens=3, n=2))
+    engine.step()
+    engine.add(*request(llm, [2], max_tokens=3, n=2))
+    with pytest.raises(QueueFullError, match="2 texts were to be queued, but 2 wait already and 3 may"):
+        engine.add(*request(llm, [3], max_tokens=3, n=2))
+    assert len(engine.waiting) == 2
+    engine.add(*request(llm, [3], max_tokens=3))
+    run(engine)
+    # if nobody waits, a request of any size is taken: it would never be otherwise
+    engine.add(*request(llm, [3], max_tokens=3, n=9))
+    run(engine)
+
+
+def test_a_stream_frees_its_slot_wherever_it_is_closed() -> None:
+    llm = table_llm()
+    for steps in range(4):
+        (sequence,) = request(llm, range(1, 9), max_tokens=8, seed=3)
+        updates = llm.engine.stream(sequence)
+        for _ in range(steps):
+            next(updates, None)
+        updates.close()
+        llm.engine.check_integrity()
+        assert llm.engine.is_idle
+        assert llm.model.num_open == 0
+
+
+A_TOKEN, A_ROUND, A_TREE = 1000, 50_000, 64
+
+
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> SequenceMemory:
+    """Tables cost nothing; here they do."""
+    memory = SequenceMemory(A_TOKEN, A_ROUND, A_TREE)
+    for module in ("engine", "places"):
+        monkeypatch.setattr(f"draftree.engine.{module}.memory_of_sequence", lambda parts: memory)
+    return memory
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SequenceMemory) -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits(4, memory=priced.of(100)))
+    assert engine.longest == 100
+    engine.add(*request(llm, [1] * 60, max_tokens=40))
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.add(*request(llm, [1] * 61, max_tokens=40))
+    for fact in ("101 tokens", "1000 bytes a token", "enough for 100 tokens", "max_tokens"):
+        assert fact in str(caught.value)
+    run(engine)
+
+
+def test_memory_bounds_the_batch(priced: SequenceMemory) -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits(None, memory=3 * priced.of(300)))
+    assert priced.num_slots(3 * priced.of(300), 300) == 3
+    sequences = [s for seed in range(6) for s in request(llm, [1, 2], max_tokens=298, seed=seed)]
+    engine.add(*sequences)
+    engine.step()
+    assert len(engine.running) == 3  # each may write a little ahead without being counted again
+    run(engine)
+    assert all(s.finish_reason is FinishReason.LENGTH for s in sequences)
+
+
+def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SequenceMemory) -> None:
+    llm = table_llm("ngram,min=1")
+    params = [{"max_tokens": 900, "seed": seed} for seed in range(3)]
+    engine = engine_of(llm, Limits(None, memory=priced.of(950)))
+    sequences = [s for given in params for s in request(llm, [1, 2], **given)]
+    engine.add(*sequences)
+    most, was_alone = 0, False
+    while not engine.is_idle:
+        engine.step()
+        engine.check_integrity()
+        most = max(most, len(engine.running))
+        was_alone = was_alone or (len(engine.running) == 1 and len(engine.waiting) == 2)
+    assert most == 2
+    assert was_alone
+    alone = [request(llm, [1, 2], **given)[0] for given in params]
+    for one in alone:
+        llm.engine.add(one)
+        run(llm.engine)
+    assert [text(s) for s in sequences] == [text(s) for s in alone]
