@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from draftree.version import __version__
 
 if TYPE_CHECKING:
+    from draftree.async_llm import AsyncLLM
     from draftree.completion import Completion, CompletionStats
     from draftree.dropin.front import generate
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["LLM", "Completion", "CompletionStats", "SamplingParams", "__version__", "generate"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "CompletionStats", "SamplingParams", "__version__", "generate"]
 
 _HOMES = {
+    "AsyncLLM": "draftree.async_llm",
     "LLM": "draftree.llm",
     "Completion": "draftree.completion",
     "CompletionStats": "draftree.completion",

@@ -1,0 +1,192 @@
+"""The front for many who ask at once: one engine on one thread, and coroutines that wait for their texts.
+
+Example:
+    >>> async with AsyncLLM("smollm2-135m-instruct", draft="ngram") as llm:  # doctest: +SKIP
+    ...     async for piece in llm.stream("Once upon a time"):
+    ...         print(piece, end="")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from draftree.completion import Completion, completion_of
+from draftree.engine.driver import Driver, Listener
+from draftree.engine.engine import Update
+from draftree.engine.prefixes import PrefixStats
+from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.llm import LLM, raise_failures, require_single
+from draftree.requests import Messages, Prompt
+from draftree.sampling.params import SamplingParams
+
+MAX_WAITING = 256
+"""Texts that may wait for the engine, unless told otherwise."""
+
+
+class AsyncLLM:
+    """An `LLM` for asyncio: requests join and leave while others are being written.
+
+    The model works on a thread of its own. A reader that is slow, or gone, holds up nobody: what it has not taken is
+    gathered for it, and no text is longer than its `max_tokens`.
+
+    Args:
+        model: as for `LLM`.
+        draft: as for `LLM`.
+        max_waiting: texts that may wait at most. Beyond, requests wait to be queued, or are refused with `wait=False`.
+        **options: all other arguments of `LLM`.
+
+    Raises:
+        DraftreeError: as `LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Any,
+        draft: str | None = None,
+        *,
+        max_waiting: int = MAX_WAITING,
+        **options: Any,
+    ) -> None:
+        self._llm = LLM(model, draft, **options)
+        self._llm.engine.max_waiting = max_waiting
+        # tokenizers are not made for two threads that encode at once
+        self._encoding = threading.Lock()
+        self._driver = Driver(self._llm.engine)
+
+    @property
+    def llm(self) -> LLM:
+        """What it is made of: its model, tokenizer and facts. To be written with by this object only."""
+        return self._llm
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """How much of prompts was not read again, since a text before began as they do."""
+        return self._llm.prefix_stats
+
+    @property
+    def num_running(self) -> int:
+        """Texts that are being written."""
+        return len(self._llm.engine.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Texts that wait for a place."""
+        return len(self._llm.engine.waiting)
+
+    async def generate(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+    ) -> list[Completion]:
+        """Write the n texts of one prompt. Cancelling the task aborts them.
+
+        Args:
+            prompt: a text, token ids, or the messages of a conversation.
+            params: sampling parameters.
+            priority: lower numbers are served first.
+            wait: whether to wait while the queue is full.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter that can not be honoured.
+            QueueFullError: the queue is full, and `wait` is False.
+            EngineClosedError: it was closed, or broke down.
+            GenerationError: the request failed while it was written; its `completions` holds what it gave.
+        """
+        sequences = await self._sequences(prompt, params or SamplingParams(), priority)
+        listeners = await self._add(sequences, wait=wait)
+        try:
+            for listener in listeners:
+                while not (await listener.next()).is_last:
+                    pass
+        finally:
+            self._driver.abort(sequences)
+        done = [completion_of(s, prompt_index=0) for s in sequences if s.finish_reason is not FinishReason.ERROR]
+        raise_failures(sequences, done)
+        return done
+
+    async def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+    ) -> AsyncGenerator[str, None]:
+        """Write one text and yield its pieces as they are verified. Closing the generator aborts it.
+
+        Args:
+            prompt: as for `generate`.
+            params: sampling parameters, n=1.
+            priority: as for `generate`.
+            wait: as for `generate`.
+
+        Raises:
+            DraftreeError: as `generate`.
+        """
+        updates = self.stream_updates(prompt, params, priority=priority, wait=wait)
+        try:
+            async for update in updates:
+                text = "".join(piece.text for piece in update.pieces)
+                if text:
+                    yield text
+        finally:
+            await updates.aclose()
+
+    async def stream_updates(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+    ) -> AsyncGenerator[Update, None]:
+        """As `stream`, with what was drafted and what was picked told apart.
+
+        The last update's sequence is finished; `completion_of` makes a completion of it.
+        """
+        given = params or SamplingParams()
+        require_single(given)
+        sequences = await self._sequences(prompt, given, priority)
+        (listener,) = await self._add(sequences, wait=wait)
+        try:
+            while True:
+                update = await listener.next()
+                if update.is_last and update.sequence.error is not None:
+                    raise update.sequence.error
+                yield update
+                if update.is_last:
+                    return
+        finally:
+            self._driver.abort(sequences)
+
+    async def _sequences(
+        self, prompt: Prompt | Messages, params: SamplingParams, priority: int
+    ) -> list[WritingSequence]:
+        def make() -> list[WritingSequence]:
+            with self._encoding:
+                return self._llm.requests.sequences(self._llm.requests.encode(prompt), params, priority=priority)
+
+        # long prompts take long to encode: the loop goes on
+        return await asyncio.to_thread(make)
+
+    async def _add(self, sequences: Sequence[WritingSequence], *, wait: bool) -> list[Listener]:
+        listeners = [Listener(sequence, asyncio.get_running_loop()) for sequence in sequences]
+        try:
+            await asyncio.wrap_future(self._driver.add(listeners, wait=wait))
+        except asyncio.CancelledError:
+            self._driver.abort(sequences)
+            raise
+        return listeners
+
+    async def forget(self) -> None:
+        """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""
+        await asyncio.wrap_future(self._driver.call(self._llm.forget))
+
+    async def drain(self) -> None:
+        """Take no more requests, and return when all that were taken are written."""
+        await asyncio.wrap_future(self._driver.drain())
+
+    async def close(self) -> None:
+        """Take no more requests, end those that are there with `EngineClosedError`, and let the thread go."""
+        await asyncio.to_thread(self._driver.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
