@@ -44,7 +44,13 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "temperature": 0.9,
     },
 }
-DRAFTS = ["ngram,min=1,k=4", "suffix,floor=0.05,k=4", "model:{},k=4", "ngram,min=1,k=3+model:{},tree=best-6,k=3"]
+DRAFTS = [
+    "ngram,min=1,k=4",
+    "suffix,floor=0.05,k=4",
+    "model:{},k=4",
+    "ngram,min=1,k=3+model:{},tree=best-6,k=3",
+    "early-exit:1,tree=best-6,k=3+layer-skip,mlp=1,k=4",
+]
 
 
 @functools.cache

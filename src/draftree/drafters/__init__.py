@@ -21,6 +21,7 @@ DRAFTERS: Registry[Drafter] = Registry(
             "merged",
             "occurrences",
             "shapes",
+            "sketching",
             "stepping",
             "strings",
             "translation",

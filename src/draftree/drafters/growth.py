@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from draftree.core.tree import ROOT, Draw, TokenTree, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.shapes import Shape
-from draftree.drafters.stepping import Reader, SameReader, SteppedSequence, Stepper
-from draftree.models.base import LanguageModel
+from draftree.drafters.sketching import SketchStepper
+from draftree.drafters.stepping import ModelStepper, Reader, SameReader, Stepped, Stepper
+from draftree.models.base import LanguageModel, Part
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.search import argmax, leading, log_total
 
@@ -29,7 +31,7 @@ from draftree.sampling.search import argmax, leading, log_total
 class _Growing:
     """One sequence's tree while it grows. Scores are cumulated log-probabilities: the drafter's idea of survival."""
 
-    state: SteppedSequence
+    state: Stepped
     budget: Budget
     noise: Noise
     tokens: list[int] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Growth:
         shares_noise: rank with the request's own noise, or with a stream of this round alone.
         vocab_size: the target's; None if the model's logits are as wide.
         reader: in which tokens the model reads and answers; None if they are the target's.
+        part: of the layers, where the model is the target itself, whose slots are then used; None for a model apart.
     """
 
     def __init__(
@@ -96,9 +99,14 @@ class Growth:
         shares_noise: bool,
         vocab_size: int | None = None,
         reader: Reader | None = None,
+        part: Part | None = None,
     ) -> None:
         width = model.vocab_size if vocab_size is None else vocab_size
-        self._stepper = Stepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
+        self._stepper: Stepper[Any]
+        if part is None:
+            self._stepper = ModelStepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
+        else:
+            self._stepper = SketchStepper(model, part)
         self._shape = shape
         self._draw = draw
         self._shares_noise = shares_noise and draw is Draw.FREE
@@ -108,31 +116,31 @@ class Growth:
         readable = min(length, self._stepper.model.max_length)
         self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
 
-    def open(self, view: SequenceView) -> SteppedSequence:
+    def open(self, view: SequenceView) -> Any:
         """State for a new sequence."""
         return self._stepper.open(view)
 
-    def close(self, state: SteppedSequence) -> None:
+    def close(self, state: Stepped) -> None:
         """Free the slot."""
         self._stepper.close(state)
 
-    def observe(self, states: Sequence[SteppedSequence], verdicts: Sequence[Verdict]) -> None:
+    def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted of what was fed."""
         self._stepper.keep(states, [verdict.path for verdict in verdicts])
 
-    def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
+    def follow(self, states: Sequence[Stepped], trees: Sequence[TokenTree]) -> None:
         """As `observe`, for trees in the model's own tokens, whose verdict the text alone tells."""
         self._stepper.follow(states, trees)
 
     @torch.inference_mode()
-    def grow(self, states: Sequence[SteppedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """A tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
         growing = [
             _Growing(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
             for state, budget in zip(states, budgets, strict=True)
         ]
-        active = [g for g in growing if g.budget.num_nodes and g.budget.depth]
+        active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
         level = 0
         while active:
             logits = self._feed(active, level)
@@ -141,7 +149,7 @@ class Growth:
             active = [g for g in active if g.frontier and level < g.budget.depth]
         return [self._tree(g) for g in growing]
 
-    def _noise(self, state: SteppedSequence) -> Noise:
+    def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history))
 

@@ -15,7 +15,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Generic, Protocol, TypeVar, final
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class _History(Reading):
 
 @dataclass(slots=True)
 class SteppedSequence:
-    """What a stepped model knows of a sequence. Mutated by `Stepper` and `Growth` only."""
+    """What a stepped model knows of a sequence. Mutated by `ModelStepper` and `Growth` only."""
 
     view: SequenceView
     slot: Slot
@@ -127,8 +127,78 @@ class SteppedSequence:
     """What the model read for them, by tentative index."""
 
 
-class Stepper:
-    """Feeds histories to a model.
+class Stepped(Protocol):
+    """What a stepper knows of a sequence."""
+
+    view: SequenceView
+    fed: dict[int, int]
+    """Nodes of the last tree that the model has read: tree index to the index that `feed` takes for a parent."""
+
+
+StateT = TypeVar("StateT", bound=Stepped)
+
+
+class Stepper(ABC, Generic[StateT]):
+    """Lets a model read texts, and trees behind them."""
+
+    model: LanguageModel
+    max_depth: int
+    """Levels that always fit."""
+
+    @abstractmethod
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for so many sequences of so many tokens, tentative ones included."""
+
+    @abstractmethod
+    def open(self, view: SequenceView) -> StateT:
+        """State for a new sequence."""
+
+    @abstractmethod
+    def close(self, state: StateT) -> None:
+        """Give back what the sequence held."""
+
+    def is_ready(self, state: StateT) -> bool:
+        """Whether the text is read soon enough that a tree behind it can pay."""
+        return True
+
+    @abstractmethod
+    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Tensor:
+        """Feed every sequence what has not been read of its text; logits behind it, shape (sequences, vocab).
+
+        Args:
+            states: the sequences.
+            ahead: for each how many positions a tree may need behind its last token.
+        """
+
+    @abstractmethod
+    def feed(
+        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """One pass over new nodes of trees; their logits, shape (nodes, vocab).
+
+        Args:
+            states: the sequences.
+            tokens: for each the new nodes' tokens, in the tree's vocabulary.
+            parents: for each their parents, counted as they were fed; or -1 for the text's last token.
+        """
+
+    @abstractmethod
+    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
+        """Keep what was accepted of what was fed; the histories already hold the written tokens.
+
+        Args:
+            states: the sequences.
+            paths: for each the accepted nodes, in order from the root down.
+        """
+
+    @abstractmethod
+    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
+        """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
+
+
+@final
+class ModelStepper(Stepper[SteppedSequence]):
+    """Feeds histories to a model of its own, which has a slot for every sequence.
 
     Args:
         model: the model that is stepped.
@@ -139,8 +209,8 @@ class Stepper:
         self.model = model
         self._reader = reader
         self._window = model.max_length // 2
+        # behind a fresh window
         self.max_depth = max(1, model.max_length - self._window - 2)
-        """Levels that always fit behind a fresh window."""
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room for so many sequences of so many tokens, tentative ones included."""
@@ -157,13 +227,7 @@ class Stepper:
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Tensor:
-        """One pass over new nodes of trees; their logits, shape (nodes, vocab).
-
-        Args:
-            states: the sequences.
-            tokens: for each the new nodes' tokens, in the tree's vocabulary.
-            parents: for each the tentative indices of their parents.
-        """
+        """One pass over new nodes of trees."""
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
@@ -173,15 +237,7 @@ class Stepper:
         return self._reader.answer(self.model.extend(jobs).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Tensor:
-        """Feed every sequence what its slot has not seen.
-
-        Args:
-            states: the sequences.
-            ahead: for each how many positions a tree may need behind its last token.
-
-        Returns:
-            Logits behind the last tokens, shape (sequences, vocab).
-        """
+        """Feed every sequence what its slot has not seen."""
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
             long = [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]
@@ -231,12 +287,7 @@ class Stepper:
         return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed; the histories already hold the written tokens.
-
-        Args:
-            states: the sequences.
-            paths: for each the accepted nodes, in order from the root down.
-        """
+        """Keep what was accepted of what was fed."""
         for state in states:
             self._advance(state)
         touched = [(state, path) for state, path in zip(states, paths, strict=True) if state.fed]

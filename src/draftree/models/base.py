@@ -112,6 +112,8 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     is_exact: bool = False
     """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
+    fingerprint: str = ""
+    """Tells this model from others, under whatever name it is loaded; empty if it can not be told."""
     num_layers: int = 0
     """Layers of which a part can be run; 0 if none can."""
     num_sublayer_runs: int = 0

@@ -23,6 +23,7 @@ from draftree.models.attention import NAME, ProbePass, announced, register
 from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot, starts_of
 from draftree.models.check import TOLERANCE, sketch_error
 from draftree.models.context import context_length
+from draftree.models.identity import fingerprint
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
@@ -66,6 +67,7 @@ class HFModel(LanguageModel):
         self._require_attention_only()
         self.num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, self.num_layers)
+        self.fingerprint = fingerprint(model)
         self._checked_parts = False
         model.set_attn_implementation(NAME)
         probe = self._probe()
@@ -108,10 +110,12 @@ class HFModel(LanguageModel):
         """Go on with the model that was let go by `release`."""
         self.model = model
         model.set_attn_implementation(NAME)
+        self._layers.bind(model)
 
     def release(self) -> None:
         """Let the model and all memory of slots go; every slot is closed. The attention implementation stays ours."""
         self.model = None
+        self._layers.release()
         self._memory.clear()
         self._free.clear()
         self._open.clear()

@@ -18,6 +18,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
+from draftree.models.identity import fingerprint
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.packing import can_pack, pack
 from draftree.models.resolve import resolve_model
@@ -247,9 +248,13 @@ def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed
         UnsupportedModelError: it can not be decoded here, with the reason.
     """
     model.eval().requires_grad_(False)
+    known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
+        known = fingerprint(model)  # packed weights can not be read any more
         logger.info("%s: packed %d linear layers", name, pack(model))
     wrapped = behind_seam(model, name)
+    if known is not None:
+        wrapped.fingerprint = known
     return LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
 
 

@@ -39,10 +39,21 @@ class TorchLayers:
     """
 
     def __init__(self, model: Any, num_layers: int) -> None:
-        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
+        self._num_layers = num_layers
         self._name = type(model).__name__
-        self._layers = list(lists[0]) if lists else []
-        self._widths: dict[nn.Module, int | None] = {}
+        self._layers: list[nn.Module] = []
+        self._widths: dict[tuple[int, str], int | None] = {}
+        """How many things a layer (named "") or a part of it returns; None for one that is no tuple."""
+        self.bind(model)
+
+    def bind(self, model: Any) -> None:
+        """Find the layers in this model, which is built as the first one was."""
+        lists = (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == self._num_layers)
+        self._layers = list(next(lists, []))
+
+    def release(self) -> None:
+        """Let the layers go until the next `bind`."""
+        self._layers = []
 
     def require(self, part: Part) -> None:
         """Refuse a part that names what the layers do not have.
@@ -53,20 +64,20 @@ class TorchLayers:
         if not self._layers:
             raise UnsupportedModelError(f"{self._name} keeps its layers where they are not found")
         for layer in part.attention:
-            self._part_of(layer, self._attention(layer), "attention")
+            self._attention(layer)
         for layer in part.mlp:
-            self._part_of(layer, self._perceptron(layer), "multilayer perceptron")
+            self._perceptron(layer)
 
-    def _attention(self, layer: int) -> nn.Module | None:
-        return next((child for child in self._layers[layer].children() if hasattr(child, "layer_idx")), None)
+    def _attention(self, layer: int) -> str:
+        names = (name for name, child in self._layers[layer].named_children() if hasattr(child, "layer_idx"))
+        return self._first(names, layer, "attention")
 
-    def _perceptron(self, layer: int) -> nn.Module | None:
-        found: nn.Module | None = next(
-            (child for name, child in self._layers[layer].named_children() if name in PERCEPTRONS), None
-        )
-        return found
+    def _perceptron(self, layer: int) -> str:
+        names = (name for name, _ in self._layers[layer].named_children() if name in PERCEPTRONS)
+        return self._first(names, layer, "multilayer perceptron")
 
-    def _part_of(self, layer: int, found: nn.Module | None, kind: str) -> nn.Module:
+    def _first(self, names: Iterator[str], layer: int, kind: str) -> str:
+        found = next(names, None)
         if found is None:
             raise UnsupportedModelError(f"{self._name} keeps the {kind} of layer {layer} where it is not found")
         return found
@@ -77,25 +88,22 @@ class TorchLayers:
         caught = Caught()
         part = stretch.part or Part()
         with ExitStack() as stack:
-            for index, layer in enumerate(self._layers):
-                if index < stretch.first:
-                    given = stretch.hidden if index == 0 else None
-                    stack.enter_context(self._instead(layer, _passing(given)))
-                elif index >= stretch.end:
-                    stack.enter_context(self._instead(layer, _passing(None, caught if index == stretch.end else None)))
-            for index in part.attention:
-                if index < stretch.end:
-                    stack.enter_context(
-                        self._instead(self._part_of(index, self._attention(index), "attention"), _zeros)
-                    )
-            for index in part.mlp:
-                if index < stretch.end:
-                    stack.enter_context(self._instead(self._part_of(index, self._perceptron(index), "mlp"), _zeros))
+            for index in range(stretch.first):
+                given = stretch.hidden if index == 0 else None
+                stack.enter_context(self._instead(index, "", _passing(given)))
+            for index in range(stretch.end, len(self._layers)):
+                taken = caught if index == stretch.end else None
+                stack.enter_context(self._instead(index, "", _passing(None, taken)))
+            for layers, name_of in ((part.attention, self._attention), (part.mlp, self._perceptron)):
+                for index in layers:
+                    if index < stretch.end:
+                        stack.enter_context(self._instead(index, name_of(index), torch.zeros_like))
             yield caught
 
     @contextmanager
-    def _instead(self, module: nn.Module, call: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        width = self._widths[module]
+    def _instead(self, layer: int, name: str, call: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        width = self._widths[layer, name]
+        module = getattr(self._layers[layer], name) if name else self._layers[layer]
 
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             found = call(hidden_states)
@@ -111,14 +119,16 @@ class TorchLayers:
     def learning(self) -> Iterator[None]:
         """Forward passes of the whole model inside show how many things each module returns."""
 
-        def note(module: nn.Module, given: Any, output: Any) -> None:
-            self._widths[module] = len(output) if isinstance(output, tuple) else None
+        def noting(place: tuple[int, str]) -> Callable[[nn.Module, Any, Any], None]:
+            def note(module: nn.Module, given: Any, output: Any) -> None:
+                self._widths[place] = len(output) if isinstance(output, tuple) else None
+
+            return note
 
         with ExitStack() as stack:
-            for layer in self._layers:
-                for module in (layer, *layer.children()):
-                    hook = module.register_forward_hook(note)
-                    stack.callback(hook.remove)
+            for index, layer in enumerate(self._layers):
+                for name, module in (("", layer), *layer.named_children()):
+                    stack.callback(module.register_forward_hook(noting((index, name))).remove)
             yield
 
 
@@ -132,7 +142,3 @@ def _passing(given: Tensor | None, caught: Caught | None = None) -> Callable[[Te
         return torch.nn.functional.pad(given, (0, 0, 0, missing)).unsqueeze(0)
 
     return passed
-
-
-def _zeros(hidden: Tensor) -> Tensor:
-    return torch.zeros_like(hidden)

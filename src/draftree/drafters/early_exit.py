@@ -1,0 +1,100 @@
+"""The target's own first layers, with its final norm and head, guess a chain or a tree of next tokens.
+
+No second model, and nothing held twice: the first layers draft on the target's own slots, and the target's pass over
+the drafted tokens goes on from the keys, values and hidden states that are there. Under `coupled` the text is the
+target's, as with every drafter; passes in C give the same bits.
+
+Source: LayerSkip, Elhoushi et al., arXiv 2404.16710, whose training is not needed to run this, but to gain by it; Draft
+& Verify, arXiv 2309.08168. Costs a pass of n layers and the head for every level, and nothing for reading prompts.
+Loses with models that were not trained to exit early: their first layers seldom say what the last ones will, and a
+large head makes every level dear however few the layers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.drafters.growth import Growth
+from draftree.drafters.shapes import Shape, parse_shape
+from draftree.models.base import Part
+
+
+@final
+class EarlyExitDrafter(Drafter[Any]):
+    """Grows trees with the first layers of the target."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`early-exit:N`: the first N layers draft.
+
+        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        """
+
+        layers: int = field(metadata={"argument": True})
+        k: int | None = None
+        tree: str = "chain"
+
+        def __post_init__(self) -> None:
+            if self.layers < 1:
+                raise ConfigurationError(f"drafter 'early-exit' has layers={self.layers}: at least one layer must run")
+            parse_shape(self.tree, self.k)
+
+        @property
+        def shape(self) -> Shape:
+            """The shape that `tree` and `k` name."""
+            return parse_shape(self.tree, self.k)
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        """Those of the shape."""
+        return config.shape.draws
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        """As deep as the shape."""
+        return config.shape.depth
+
+    @classmethod
+    def default_nodes(cls, config: Config) -> int:
+        """As many as the shape has."""
+        return config.shape.num_nodes
+
+    @classmethod
+    def branches(cls, config: Config) -> bool:
+        """Whether the shape has a node with two children."""
+        return not config.shape.is_chain
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        self._growth = Growth(
+            context.target,
+            shape=config.shape,
+            draw=context.draw,
+            shares_noise=context.shares_noise,
+            part=Part(end=config.layers),
+        )
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for sketches in the target's slots."""
+        self._growth.reserve(num_sequences, length)
+
+    def open(self, sequence: SequenceView) -> Any:
+        """The target's slot serves."""
+        return self._growth.open(sequence)
+
+    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, all sequences in one pass a level."""
+        return self._growth.grow(states, budgets)
+
+    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        """What was accepted lies in the target's slots already."""
+        self._growth.observe(states, verdicts)
+
+    def close(self, state: Any) -> None:
+        """The slot is the target's."""
+        self._growth.close(state)

@@ -1,0 +1,125 @@
+"""The target itself, with some of its attentions and perceptrons left out, guesses a chain or a tree of next tokens.
+
+Which ones can go is found once for each model by `draftree tune layers MODEL --prompts FILE`, which measures seconds
+per token and keeps what it found beside the cache; or it is said by hand: `layer-skip,attention=3-5-8,mlp=4-9`. The
+sketch runs on the target's own slots with the target's weights, so it takes no memory. Under `coupled` the text is the
+target's, as with every drafter.
+
+Source: Draft & Verify, Zhang et al., arXiv 2309.08168 (its threshold for going on is the planner `threshold`). Costs a
+pass of what is not left out, with the head, for every level; the target's pass runs whole. Loses with small models:
+with half of the sublayers gone a pass still costs half, so nearly every guess would have to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.drafters.growth import Growth
+from draftree.drafters.shapes import Shape, parse_shape
+from draftree.models.base import Part
+from draftree.models.layer_sets import numbers_of, stored_set
+
+
+@final
+class LayerSkipDrafter(Drafter[Any]):
+    """Grows trees with the target, some sublayers left out."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`layer-skip`: the set that tuning found for this model; or a set by hand.
+
+        `attention`: layers whose attention is left out, such as 3-5-8; `mlp`: layers whose multilayer perceptron is;
+        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        """
+
+        attention: str = ""
+        mlp: str = ""
+        k: int | None = None
+        tree: str = "chain"
+
+        def __post_init__(self) -> None:
+            for name, text in (("attention", self.attention), ("mlp", self.mlp)):
+                try:
+                    numbers_of(text)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f"drafter 'layer-skip' has {name}={text}: write layers, counted from 0, such as {name}=3-5-8"
+                    ) from error
+            parse_shape(self.tree, self.k)
+
+        @property
+        def part(self) -> Part | None:
+            """What is left when the layers named by hand are left out; None if none are named."""
+            if not (self.attention or self.mlp):
+                return None
+            return Part(attention=numbers_of(self.attention), mlp=numbers_of(self.mlp))
+
+        @property
+        def shape(self) -> Shape:
+            """The shape that `tree` and `k` name."""
+            return parse_shape(self.tree, self.k)
+
+    @classmethod
+    def draws(cls, config: Config) -> frozenset[Draw]:
+        """Those of the shape."""
+        return config.shape.draws
+
+    @classmethod
+    def default_depth(cls, config: Config) -> int:
+        """As deep as the shape."""
+        return config.shape.depth
+
+    @classmethod
+    def default_nodes(cls, config: Config) -> int:
+        """As many as the shape has."""
+        return config.shape.num_nodes
+
+    @classmethod
+    def branches(cls, config: Config) -> bool:
+        """Whether the shape has a node with two children."""
+        return not config.shape.is_chain
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        part = config.part
+        self._note = ""
+        if part is None:
+            stored = stored_set(context.target.fingerprint)
+            part, self._note = stored.part, str(stored)
+        self._growth = Growth(
+            context.target,
+            shape=config.shape,
+            draw=context.draw,
+            shares_noise=context.shares_noise,
+            part=part,
+        )
+
+    @property
+    def note(self) -> str:
+        """Which layers tuning left out; empty if they were named by hand."""
+        return self._note
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for sketches in the target's slots."""
+        self._growth.reserve(num_sequences, length)
+
+    def open(self, sequence: SequenceView) -> Any:
+        """The target's slot serves."""
+        return self._growth.open(sequence)
+
+    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, all sequences in one pass a level."""
+        return self._growth.grow(states, budgets)
+
+    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        """What was accepted lies in the target's slots already."""
+        self._growth.observe(states, verdicts)
+
+    def close(self, state: Any) -> None:
+        """The slot is the target's."""
+        self._growth.close(state)

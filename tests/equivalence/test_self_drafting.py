@@ -1,0 +1,197 @@
+"""A model that drafts with a part of its own layers writes the text that it writes alone, and says what it saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftree
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError, ModelError
+from draftree.models.base import Part
+from draftree.models.hf import HFModel
+from draftree.models.layer_sets import LayerSet, place_of, store, stored_set
+from draftree.models.loading import load_model
+from families import SLOTTED, drafter_folder, fresh, prompts, target
+
+RAGGED = prompts(3, 17, 9)
+LONG = prompts(70)
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
+SELF_DRAFTING = ["early-exit:3", "early-exit:2,tree=best-9", "layer-skip,attention=1-3", "layer-skip,mlp=2,tree=1-2-2"]
+SKIPPING = "layer-skip,attention=1"
+
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **SIZES)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def params(temperature: float, **more: Any) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": 24, "temperature": temperature, "seed": 11} | more))
+
+
+def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in llm.generate(RAGGED, params(temperature))]
+
+
+@pytest.mark.parametrize("family", sorted(SLOTTED))
+def test_no_family_changes_its_text(family: str) -> None:
+    plain = ids(LLM(target(family)), 1.0)
+    assert ids(LLM(target(family), "ngram,min=1+early-exit:1,tree=best-8"), 1.0) == plain
+    assert ids(LLM(target(family), f"{SKIPPING},tree=2-1-1"), 1.0) == plain
+
+
+@in_c
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("draft", [*SELF_DRAFTING, "early-exit:1+layer-skip,mlp=1+ngram,min=1"])
+def test_passes_in_c_write_the_same_text_by_their_bits(folder: Path, draft: str, dtype: str) -> None:
+    plain, fast = (LLM(folder, spec, dtype=dtype, exact=True) for spec in (None, draft))
+    for temperature in (0.0, 1.0):
+        done = fast.generate(RAGGED, params(temperature))
+        assert [one.token_ids for one in done] == ids(plain, temperature)
+        assert sum(one.stats.accepted_tokens for one in done) > 0
+        assert [fast.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED] == ids(plain, temperature)
+
+
+@pytest.mark.parametrize("verify", ["match", "token", "block", "traversal"])
+@pytest.mark.parametrize("draft", ["early-exit:1", "layer-skip,attention=0"])
+def test_rules_take_their_chains(draft: str, verify: str) -> None:
+    assert ids(LLM(target("llama"), draft, verify=verify), 0.0) == ids(LLM(target("llama")), 0.0)
+
+
+@pytest.mark.parametrize("tree", ["iid-2-2", "wor-2-2"])
+@pytest.mark.parametrize("draft", ["early-exit:1", "layer-skip,attention=0"])
+def test_rules_take_their_draws(draft: str, tree: str) -> None:
+    llm = LLM(target("llama"), f"{draft},tree={tree}", verify="traversal")
+    assert ids(llm, 0.0) == ids(LLM(target("llama")), 0.0)
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=in_c)])
+def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text with and without taking over; the difference is all that the sketches computed."""
+    runs, texts = [], []
+    for takes_over in (True, False):
+        loaded = load_model(folder, dtype="float32", kernels=kernels)
+        assert isinstance(loaded.model, HFModel)
+        loaded.model.require_part(Part(end=3))  # checked once, and not to be counted
+        before = loaded.model.num_sublayer_runs
+        if not takes_over:
+            monkeypatch.setattr(loaded.model, "_take_sketches", lambda jobs: {})
+        rows = count_sketched_rows(loaded.model, monkeypatch)
+        done = LLM(loaded, "early-exit:3,k=4").generate(RAGGED, params(0.0))
+        texts.append([one.token_ids for one in done])
+        runs.append(loaded.model.num_sublayer_runs - before)
+    assert texts[0] == texts[1]
+    assert rows[0] > 3 * 24
+    assert runs[1] - runs[0] == 2 * 3 * rows[0]
+
+
+def count_sketched_rows(model: HFModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sketch, rows = model.sketch, [0]
+
+    def counting(jobs: Any, part: Any) -> Any:
+        rows[0] += sum(len(job.tokens) for job in jobs)
+        return sketch(jobs, part)
+
+    monkeypatch.setattr(model, "sketch", counting)
+    return rows
+
+
+def test_a_long_prompt_is_not_read_twice() -> None:
+    model = target("llama")
+    assert isinstance(model, HFModel)
+    before = model.num_sublayer_runs
+    LLM(model, SKIPPING).generate(LONG, params(0.0, max_tokens=1))
+    assert model.num_sublayer_runs - before == 2 * model.num_layers * len(LONG[0])
+    done = LLM(model, SKIPPING).generate(LONG, params(0.0))
+    assert done[0].stats.draft_tokens > 0
+
+
+def test_a_model_that_is_borrowed_drafts_for_itself() -> None:
+    model = fresh("llama")
+    given = torch.tensor([RAGGED[1]])
+    plain = model.generate(given, max_new_tokens=12, do_sample=False)
+    for draft in ("early-exit:1", SKIPPING):
+        drafted = model.generate(
+            given, max_new_tokens=12, do_sample=False, custom_generate=draftree.generate, draft=draft
+        )
+        assert torch.equal(drafted, plain)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("draft", "error", "message"),
+    [
+        ("early-exit:9", ModelError, "2 layers, numbered from 0: layer 9"),
+        ("layer-skip,mlp=2", ModelError, "2 layers, numbered from 0: layer 2"),
+        ("early-exit:0", ConfigurationError, "at least one layer"),
+        ("early-exit", ConfigurationError, "needs layers"),
+        ("layer-skip,attention=3+5", ConfigurationError, "attention=3-5-8"),
+        ("layer-skip,mlp=x", ConfigurationError, "mlp=3-5-8"),
+        ("early-exit:1,tree=9x", ConfigurationError, "tree shape"),
+    ],
+)
+def test_what_can_not_be_is_refused(draft: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LLM(target("llama"), draft)
+
+
+def test_families_without_parts_are_named() -> None:
+    with pytest.raises(ModelError, match="can not run a part of its layers"):
+        LLM(target("bloom"), "early-exit:1")
+
+
+def found(fingerprint: str, **changes: Any) -> LayerSet:
+    facts: dict[str, Any] = {"attention": (1,), "mlp": (0,), "num_layers": 2, "num_trials": 3, "computed_with": "x"}
+    seconds = ("seconds_per_token", "plain_seconds_per_token", "unseen_seconds_per_token")
+    facts |= dict.fromkeys((*seconds, "unseen_plain_seconds_per_token"), 0.5)
+    return LayerSet(fingerprint, **(facts | changes))
+
+
+def test_what_tuning_found_is_taken(cache: Path) -> None:
+    model = target("llama")
+    with pytest.raises(ConfigurationError, match="draftree tune layers MODEL --prompts FILE"):
+        LLM(model, "layer-skip")
+    place = store(found(model.fingerprint))
+    assert place.is_relative_to(cache)
+    assert stored_set(model.fingerprint) == found(model.fingerprint)
+    llm = LLM(model, "layer-skip")
+    assert llm.draft_note == "of 2 layers 1 attentions (1) and 1 perceptrons (0) are left out"
+    by_hand = LLM(model, found("").spec)
+    for one, other in zip(*(each.generate(RAGGED, params(0.0)) for each in (llm, by_hand)), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.stats.draft_tokens == other.stats.draft_tokens > 0
+        assert one.stats.accepted_tokens == other.stats.accepted_tokens
+
+
+@pytest.mark.parametrize("content", ["{", "{}", json.dumps({"attention": [], "mlp": []})])
+def test_a_stored_set_that_can_not_be_read_is_named(cache: Path, content: str) -> None:
+    place = place_of(target("llama").fingerprint)
+    place.parent.mkdir()
+    place.write_text(content)
+    with pytest.raises(ConfigurationError, match=place.name):
+        LLM(target("llama"), "layer-skip")
+
+
+def test_a_model_is_known_again_however_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    prints = {
+        load_model(folder, dtype=dtype, kernels=kernels).model.fingerprint
+        for dtype in ("float32", "bfloat16")
+        for kernels in ("auto", "torch")
+    }
+    assert len(prints) == 1
+    other = drafter_folder("llama", tmp_path, distance=0.01, **SIZES)
+    assert load_model(other).model.fingerprint not in prints
