@@ -108,6 +108,12 @@ COMMANDS = {
                 "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
             ),
         ),
+        Entry(
+            "tune",
+            "draftree.cli.tune:tune",
+            "Find out once what makes a model draft better.",
+            ("draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",),
+        ),
     )
 }
 

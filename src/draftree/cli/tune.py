@@ -1,0 +1,152 @@
+"""`draftree tune`: finds out once what makes a model draft better, and keeps it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+
+if TYPE_CHECKING:
+    from draftree.models.layer_sets import LayerSet
+    from draftree.tune.layers import LayerSearch
+
+__all__ = ["tune"]
+
+SEARCH = "The search"
+COMPUTING = "How the model is run"
+INTERRUPTED = 130
+
+tune = typer.Typer(cls=PlainGroup, no_args_is_help=True)
+
+
+@tune.callback()
+def about() -> None:
+    """Find out once what makes a model draft better."""
+
+
+@tune.command("layers", cls=PlainCommand)
+def layers(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
+            metavar="MODEL",
+            rich_help_panel="Arguments",
+        ),
+    ],
+    *,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.",
+            metavar="FILE",
+            rich_help_panel=SEARCH,
+        ),
+    ],
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts of each category at most.", metavar="N", rich_help_panel=SEARCH)
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(help="Sets to measure, earlier runs included.", metavar="N", rich_help_panel=SEARCH)
+    ] = 60,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text.", metavar="N", rich_help_panel=SEARCH)] = 48,
+    k: Annotated[
+        int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=COMPUTING),
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=COMPUTING)
+    ] = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="auto, native or torch.", metavar="NAME", rich_help_panel=COMPUTING)
+    ] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="int8 for weights of 8 bits.", metavar="NAME", rich_help_panel=COMPUTING)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of torch.", metavar="N", rich_help_panel=COMPUTING)
+    ] = None,
+) -> None:
+    """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on."""
+    from draftree.cli.models import resolve_with_bar
+    from draftree.tune.layers import LayerSearch, TuneSettings
+
+    settings = TuneSettings(
+        model=model,
+        prompts=prompts,
+        trials=trials,
+        limit=limit,
+        max_tokens=max_tokens,
+        k=k,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+    )
+    search = LayerSearch(settings, fetch=resolve_with_bar)
+    complete = search_with_bar(search, trials)
+    keep(search, complete=complete)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def search_with_bar(search: LayerSearch, trials: int) -> bool:
+    """Go through the trials that are left; False if the user stopped it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sets", total=trials, completed=min(search.num_done, trials))
+        try:
+            for _ in search.run():
+                best = search.best
+                speed = best and search.plain_seconds / (best.seconds_per_token or 1)
+                bar.update(task, advance=1, description=f"best {speed:.2f}x" if speed else "sets")
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: what was measured is kept\n")
+            return False
+    return True
+
+
+def keep(search: LayerSearch, *, complete: bool) -> None:
+    """Store the best set, and say what it brings."""
+    from draftree.models.layer_sets import store
+
+    found = search.conclude(measures_unseen=complete)
+    if found is None:
+        sys.stderr.write(f"no set was measured to the end, so none is kept; measurements: {search.journal}\n")
+        return
+    place = store(found)
+    for line in report(found, len(search.seen), len(search.unseen)):
+        typer.echo(line)
+    typer.echo(f"kept in {place}: --draft layer-skip takes it")
+
+
+def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
+    """What was found, on the prompts of the search and on the others."""
+    lines = [f"{found}", f"found in {found.num_trials} sets, {found.computed_with}"]
+    lines.append(speed("searched", num_seen, found.seconds_per_token, found.plain_seconds_per_token))
+    if found.unseen_seconds_per_token is None or found.unseen_plain_seconds_per_token is None:
+        lines.append("not measured on prompts that the search did not see")
+        return lines
+    lines.append(speed("unseen", num_unseen, found.unseen_seconds_per_token, found.unseen_plain_seconds_per_token))
+    if found.unseen_seconds_per_token > found.unseen_plain_seconds_per_token:
+        lines.append("slower than plain decoding where it counts: this model does not gain by leaving layers out")
+    return lines
+
+
+def speed(kind: str, count: int, seconds: float, plain: float) -> str:
+    return (
+        f"{count} {kind} prompts: {1000 * seconds:.2f} ms a token, plain {1000 * plain:.2f} ms: "
+        f"{plain / seconds:.2f} times as fast"
+    )
