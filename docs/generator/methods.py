@@ -106,8 +106,8 @@ def options(entry: Entry) -> str:
 
 def specs_of(entry: Entry) -> list[str]:
     """The method as it may be typed: as it is, and in every shape where it grows trees."""
-    needs_model = any(option.needed and option.behind_colon for option in entry.card.options)
-    spec = f"{entry.card.name}:{SMALL}" if needs_model else entry.card.name
+    needed = [option.type for option in entry.card.options if option.needed and option.behind_colon]
+    spec = ":".join([entry.card.name, *(SMALL if kind == "str" else str(EXAMPLE_LENGTH) for kind in needed)])
     if all(option.name != "tree" for option in entry.card.options):
         return [spec]
     return [spec if shape == "chain" else f"{spec},tree={shape}" for shape in SHAPES]
@@ -172,11 +172,11 @@ def laws_wanted(cls: type[Any]) -> str:
     return "used where there are any" if cls.wants_laws else "not read"
 
 
-def showing(spec: str, verify: str) -> tuple[bool, int]:
-    """Sorts drafters by how well they show a rule: trees first, of the draw that binds them least."""
+def showing(spec: str, verify: str) -> tuple[bool, int, bool]:
+    """Sorts drafters by how well they show a rule: trees first, of the draw that binds them least, by a small model."""
     draw = agreed_draw(spec, verify)
     assert draw is not None, "only drafters that fit are shown"
-    return "tree=" not in spec, PREFERENCE.index(draw)
+    return "tree=" not in spec, PREFERENCE.index(draw), SMALL not in spec
 
 
 def planner_blocks(entry: Entry) -> Iterator[str]:
