@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ settings.register_profile("house", deadline=None, derandomize=True, max_examples
 settings.load_profile("house")
 
 METHODS = Path(__file__).parent / "methods"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def steady_plan() -> Iterator[None]:
+    """The default planner follows the clock: tests that count drafts must not, and those of `auto` name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftree.assembly.DEFAULT_PLAN", "fixed")
+        yield
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def showing(spec: str, verify: str) -> tuple[bool, int, bool]:
 def planner_blocks(entry: Entry) -> Iterator[str]:
     yield "## What it needs"
     if entry.cls.wants_costs:
-        yield "Passes of the target are timed before the first round. Any drafter, any verifier."
+        yield "A few passes of the target are timed before the first round. Any drafter, any verifier."
     else:
         yield "Nothing is measured. Any drafter, any verifier."
     plan = entry.card.name

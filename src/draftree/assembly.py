@@ -13,7 +13,7 @@ from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
-from draftree.engine.costs import measure_costs
+from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.models.loading import LoadedModel, load_model
 from draftree.planners.base import PLANNERS, Planner
@@ -21,7 +21,10 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
 
 NO_DRAFT = "none"
-DEFAULT_PLAN = "fixed"
+DEFAULT_PLAN = "auto"
+"""Where no draft can change the text."""
+REPEATABLE_PLAN = "fixed"
+"""Where the text depends on what was drafted: a plan that follows the clock would change the text of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,14 @@ class Methods:
         draw: how children are drawn, as drafters and verifier agreed.
         verifier: built.
         planner: built.
+        plan: the planner's spec.
     """
 
     drafters: tuple[DraftMethod, ...]
     draw: Draw
     verifier: Verifier
     planner: Planner[Any]
+    plan: str
 
     @property
     def reads_predictions(self) -> bool:
@@ -77,14 +82,21 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         raise ConfigurationError(
             f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
         )
-    planner_spec = _only(PLANNERS.parse(plan or DEFAULT_PLAN), "planner", plan or DEFAULT_PLAN)
+    chosen_plan = plan or _default_plan(drafters, verifier_class)
+    planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
     nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
     parts = [DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config)) for m in drafters]
     planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
-    return Methods(drafters, draw, verifier_class(verifier_config), planner)
+    return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+
+
+def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:
+    if any(method.cls.works_ahead(method.config) for method in drafters):
+        return REPEATABLE_PLAN
+    return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_laws else REPEATABLE_PLAN
 
 
 def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, verifier: type[Verifier]) -> Draw:
@@ -146,7 +158,7 @@ def build_parts(
         return Parts(target.model, methods.verifier, methods.planner)
     if methods.planner.wants_costs:
         most = 1 + methods.planner.default_nodes
-        methods.planner.learn_costs(measure_costs(target.model, max_rows=most))
+        methods.planner.learn_costs(costs_of(target.model, max_rows=most))
     if methods.branches and not target.model.supports_trees:
         raise ConfigurationError(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"

@@ -23,6 +23,7 @@ from draftree.engine.prefixes import PrefixStats
 from draftree.engine.reading import BESIDE
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.base import LanguageModel
+from draftree.planners.base import Planner
 from draftree.progress import ProgressBar
 from draftree.requests import Messages, Params, Prompt, Requests, params_for, prompt_list
 from draftree.sampling.params import SamplingParams
@@ -38,7 +39,8 @@ class LLM:
             `LanguageModel`, or a `LoadedModel`, which several may share.
         draft: what guesses ahead (`none`, `ngram`, `model:NAME`, options behind commas); None is plain decoding.
         verify: the rule that keeps guesses; the default never changes the text.
-        plan: how many tokens are guessed a round; None lets the drafter decide.
+        plan: how many tokens are guessed a round; None takes as many as pay (`auto`), or the drafter's own length
+            under a rule whose text depends on the draft.
         dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 where the device computes
             in it, else float32.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -107,6 +109,11 @@ class LLM:
     def model(self) -> LanguageModel:
         """The target behind the model seam."""
         return self._target
+
+    @property
+    def planner(self) -> Planner[Any]:
+        """What decides how much is drafted; `planner.explain()` says why it last did."""
+        return self._parts.planner
 
     @property
     def tokenizer(self) -> Tokenizer | None:

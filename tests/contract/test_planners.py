@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
+from draftree.core.tree import chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import PLANNERS, Planner
 
 SPECS = {
+    "auto": ["auto", "auto,nodes=2", "auto,memory=5"],
     "additive": ["additive", "additive,start=3"],
     "fixed": ["fixed", "fixed:0", "fixed:7"],
     "heuristic": ["heuristic", "heuristic,start=3"],
-    "survival": ["survival", "survival,nodes=2", "survival,memory=5"],
     "threshold": ["threshold", "threshold:0.8", "threshold:0.1,k=2"],
 }
 """Specs of each planner beside its name alone: add those of a new one."""
@@ -52,7 +53,9 @@ def record(budgets: list[Budget], accepted: list[int]) -> RoundRecord:
         drafted = min(budget.num_nodes, budget.depth)
         kept = min(count, drafted)
         matches = tuple((1, 1 if i < kept else 0) for i in range(min(kept + 1, drafted)))
-        rows.append(SequenceRecord(f"r{number}", 10, drafted, drafted, kept, kept + 1, kept, matches))
+        tree, path = chain(range(drafted)), tuple(range(kept))
+        row = SequenceRecord(f"r{number}", 10, drafted, drafted, kept, kept + 1, kept, matches)
+        rows.append(dataclasses.replace(row, offered=tree, tree=tree, path=path, bonus=1))
     num_rows = sum(1 + row.num_drafted for row in rows)
     return RoundRecord(1e-5, 1e-3, 1e-2, 1e-4, 1e-5, 1.2e-2, num_rows, tuple(rows))
 

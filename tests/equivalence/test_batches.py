@@ -18,9 +18,9 @@ NUM_TOKENS = 15
 SHORT_CONTEXT = 40
 PLANS = {
     "additive": ["additive", "additive,start=4"],
+    "auto": ["auto", "auto,nodes=3"],
     "fixed": ["fixed", "fixed:0", "fixed:1", "fixed:9"],
     "heuristic": ["heuristic", "heuristic,start=1"],
-    "survival": ["survival", "survival,nodes=3"],
     "threshold": ["threshold", "threshold:0.9", "threshold:0,k=2"],
 }
 """Specs of every planner, beside its bare name."""

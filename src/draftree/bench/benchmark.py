@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from draftree.bench.divergence import explain
-from draftree.bench.engines import Asked, OurWriter, Writer
+from draftree.bench.engines import Asked, OnRound, OurWriter, Writer
 from draftree.bench.methods import Method, OurMethod, PeerMethod, jobs_without_peer, our_methods, peer_methods
 from draftree.bench.peer import PeerWriter
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
@@ -104,12 +104,18 @@ def end_line(*, complete: bool) -> dict[str, Any]:
     return {"complete": complete, "date": now(), "load_average": load_average()}
 
 
-def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve_model) -> Benchmark:
+def prepare(
+    settings: BenchSettings,
+    *,
+    fetch: Callable[[str], object] = resolve_model,
+    on_round: Callable[[str], OnRound | None] | None = None,
+) -> Benchmark:
     """Check everything, then load everything.
 
     Args:
         settings: what is compared on what.
         fetch: called with the name of every model before any is loaded.
+        on_round: for a method by its name what hears its rounds.
 
     Raises:
         ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
@@ -136,7 +142,7 @@ def prepare(settings: BenchSettings, *, fetch: Callable[[str], object] = resolve
     asked = Asked(settings.max_tokens, settings.temperature, settings.seed)
     runner = Runner(
         methods=[*ours, *peers],
-        writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch),
+        writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
         asked=asked,
         repeats=settings.repeats,
         explain=partial(_explain, target, asked),
@@ -192,10 +198,18 @@ def _peer_notes(ours: Sequence[Method], peers: Sequence[Method], batch: int) -> 
 
 
 def _writers(
-    target: LoadedModel, tokenizer: Tokenizer, ours: Sequence[Method], *, peers: Sequence[Method], batch: int
+    target: LoadedModel,
+    tokenizer: Tokenizer,
+    ours: Sequence[Method],
+    *,
+    peers: Sequence[Method],
+    batch: int,
+    on_round: Callable[[str], OnRound | None] | None,
 ) -> dict[str, Writer]:
     eos_ids = eos_ids_of(target, tokenizer)
-    writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, eos_ids=eos_ids)}
+    writers: dict[str, Writer] = {
+        OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, eos_ids=eos_ids, on_round=on_round)
+    }
     if peers:
         assert target.folder is not None
         writers[PEER] = PeerWriter(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.bench.methods import Method, OurMethod
+from draftree.core.types import RoundRecord
 from draftree.llm import LLM
 from draftree.models.loading import LoadedModel
+from draftree.planners.base import Planner
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
+
+OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class OurWriter(Writer):
         methods: ours; drafters are loaded here, one for each.
         batch: prompts that are written at once at most.
         eos_ids: tokens that end a text, beside the tokenizer's own.
+        on_round: for a method by its name what hears its rounds; None if nobody does.
     """
 
     def __init__(
@@ -76,9 +81,19 @@ class OurWriter(Writer):
         methods: Sequence[Method],
         batch: int,
         eos_ids: Sequence[int],
+        on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
         self._eos_ids = tuple(eos_ids)
-        self._llms = {method.name: _llm(target, tokenizer, method.how, batch) for method in methods}
+        heard = on_round or (lambda name: None)
+        self._llms = {
+            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=heard(method.name))
+            for method in methods
+        }
+
+    @property
+    def planners(self) -> dict[str, Planner[Any]]:
+        """Every method's, by its name."""
+        return {name: llm.planner for name, llm in self._llms.items()}
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
         """One call of `LLM.generate`, by a drafter that has not seen the prompts in an earlier repeat."""
@@ -96,6 +111,14 @@ class OurWriter(Writer):
         ]
 
 
-def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, batch: int) -> LLM:
+def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_round: OnRound | None) -> LLM:
     assert isinstance(how, OurMethod)
-    return LLM(target.model, how.draft, verify=how.verify, plan=how.plan, tokenizer=tokenizer, max_batch_size=batch)
+    return LLM(
+        target.model,
+        how.draft,
+        verify=how.verify,
+        plan=how.plan,
+        tokenizer=tokenizer,
+        max_batch_size=batch,
+        on_round=on_round,
+    )

@@ -134,9 +134,19 @@ def run(
     quantization: Quantization = None,
     threads: Threads = None,
     output: Output = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for a trace of each drafting method, for 'bench simulate'.",
+            metavar="DIR",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
 ) -> None:
     """Write every prompt by every method, in turns, and compare."""
     require_new(output)
+    if record is not None and record.exists():
+        raise ConfigurationError(f"'{record}' is there already, and traces are never overwritten: give another name")
     from draftree.bench.benchmark import BenchSettings
 
     settings = BenchSettings(
@@ -159,7 +169,7 @@ def run(
         batch=batch,
         peer=peer,
     )
-    run_and_show(settings, output)
+    run_and_show(settings, output, record)
 
 
 @bench.command("passes", cls=PlainCommand)
@@ -350,6 +360,41 @@ def numbers_of(text: str) -> tuple[float, ...]:
         ) from error
 
 
+@bench.command("simulate", cls=PlainCommand)
+def simulate(
+    trace: Annotated[
+        Path,
+        typer.Argument(help="What --record wrote.", metavar="TRACE", rich_help_panel="Arguments"),
+    ],
+    *,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A planner to try; repeatable. Plain decoding always stands beside.",
+            metavar="POLICY",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="Nodes a round for the bounds: what a planner that knew the text would accept.",
+            metavar="N,N,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "1,2,4,8,16",
+) -> None:
+    """Replay a trace under other planners, without a model."""
+    from draftree.analysis.replays import replays
+    from draftree.analysis.trace import read_trace
+
+    try:
+        counts = tuple(int(count) for count in sizes.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"'{sizes}' is no list of whole numbers such as 1,4", param_hint="--sizes") from error
+    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("auto", "fixed")), sizes=counts))
+
+
 @bench.command("report", cls=PlainCommand)
 def report(
     files: Annotated[
@@ -397,13 +442,15 @@ def report(
             show_results(results)
 
 
-def run_and_show(settings: BenchSettings, output: Path | None) -> None:
+def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
     from draftree.bench.benchmark import end_line, prepare
     from draftree.cli.models import resolve_with_bar
+    from draftree.cli.recording import Recordings
 
-    ready = prepare(settings, fetch=resolve_with_bar)
     complete = False
-    with record_file(output) as lines:
+    with Recordings(record) as traces, record_file(output) as lines:
+        ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
+        traces.begin(ready, settings.model)
         lines.add("header", ready.header)
         try:
             write_all(ready, lines)

@@ -94,6 +94,15 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "explain",
+            "draftree.cli.explain:explain",
+            "Say in numbers why a drafter is used as it is.",
+            (
+                "draftree explain smollm2-135m-instruct --draft ngram",
+                "draftree explain tinyllama-1.1b-chat 'Tell me a story.' --draft model:stories15m",
+            ),
+        ),
+        Entry(
             "demo",
             "draftree.cli.demo:demo",
             "See a real model write the same text, plain and with speculation.",

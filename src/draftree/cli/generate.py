@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,7 +61,7 @@ def generate(
     plan: Annotated[
         str | None,
         typer.Option(
-            help="How far ahead is guessed, such as fixed:4 or heuristic; the drafter's own length if not given.",
+            help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
             metavar="POLICY",
             rich_help_panel=SPECULATION,
         ),
@@ -130,6 +131,12 @@ def generate(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trace of all rounds, for 'draftree bench simulate'.", metavar="FILE", rich_help_panel=OUTPUT
+        ),
+    ] = None,
     params: SamplingParams,
 ) -> None:
     """Write a text. It goes to standard output, all else to standard error."""
@@ -139,12 +146,18 @@ def generate(
         raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    if record is not None and record.exists():
+        raise typer.BadParameter(f"'{record}' is there already: give another name", param_hint="--record")
     task = Task(read_prompt(prompt), system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup
 
     setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
     check_prediction(setup, params)
+    if record is not None and compare:
+        raise typer.BadParameter("a trace is of one run: leave --compare out", param_hint="--record")
+    if record is not None and setup.is_plain:
+        raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
     if compare and setup.is_plain:
         raise typer.BadParameter(
             "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
@@ -157,7 +170,7 @@ def generate(
     if compare:
         compare_and_report(setup, wish, screen, notes)
     else:
-        write_and_report(setup, wish, screen, notes)
+        write_and_report(setup, wish, screen, notes=notes, record=record)
 
 
 def check_prediction(setup: Setup, params: SamplingParams) -> None:
@@ -199,16 +212,18 @@ class Wish:
         return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
-def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink) -> None:
+def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, *, notes: Ink, record: Path | None) -> None:
+    from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
 
-    llm = setup.over(fetch_and_load(setup))
-    if llm.draft_note:
-        note(notes.dim(llm.draft_note))
-    announce(setup, screen, notes)
-    wish = wish.met(llm)
-    run = write(llm, setup, wish.task, params=wish.params, screen=screen)
+    loaded = fetch_and_load(setup)
+    with recorded(record, setup, loaded) as llm:
+        if llm.draft_note:
+            note(notes.dim(llm.draft_note))
+        announce(setup, screen, notes)
+        wish = wish.met(llm)
+        run = write(llm, setup, wish.task, params=wish.params, screen=screen)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:

@@ -38,7 +38,7 @@ class Seam:
 SEAMS = (
     Seam("drafters", "--draft", DRAFTERS, "'none' is plain decoding."),
     Seam("verifiers", "--verify", VERIFIERS, "'coupled' if not given."),
-    Seam("planners", "--plan", PLANNERS, "'fixed' if not given."),
+    Seam("planners", "--plan", PLANNERS, "'auto' if not given, or 'fixed' (see 'auto')."),
 )
 
 

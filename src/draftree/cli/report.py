@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from draftree.assembly import DEFAULT_PLAN, NO_DRAFT
+from draftree.assembly import NO_DRAFT
 from draftree.cli.writing import Run
 from draftree.models.base import LanguageModel
 
@@ -21,7 +21,7 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
         "model": setup.model,
         "draft": NO_DRAFT if setup.is_plain else setup.draft,
         "verify": setup.verify,
-        "plan": None if setup.is_plain else setup.plan or DEFAULT_PLAN,
+        "plan": None if setup.is_plain else setup.methods().plan,
         "chat": run.task.chat,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftree.assembly import NO_DRAFT, Methods, choose_methods
@@ -13,6 +14,7 @@ from draftree.cli.prompt import Task
 from draftree.cli.render import Ink, decoding_line, is_terminal, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
+from draftree.core.types import RoundRecord
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
@@ -56,9 +58,9 @@ class Setup:
         """
         return choose_methods(self.draft, self.verify, self.plan)
 
-    def over(self, loaded: LoadedModel) -> LLM:
+    def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
         """The methods at work on a model that is loaded already."""
-        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan, exact=self.exact)
+        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan, exact=self.exact, on_round=on_round)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ class SequenceRecord:
     """Nodes of `tree` that the verifier accepted, before any cut by a stop or a limit."""
     bonus: int | None = None
     """The token that was picked where the walk ended; None where the sequence failed."""
+    room: int = 0
+    """Tokens that could still be written before the round."""
 
 
 @dataclass(frozen=True, slots=True)

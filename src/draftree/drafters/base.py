@@ -99,6 +99,11 @@ class Drafter(ABC, Generic[State]):
         """Whether this configuration gives trees in which a node has two children."""
         return False
 
+    @classmethod
+    def works_ahead(cls, config: Any) -> bool:
+        """Whether nodes are there to be scored rather than accepted: planners that judge by acceptance cut them."""
+        return False
+
     @abstractmethod
     def __init__(self, config: Any, context: DraftContext) -> None: ...
 

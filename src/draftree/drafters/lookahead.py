@@ -19,7 +19,8 @@ Source: lookahead decoding, arXiv 2402.02057 (W = `window`, N = `n`, G = `candid
 that the window may be accepted too, that it moves as far as the text did, and in what fills it.
 Costs up to (window + candidates) * (n - 1) rows more in every pass, and some tens of microseconds for the pool. The
 window pays where so many rows are nearly free, as on accelerators that wait for memory, and loses on a CPU. Planners
-that learn from what is accepted take a window for a bad draft and cut it: let it run under `fixed`.
+that learn from what is accepted take a window for a bad draft and cut it: with one, `fixed` is the planner unless
+another is named.
 """
 
 from __future__ import annotations
@@ -109,6 +110,11 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
     def branches(cls, config: Config) -> bool:
         """Only a single candidate without a window is a chain."""
         return config.window > 0 or config.candidates > 1 or config.random > 1
+
+    @classmethod
+    def works_ahead(cls, config: Config) -> bool:
+        """A window does."""
+        return config.window > 0
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._config = config

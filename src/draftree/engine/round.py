@@ -212,10 +212,12 @@ def _fail(sequence: WritingSequence) -> None:
 def _write(
     sequence: WritingSequence, tree: TokenTree, verdict: Verdict | None, laws: Laws, index: int
 ) -> SequenceRecord:
-    prefix = len(sequence.history)
+    prefix, room = len(sequence.history), sequence.room
     depth = max(depths(tree.parents), default=0)
     if verdict is None:
-        return SequenceRecord(sequence.request_id, prefix, len(tree), depth, 0, 0, 0, index=sequence.index, tree=tree)
+        return SequenceRecord(
+            sequence.request_id, prefix, len(tree), depth, 0, 0, 0, index=sequence.index, tree=tree, room=room
+        )
     try:
         _write_tokens(sequence, tree, verdict, laws, index)
     except Exception as error:
@@ -236,6 +238,7 @@ def _write(
         tree=tree,
         path=tuple(verdict.path),
         bonus=verdict.bonus,
+        room=room,
     )
 
 

@@ -9,4 +9,9 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.planners.base import Planner
 
-PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")
+PLANNERS: Registry[Planner] = Registry(
+    "draftree.planners",
+    "draftree.planners.base:Planner",
+    kind="planner",
+    support=frozenset({"acceptance", "base", "choosing", "costs", "credit", "drafting", "reasons"}),
+)

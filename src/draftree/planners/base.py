@@ -42,6 +42,7 @@ class Planner(ABC, Generic[State]):
         self.config = config
         self.default_depth = default_depth
         self.default_nodes = default_depth if default_nodes is None else default_nodes
+        self.pass_seconds: Mapping[int, float] = {}
         self.parts = tuple(parts) or (DraftPart("", self.default_depth, self.default_nodes),)
 
     def ahead(self, depth: int, *, min_confidence: float = 0.0) -> Budget:
@@ -51,6 +52,7 @@ class Planner(ABC, Generic[State]):
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
         """Hear what a pass of the target over so many rows takes here; for planners that want it."""
+        self.pass_seconds = dict(pass_seconds)
 
     def explain(self) -> str:
         """Why the last budgets are as they are, in numbers; empty for planners that do not weigh anything."""

@@ -1,0 +1,97 @@
+"""Which nodes and levels to pay for: the most expected tokens a second, over the whole batch.
+
+Every sequence writes one token a round in any case. Of all drafted nodes those with the highest survival come first,
+whosever they are: for any number of nodes no other choice expects more tokens, since no node survives more often than
+its parent. So only the number is left to choose, and every number is looked at: costs have steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CLEAR = 1.004
+"""How many times as fast as none nodes must be expected to be: what was measured is not known better."""
+FAINT = 0.01
+"""Survival under which a node is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Nodes of every tree, ascending; and what the round is expected to bring."""
+
+    nodes: tuple[tuple[int, ...], ...]
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens a second."""
+        return self.tokens / self.seconds
+
+
+def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float], *, sunk: float = 0.0) -> Chosen:
+    """The nodes that are worth a row of the pass.
+
+    Args:
+        survivals: of every tree's nodes; no node's is above its parent's.
+        seconds: of the pass over 0, 1, 2, … rows; roots are among the rows.
+        sunk: seconds that the round has taken already.
+    """
+    batch = len(survivals)
+    ranked = sorted(
+        (-survival, tree, node)
+        for tree, row in enumerate(survivals)
+        for node, survival in enumerate(row)
+        if survival >= FAINT
+    )
+    del ranked[max(0, len(seconds) - 1 - batch) :]
+    tokens = float(batch)
+    plain = Chosen(((),) * batch, tokens, sunk + seconds[batch])
+    best_speed, best, best_tokens = CLEAR * plain.speed, 0, tokens
+    for count, (negative, _, _) in enumerate(ranked, 1):
+        tokens -= negative
+        speed = tokens / (sunk + seconds[batch + count])
+        if speed > best_speed:
+            best_speed, best, best_tokens = speed, count, tokens
+    if not best:
+        return plain
+    nodes: list[list[int]] = [[] for _ in survivals]
+    for _, tree, node in ranked[:best]:
+        nodes[tree].append(node)
+    return Chosen(tuple(tuple(sorted(row)) for row in nodes), best_tokens, sunk + seconds[batch + best])
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many levels to draft, and what the round is then expected to bring."""
+
+    levels: int
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens a second."""
+        return self.tokens / self.seconds
+
+
+def choose_depth(
+    gains: Sequence[float], level_seconds: Sequence[float], *, tokens: float, seconds: float, bias: float = 1.0
+) -> Depth:
+    """How deep to draft.
+
+    Args:
+        gains: tokens that each level is expected to bring to the batch.
+        level_seconds: what each level costs, its rows in the target's pass included.
+        tokens: expected without a draft.
+        seconds: of the round without a draft.
+        bias: how many times as fast as without a draft it must be; above 1 where it is off, or it would flicker.
+    """
+    best = plain = Depth(0, tokens, seconds)
+    least = bias * plain.speed
+    for level, (gain, cost) in enumerate(zip(gains, level_seconds, strict=True), 1):
+        tokens, seconds = tokens + gain, seconds + cost
+        if tokens / seconds > max(least, best.speed):
+            best = Depth(level, tokens, seconds)
+    return best

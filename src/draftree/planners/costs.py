@@ -1,0 +1,139 @@
+"""What passes and drafts cost here: measured before the first round, if at all, and by every round since.
+
+A pass costs the curve that was measured by its rows, times a level and a shape that are learned apart for every
+(batch, prefix) cell: the level follows what the machine does beside, the shape what more rows cost in this cell. A
+cell that nothing is known of begins as the last one that was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+LIKELY_SLOPE = 0.02
+"""What one more row costs, as a share of a plain pass, before anything was measured."""
+FARTHEST = 4096
+MEMORY = 12
+"""Rounds over which a level or a point of the shape is averaged."""
+MAX_JUMP = 1.5
+"""A round that took longer than this times what was expected counts as this: something else ran beside."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """What is learned of one batch size and one range of prefixes. Mutated by `PassCosts`."""
+
+    batch: int
+    level: float | None = None
+    shape: dict[int, tuple[float, int]] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
+
+    def centre(self) -> None:
+        """What all points of the shape share belongs into the level, which other numbers of rows go by as well."""
+        shared = sum(mean * count for mean, count in self.shape.values()) / sum(n for _, n in self.shape.values())
+        self.level = (self.level or 1.0) * shared
+        self.shape = {rows: (mean / shared, count) for rows, (mean, count) in self.shape.items()}
+
+
+class PassCosts:
+    """Seconds of a round without its draft, by rows, batch and prefix. Mutated by `observe`."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._last = _Cell(1)
+        self.learn({})
+
+    def learn(self, pass_seconds: Mapping[int, float]) -> None:
+        """Take measured passes of one sequence; a pass is never dearer than one with more rows."""
+        known = sorted(pass_seconds)
+        seconds = np.minimum.accumulate(np.array([pass_seconds[rows] for rows in known])[::-1])[::-1].tolist()
+        self._last = _Cell(1, 1.0 if known else None)
+        self._cells = {}
+        known, seconds = known or [1], seconds or [1.0]
+        slope = seconds[-1] / known[-1] if len(known) > 1 else LIKELY_SLOPE * seconds[0]
+        points = [*known, known[-1] + FARTHEST], [*seconds, seconds[-1] + slope * FARTHEST]
+        self._base = np.interp(np.arange(FARTHEST + 1), *points)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether seconds are seconds: something was measured."""
+        return self._last.level is not None
+
+    def curve(self, batch: int, prefix: int, *, max_rows: int) -> Sequence[float]:
+        """Seconds of a pass over 0, 1, 2, … rows, never falling."""
+        cell = self._cell(batch, prefix)
+        if len(cell.curve) <= max_rows:
+            seconds = self._base[: max_rows + 1] * (cell.level or 1.0)
+            if cell.shape:
+                known = sorted(cell.shape)
+                means = [_settled(*cell.shape[rows]) for rows in known]
+                seconds = seconds * np.interp(np.arange(max_rows + 1), known, means)
+            cell.curve = np.maximum.accumulate(seconds).tolist()
+        return cell.curve
+
+    def observe(self, rows: int, batch: int, prefix: int, *, seconds: float) -> None:
+        """Learn from a round."""
+        cell = self._cell(batch, prefix)
+        mean, count = cell.shape.get(rows, (1.0, 0))
+        base = float(self._base[min(rows, FARTHEST)])
+        if cell.level is None:
+            cell.level = seconds / base
+        ratio = min(seconds / base / cell.level, MAX_JUMP * mean)
+        cell.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / MEMORY
+        cell.shape[rows] = mean + (ratio - mean) / min(count + 1, MEMORY), min(count + 1, MEMORY)
+        cell.centre()
+        cell.curve = []
+        self._last = cell
+
+    def _cell(self, batch: int, prefix: int) -> _Cell:
+        key = batch if batch < 8 else 8 * batch.bit_length(), prefix.bit_length()
+        found = self._cells.get(key)
+        if found is None:
+            # another batch has other numbers of rows: of its shape nothing is known
+            points = self._last.shape.items() if self._last.batch == batch else ()
+            found = _Cell(batch, self._last.level, {rows: (mean, 1) for rows, (mean, _) in points})
+            self._cells[key] = found
+        return found
+
+
+def _settled(mean: float, count: int) -> float:
+    """A ratio that was seen a few times only is held closer to 1."""
+    return 1.0 + (mean - 1.0) * count / (count + 1)
+
+
+@dataclass(slots=True)
+class DraftCosts:
+    """What one drafter's calls and levels take. Mutated by `observe`."""
+
+    level: float | None = None
+    call: float | None = None
+
+    def observe(self, seconds: float, depth: int, *, is_first: bool) -> None:
+        """Learn from a round.
+
+        Args:
+            seconds: of this drafter.
+            depth: levels that it drafted; 0 if it had nothing to offer.
+            is_first: whether it had to catch up with a text: such a call is only kept until there is a better one.
+        """
+        if is_first and self.call is not None:
+            return
+        self.call = seconds if self.call is None else self.call + (min(seconds, 3 * self.call) - self.call) / MEMORY
+        if depth and not is_first:
+            each = seconds / depth
+            self.level = each if self.level is None else self.level + (min(each, 3 * self.level) - self.level) / MEMORY
+
+    def of(self, depth: int, *, otherwise: float) -> float:
+        """Seconds of a draft of so many levels; each counts as `otherwise` where none was seen yet."""
+        return depth * (otherwise if self.level is None else self.level)
+
+    def is_instant(self, plain_seconds: float) -> bool:
+        """Whether a draft costs next to nothing, so that it is made before it is judged."""
+        return self.call is None or cast("float", self.call) < INSTANT * plain_seconds
+
+
+INSTANT = 0.02
+"""Share of a plain pass up to which a draft is made first and judged then."""

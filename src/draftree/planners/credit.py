@@ -1,0 +1,61 @@
+"""Whose a node is: which of merged drafters guessed it, and what each drafter's levels brought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from draftree.core.tree import TokenTree, depths
+from draftree.core.types import DraftPart
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What one drafter's levels brought in one sequence's round: survival and scored nodes of each."""
+
+    gains: list[float]
+    rows: list[float]
+
+
+class Credits:
+    """Tells drafters apart by the names that trees carry.
+
+    Args:
+        parts: the drafters.
+    """
+
+    def __init__(self, parts: Sequence[DraftPart]) -> None:
+        self._parts = tuple(parts)
+        self._guessers: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def depth_of(self, part: int, tree: TokenTree) -> int:
+        """Levels of a tree that a drafter had a share in."""
+        levels = depths(tree.parents)
+        if len(self._parts) == 1 or not tree.sources:
+            return max(levels, default=0)
+        shared = (level for level, names in zip(levels, tree.sources, strict=True) if part in self.guessers(names))
+        return max(shared, default=0)
+
+    def guessers(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """The drafters that are named; the first if none is."""
+        found = self._guessers.get(names)
+        if found is None:
+            found = tuple(
+                index
+                for index, part in enumerate(self._parts)
+                if any(name == part.name or name.startswith(f"{part.name}/") for name in names)
+            )
+            self._guessers[names] = found = found or (0,)
+        return found
+
+    def of(self, tree: TokenTree, survivals: Sequence[float], *, is_dear: Callable[[int], bool]) -> list[Credit]:
+        """Every drafter's credit for a scored tree; a node that several guessed is that of one that is not dear."""
+        credits = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in self._parts]
+        is_alone = len(self._parts) == 1 or not tree.sources
+        for node, (level, survival) in enumerate(zip(depths(tree.parents), survivals, strict=True)):
+            named = (0,) if is_alone else self.guessers(tree.sources[node])
+            owner = named[0] if len(named) == 1 else next((part for part in named if not is_dear(part)), named[0])
+            if level <= len(credits[owner].gains):
+                credits[owner].gains[level - 1] += survival
+                credits[owner].rows[level - 1] += 1.0
+        return credits

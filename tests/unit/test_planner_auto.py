@@ -1,0 +1,266 @@
+"""The default planner at play: rounds made up from a drafter's talent and a machine's costs, and no model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import EMPTY, TokenTree, depths, merge, prune
+from draftree.core.types import Budget, DraftPart, RoundRecord, SequenceRecord
+from draftree.planners.auto import AutoPlanner, Known
+
+FLAT = {1: 0.1, 4: 0.102, 8: 0.106, 16: 0.115, 32: 0.14, 64: 0.2}
+STEEP = {rows: 0.1 * rows for rows in FLAT}
+
+
+@dataclass
+class Table:
+    """A machine and a drafter.
+
+    Attributes:
+        costs: seconds of a pass by rows, straight between.
+        right: chance that the pick is the first, second, … child, for each drafter.
+        level: seconds of each drafter's level.
+    """
+
+    costs: dict[int, float]
+    right: dict[str, tuple[float, ...]]
+    level: dict[str, float]
+    depth: int = 6
+    batch: int = 1
+    seconds: float = 0.0
+    tokens: int = 0
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    budgets: list[Budget] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parts = [DraftPart(name, self.depth, self.depth * len(right)) for name, right in self.right.items()]
+        nodes = sum(part.nodes for part in parts)
+        self.planner = AutoPlanner(AutoPlanner.Config(), default_depth=self.depth, default_nodes=nodes, parts=parts)
+        self.planner.learn_costs(self.costs)
+        self.states = [self.planner.open() for _ in range(self.batch)]
+
+    def pass_seconds(self, rows: int) -> float:
+        known = sorted(self.costs)
+        low = max((n for n in known if n <= rows), default=known[0])
+        high = min((n for n in known if n >= rows), default=known[-1])
+        share = 0.0 if high == low else (rows - low) / (high - low)
+        beyond = rows / known[-1] if rows > known[-1] else 1.0
+        return beyond * ((1 - share) * self.costs[low] + share * self.costs[high])
+
+    def play(self, rounds: int) -> Table:
+        self.seconds, self.tokens, self.budgets, self.scored = 0.0, 0, [], []
+        for _ in range(rounds):
+            self.round()
+        return self
+
+    def round(self) -> None:
+        budgets = self.planner.budgets(self.states)
+        drafted = [self.draft(budget) for budget in budgets]
+        parts = tuple(
+            max(max(depths(own[name].parents), default=0) if name in own else 0 for own, _ in drafted)
+            * self.level[name]
+            for name in self.right
+        )
+        offered = [tree for _, tree in drafted]
+        kept = [None] * self.batch
+        if any(map(len, offered)):
+            kept = self.planner.trim(self.states, offered, draft_seconds=sum(parts))
+        trees = [t if k is None else prune(t, k) for t, k in zip(offered, kept, strict=True)]
+        rows = [self.walk(*given) for given in zip(offered, trees, strict=True)]
+        num_rows = self.batch + sum(map(len, trees))
+        score = self.pass_seconds(num_rows)
+        total = score + sum(parts)
+        part_seconds = parts if len(parts) > 1 else ()
+        record = RoundRecord(0, sum(parts), score, 0, 0, total, num_rows, tuple(rows), part_seconds)
+        self.planner.observe(self.states, record)
+        self.seconds += total
+        self.tokens += sum(row.num_written for row in rows)
+        self.budgets.append(budgets[0])
+        self.scored.append(sum(map(len, trees)))
+
+    def draft(self, budget: Budget) -> tuple[dict[str, TokenTree], TokenTree]:
+        """Combs; the token says which child it is, so that it is known to be right or not."""
+        own: dict[str, TokenTree] = {}
+        for index, (name, right) in enumerate(self.right.items()):
+            depth = budget.of_part(index).depth if budget.num_nodes else 0
+            tokens, parents, spine = [], [], -1
+            for _ in range(min(depth, self.depth)):
+                first = len(tokens)
+                tokens += [1000 * (index + 1) + rank for rank in range(len(right))]
+                parents += [spine] * len(right)
+                spine = first
+            if tokens:
+                own[name] = TokenTree(tuple(tokens), tuple(parents))
+        if len(self.right) == 1:
+            return own, next(iter(own.values()), EMPTY)
+        return own, merge(list(own.values()), list(own)) if own else EMPTY
+
+    def walk(self, offered: TokenTree, tree: TokenTree) -> SequenceRecord:
+        path: list[int] = []
+        place = -1
+        children = tree.children()
+        while children[place + 1]:
+            hit = None
+            for index, right in enumerate(self.right.values()):
+                luck = self.dice.random()
+                for rank, share in enumerate(right):
+                    luck -= share
+                    if luck < 0:
+                        token = 1000 * (index + 1) + rank
+                        hit = next((c for c in children[place + 1] if tree.tokens[c] == token), hit)
+                        break
+            if hit is None:
+                break
+            path.append(hit)
+            place = hit
+        count = len(path)
+        depth = max(depths(tree.parents), default=0)
+        return SequenceRecord(
+            "r", 100, len(tree), depth, count, count + 1, count, offered=offered, tree=tree, path=tuple(path), bonus=1
+        )
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / self.seconds * self.pass_seconds(self.batch) / self.batch
+
+
+def lone(costs: dict[int, float], *right: float, level: float, **more: int) -> Table:
+    return Table(costs, {"d": right}, {"d": level}, **more)
+
+
+@pytest.mark.parametrize("level", [0.0001, 0.01, 0.04])
+@pytest.mark.parametrize("costs", [FLAT, STEEP], ids=["flat", "steep"])
+def test_a_drafter_that_is_never_right_costs_next_to_nothing(costs: dict[int, float], level: float) -> None:
+    table = lone(costs, 0.0, level=level)
+    table.play(40)
+    assert table.play(600).speedup > 0.985
+    assert sum(budget.num_nodes > 0 for budget in table.budgets) >= 1
+
+
+def test_tries_become_rare_where_they_are_dear() -> None:
+    table = lone(FLAT, 0.0, level=0.03)
+    table.play(40).play(800)
+    tried = [number for number, budget in enumerate(table.budgets) if budget.num_nodes]
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
+    assert len(tried) <= 20
+    assert gaps[-1] >= 64
+
+
+@pytest.mark.parametrize("level", [0.0001, 0.003, 0.02])
+@pytest.mark.parametrize("right", [(0.5,), (0.8,), (0.95,), (0.5, 0.25)])
+@pytest.mark.parametrize("costs", [FLAT, STEEP], ids=["flat", "steep"])
+def test_it_comes_close_to_the_best_fixed_length(
+    costs: dict[int, float], right: tuple[float, ...], level: float
+) -> None:
+    table = lone(costs, *right, level=level)
+    found = table.play(60).play(1500).speedup
+
+    def fixed(depth: int, width: int) -> float:
+        some = sum(right[:width])
+        tokens = 1.0 + some * sum(right[0] ** d for d in range(depth))
+        return tokens * table.pass_seconds(1) / (table.pass_seconds(1 + depth * width) + depth * level)
+
+    best = max(1.0, *(fixed(depth, width) for depth in range(1, 7) for width in range(1, len(right) + 1)))
+    assert found > 0.94 * best
+
+
+def test_a_drafter_comes_back_when_it_becomes_right() -> None:
+    table = lone(FLAT, 0.0, level=0.005)
+    table.play(150)
+    table.right = {"d": (0.9,)}
+    table.play(200)
+    assert table.play(100).speedup > 2.5
+
+
+def test_of_merged_drafters_the_useless_one_is_switched_off() -> None:
+    table = Table(FLAT, {"bad": (0.0,), "good": (0.8,)}, {"bad": 0.02, "good": 0.004})
+    table.play(100).play(300)
+    bad, good = (sum(budget.part_depths[part] > 0 for budget in table.budgets) for part in (0, 1))
+    assert bad < 30
+    assert good > 290
+    reason = table.planner.explain()
+    assert "bad: a draft level costs" in reason
+    assert reason.index("off") < reason.index("good:")
+
+
+def test_load_lowers_budgets_by_itself() -> None:
+    """Rows are free up to 8 and cost 4% of a pass each beyond."""
+    costs = {1: 0.1, 8: 0.1, 64: 0.1 + 56 * 0.004}
+    each = []
+    for batch in (1, 4, 16):
+        table = lone(costs, 0.7, level=0.0001, batch=batch)
+        table.play(60).play(100)
+        each.append(sum(table.scored) / 100 / batch)
+    assert each == sorted(each, reverse=True)
+    assert each[0] > 2 * each[2]
+
+
+def test_in_a_batch_nodes_go_to_the_sequence_that_is_right() -> None:
+    table = lone(STEEP | {1: 0.1, 4: 0.15}, 0.8, level=0.0001, batch=2)
+    good, bad = table.states
+    for _ in range(60):
+        budgets = table.planner.budgets([good, bad])
+        trees = [table.draft(budget)[1] for budget in budgets]
+        kept = table.planner.trim([good, bad], trees, draft_seconds=0.0001)
+        cut = [t if k is None else prune(t, k) for t, k in zip(trees, kept, strict=True)]
+        paths = [tuple(range(len(cut[0]))), ()]
+        rows = [
+            SequenceRecord("r", 9, len(c), len(c), len(p), len(p) + 1, len(p), offered=t, tree=c, path=p, bonus=1)
+            for t, c, p in zip(trees, cut, paths, strict=True)
+        ]
+        num_rows = 2 + sum(map(len, cut))
+        seconds = table.pass_seconds(num_rows)
+        table.planner.observe([good, bad], RoundRecord(0, 0.0001, seconds, 0, 0, seconds, num_rows, tuple(rows)))
+    assert len(cut[0]) > len(cut[1])
+
+
+def test_the_reason_names_cost_break_even_and_acceptance() -> None:
+    table = lone(FLAT, 0.3, level=0.05)
+    reason = table.play(300).planner.explain()
+    assert reason.startswith("a draft level costs 0.5")
+    assert "break-even acceptance 0.5" in reason
+    assert reason.endswith("off")
+    assert lone(FLAT, 0.3, level=0.05).planner.explain() == "nothing was drafted yet"
+    reason = lone(FLAT, 0.9, level=0.0001).play(50).planner.explain()
+    assert "made before it is judged" in reason
+    assert reason.endswith(": on")
+
+
+def test_states_are_apart() -> None:
+    table = lone(FLAT, 0.5, level=0.01)
+    assert isinstance(table.states[0], Known)
+    assert table.planner.open() is not table.planner.open()
+
+
+@pytest.mark.parametrize("options", [{"memory": 0.5}, {"nodes": 0}])
+def test_bad_options(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        AutoPlanner.Config(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify", "plan"),
+    [
+        ("ngram", "coupled", "auto"),
+        ("ngram+suffix", "match", "auto"),
+        ("ngram", "token", "fixed"),
+        ("ngram", "typical", "fixed"),
+        ("lookahead", "coupled", "auto"),
+        ("lookahead,window=3", "coupled", "fixed"),
+    ],
+)
+def test_it_is_the_default_where_no_draft_can_change_the_text(
+    draft: str, verify: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftree import assembly
+
+    monkeypatch.setattr(assembly, "DEFAULT_PLAN", "auto")
+    methods = assembly.choose_methods(draft, verify, None)
+    assert methods.plan == plan
+    assert isinstance(methods.planner, AutoPlanner) == (plan == "auto")

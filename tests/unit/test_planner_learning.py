@@ -1,0 +1,191 @@
+"""What the planner learns: costs of passes and drafts, chances of nodes, gains of levels."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+
+from draftree.core.tree import TokenTree, chain
+from draftree.core.types import DraftPart
+from draftree.planners.acceptance import Acceptance, OwnAcceptance
+from draftree.planners.costs import DraftCosts, PassCosts
+from draftree.planners.credit import Credits
+from draftree.planners.drafting import Levels, OwnLevels, PartPlan, Rest
+
+
+def at(costs: PassCosts, rows: int, batch: int = 1, prefix: int = 100) -> float:
+    return costs.curve(batch, prefix, max_rows=64)[rows]
+
+
+def test_measured_passes_lie_on_the_curve_and_others_between() -> None:
+    costs = PassCosts()
+    costs.learn({1: 0.1, 5: 0.14, 9: 0.2})
+    assert [at(costs, rows) for rows in (1, 3, 5, 9)] == pytest.approx([0.1, 0.12, 0.14, 0.2])
+    assert at(costs, 64) > at(costs, 9)
+
+
+def test_one_slow_measurement_is_not_believed_where_more_rows_cost_less() -> None:
+    costs = PassCosts()
+    costs.learn({1: 0.1, 4: 0.5, 8: 0.12})
+    assert at(costs, 4) == pytest.approx(0.12)
+
+
+def test_rounds_teach_what_was_not_measured_and_the_machine_may_slow_down() -> None:
+    costs = PassCosts()
+    costs.learn({1: 0.1, 16: 0.1})
+    for _ in range(60):
+        costs.observe(1, 1, 100, seconds=0.2)
+        costs.observe(9, 1, 100, seconds=0.3)
+    assert at(costs, 1) == pytest.approx(0.2, rel=0.1)
+    assert at(costs, 9) == pytest.approx(0.3, rel=0.1)
+
+
+def test_without_measurements_the_first_rounds_set_the_scale() -> None:
+    costs = PassCosts()
+    for _ in range(5):
+        costs.observe(1, 1, 50, seconds=0.03)
+    assert at(costs, 1) == pytest.approx(0.03, rel=0.05)
+    assert 0.03 <= at(costs, 5) <= 0.04
+
+
+def test_a_new_batch_size_begins_where_the_last_one_was_and_learns_its_own() -> None:
+    costs = PassCosts()
+    costs.learn({1: 0.1, 64: 0.2})
+    for _ in range(40):
+        costs.observe(4, 4, 100, seconds=0.3)
+    assert at(costs, 4, batch=4) == pytest.approx(0.3, rel=0.1)
+    assert at(costs, 5, batch=5) == pytest.approx(0.3, rel=0.15)
+    for _ in range(40):
+        costs.observe(5, 5, 100, seconds=0.1)
+    assert at(costs, 5, batch=5) == pytest.approx(0.1, rel=0.15)
+    assert at(costs, 4, batch=4) == pytest.approx(0.3, rel=0.1)
+
+
+def test_curves_never_fall() -> None:
+    costs, dice = PassCosts(), random.Random(1)
+    costs.learn({1: 0.1, 64: 0.2})
+    for _ in range(200):
+        costs.observe(dice.randrange(1, 60), 1, 100, seconds=dice.uniform(0.05, 0.4))
+    curve = costs.curve(1, 100, max_rows=64)
+    assert list(curve) == sorted(curve)
+
+
+def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
+    costs = DraftCosts()
+    costs.observe(5.0, 3, is_first=True)
+    assert costs.level is None
+    for _ in range(50):
+        costs.observe(0.3, 3, is_first=False)
+    assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
+    assert costs.is_instant(20.0)
+    assert not costs.is_instant(10.0)
+
+
+def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> OwnAcceptance:
+    """Verdicts on a chain whose every node is right with this chance behind its parent."""
+    dice, own = random.Random(0), OwnAcceptance()
+    for _ in range(rounds):
+        path: list[int] = []
+        while len(path) < len(tree) and dice.random() < right:
+            path.append(len(path))
+        acceptance.observe(own, tree, path)
+    return own
+
+
+@pytest.mark.parametrize("right", [0.05, 0.5, 0.95])
+def test_a_drafter_that_is_too_sure_is_corrected(right: float) -> None:
+    acceptance = Acceptance(200)
+    tree = chain([1, 2], scores=[math.log(0.75), 2 * math.log(0.75)])
+    teach(acceptance, tree, right)
+    first, second = acceptance.survivals(OwnAcceptance(), tree)
+    assert first == pytest.approx(right, abs=0.1)
+    assert second == pytest.approx(right**2, abs=0.12)
+
+
+def test_bins_of_a_score_are_apart() -> None:
+    acceptance = Acceptance(200)
+    for sure, right in ((0.9, 0.9), (0.3, 0.1)):
+        teach(acceptance, chain([1], scores=[math.log(sure)]), right)
+    chances = [acceptance.survivals(OwnAcceptance(), chain([1], scores=[math.log(s)]))[0] for s in (0.9, 0.3)]
+    assert chances == pytest.approx([0.9, 0.1], abs=0.08)
+
+
+def test_survival_never_rises_along_a_path() -> None:
+    acceptance = Acceptance(50)
+    tree = TokenTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, -1, 4))
+    teach(acceptance, chain([1, 2, 3]), 0.9)
+    survivals = acceptance.survivals(OwnAcceptance(), tree)
+    assert all(parent < 0 or survivals[node] <= survivals[parent] for node, parent in enumerate(tree.parents))
+
+
+def test_a_sequence_of_its_own_kind_is_told_apart_and_a_new_one_is_not() -> None:
+    acceptance, tree = Acceptance(80), chain([1])
+    good, bad, dice = OwnAcceptance(), OwnAcceptance(), random.Random(2)
+    for _ in range(100):
+        acceptance.observe(good, tree, [0] if dice.random() < 0.9 else [])
+        acceptance.observe(bad, tree, [0] if dice.random() < 0.2 else [])
+    high, middle, low = (acceptance.survivals(own, tree)[0] for own in (good, OwnAcceptance(), bad))
+    assert high > middle + 0.1 > low + 0.3
+
+
+def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
+    acceptance = Acceptance(50)
+    deep = chain([1, 2, 3, 4])
+    before = acceptance.survivals(OwnAcceptance(), deep)
+    for _ in range(50):
+        acceptance.observe(OwnAcceptance(), deep, [])
+    after = acceptance.survivals(OwnAcceptance(), deep)
+    assert after[0] < 0.1
+    # a second node behind its parent is as likely as ever
+    assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
+
+
+def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
+    levels = Levels.of_depth(4)
+    for _ in range(30):
+        levels.observe([0.8, 0.6, 0.0, 0.0], [1.0] * 4, 2)
+    first, second, third, fourth = levels.expected()
+    assert (first, second) == pytest.approx((0.8, 0.6), abs=0.05)
+    assert 0.3 < third < 0.55
+    assert fourth < third
+    for _ in range(30):
+        levels.observe([0.0] * 4, [0.0] * 4, 2)
+    assert sum(levels.expected()) < 0.4
+
+
+def test_rests_grow_and_end_with_success() -> None:
+    rest = Rest()
+    tried = [number for number in range(300) if not rest.goes_on(1.0, 1.0)]
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 64
+    rest.end()
+    assert not rest.goes_on(1.0, 1.0)
+
+
+def test_what_is_cheap_to_try_is_tried_often() -> None:
+    rest = Rest()
+    tried = [number for number in range(100) if not rest.goes_on(1.0, 0.01)]
+    assert len(tried) > 30
+
+
+def test_own_gains_are_held_to_those_of_all() -> None:
+    plan, own = PartPlan.of(DraftPart("d", 1, 1)), OwnLevels(Levels.of_depth(1))
+    for _ in range(20):
+        plan.levels.observe([0.8], [1.0], 1)
+    own.levels.observe([0.0], [1.0], 1)
+    ((gain,),) = plan.gains([own])
+    assert 0.5 < gain < 0.8
+
+
+def test_a_node_that_two_guessed_is_credited_to_the_one_that_costs_nothing() -> None:
+    credits = Credits([DraftPart("model:x", 3, 3), DraftPart("lookahead", 3, 3)])
+    tree = TokenTree((1, 2, 3), (-1, 0, -1), sources=(("model:x", "lookahead/pool"), ("model:x",), ("lookahead/pool",)))
+    model, pool = credits.of(tree, [0.5, 0.25, 0.125], is_dear=lambda part: part == 0)
+    assert model.gains == [0.0, 0.25, 0.0]
+    assert pool.gains == [0.625, 0.0, 0.0]
+    assert pool.rows == [2.0, 0.0, 0.0]
+    assert [credits.depth_of(part, tree) for part in (0, 1)] == [2, 1]

@@ -1,0 +1,133 @@
+"""Runs are recorded, and a simulation that plans as they did comes to the same rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from draftree import LLM, SamplingParams
+from draftree.analysis.oracle import bounds
+from draftree.analysis.simulator import Simulated, Simulation, below
+from draftree.analysis.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
+from draftree.analysis.trace_costs import CurveCosts, TraceCosts
+from draftree.assembly import choose_methods
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import TokenTree
+from draftree.core.types import RoundRecord
+from draftree.models.table import TableLM, hashed
+from draftree.planners.base import Planner
+
+MODEL = TableLM(hashed(6, seed=3, scale=3.0), order=2)
+PROMPTS = [[1, 2, 3], [4, 5, 1, 2], [2]]
+STOP = 4
+
+
+def record(
+    draft: str, plan: str, path: Path, *, prompts: list[list[int]], max_tokens: int = 80, **params: object
+) -> Trace:
+    rounds: list[RoundRecord] = []
+    llm = LLM(MODEL, draft, plan=plan, on_round=rounds.append)
+    llm.generate(prompts, SamplingParams(max_tokens=max_tokens, temperature=0.9, seed=2, **params))  # type: ignore[arg-type]
+    header = TraceHeader("table", draft, "coupled", plan, llm.planner.parts, llm.planner.pass_seconds)
+    with path.open("w", encoding="utf-8") as stream:
+        writer = TraceWriter(stream)
+        writer.begin(header)
+        for one in rounds:
+            writer(one)
+    return read_trace(path)
+
+
+def planner(trace: Trace, plan: str) -> Planner:  # type: ignore[type-arg]
+    return choose_methods(trace.header.draft, "coupled", plan).planner
+
+
+def simulate(trace: Trace, plan: str) -> Simulated:
+    return Simulation(trace, planner(trace, plan), TraceCosts(trace)).run()
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "batch"])
+@pytest.mark.parametrize("plan", ["fixed", "fixed:3", "heuristic", "additive", "auto", "watch"])
+@pytest.mark.parametrize("draft", ["suffix", "ngram,min=1", "ngram,min=1+lookahead", "synthetic,accept=0.7,k=5"])
+def test_the_planner_that_was_recorded_does_the_same_again(
+    draft: str, plan: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    trace = record(draft, plan, tmp_path / "t.jsonl", prompts=prompts)
+    found = simulate(trace, plan)
+    steps = [step for one in trace.rounds for step in one.steps]
+    assert found.rounds == len(trace.rounds)
+    assert found.steps == len(steps)
+    assert found.tokens == sum(step.num_written for step in steps)
+    assert found.drafted == sum(len(step.tree) if step.kept is None else len(step.kept) for step in steps)
+    assert found.accepted == sum(min(step.num_written, len(step.path)) for step in steps)
+    assert found.missing == 0
+    assert found.acceptance_length == acceptance_length(trace.rounds)
+
+
+def test_a_text_that_a_stop_cut_off_is_simulated_to_the_letter(tmp_path: Path) -> None:
+    trace = record("suffix", "fixed", tmp_path / "t.jsonl", prompts=PROMPTS, stop_token_ids=(STOP,), max_tokens=300)
+    found = simulate(trace, "fixed")
+    assert found.acceptance_length == acceptance_length(trace.rounds)
+    assert found.steps == sum(len(one.steps) for one in trace.rounds)
+
+
+@pytest.mark.parametrize("plan", ["fixed", "fixed:2", "heuristic"])
+def test_what_was_watched_tells_what_any_planner_would_have_done(plan: str, tmp_path: Path) -> None:
+    """A drafter that knows nothing but the text drafts the same at a position, however the loop came there."""
+    watched = record("ngram,min=1", "watch", tmp_path / "w.jsonl", prompts=PROMPTS[:1])
+    real = record("ngram,min=1", plan, tmp_path / "r.jsonl", prompts=PROMPTS[:1])
+    found = simulate(watched, plan)
+    assert found.missing == 0
+    assert found.acceptance_length == acceptance_length(real.rounds)
+    assert acceptance_length(watched.rounds) == 1.0
+
+
+def test_no_planner_beats_the_bound_of_its_size(tmp_path: Path) -> None:
+    trace = record("suffix", "watch", tmp_path / "t.jsonl", prompts=PROMPTS)
+    costs = CurveCosts(base=1.0, row=0.1)
+    found = bounds(trace, costs, (0, 1, 2, 4, 16))
+    lengths = [bound.acceptance_length for bound in found]
+    assert lengths == sorted(lengths)
+    assert found[0].acceptance_length == 1.0
+    assert found[0].tokens_per_second == pytest.approx(1.0)
+    for bound in found:
+        assert simulate(trace, f"fixed:{bound.num_nodes}").acceptance_length <= bound.acceptance_length + 1e-9
+
+
+def test_costs_that_are_written_down_are_gone_by(tmp_path: Path) -> None:
+    """Where rows cost as much as passes nothing is drafted for long; where they are free much is."""
+    trace = record("suffix", "watch", tmp_path / "t.jsonl", prompts=PROMPTS[:1])
+    drafted = []
+    for row in (1.0, 0.0):
+        told = dataclasses.replace(trace.header, pass_seconds={n: 1.0 + row * (n - 1) for n in (1, 4, 16, 64)})
+        costs = CurveCosts(base=1.0, row=row)
+        other = dataclasses.replace(trace, header=told)
+        drafted.append(Simulation(other, planner(other, "auto"), costs).run().drafted)
+    assert drafted[0] < 0.5 * drafted[1]
+
+
+def test_what_is_left_of_a_tree_behind_tokens() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, -1), (-1.0, -1.5, -2.0, -2.5, -3.0))
+    left = below(tree, [5])
+    assert left is not None
+    assert (left.tokens, left.parents) == ((6, 7, 8), (-1, -1, 0))
+    assert left.scores == (-0.5, -1.0, -1.5)
+    assert below(tree, [5, 9]) is None
+    assert below(tree, [5, 6, 8]) == TokenTree((), ())
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"kind": "header"}\n')
+    with pytest.raises(ConfigurationError, match="no trace of format"):
+        read_trace(tmp_path / "x")
+    with pytest.raises(ConfigurationError, match="can not be read"):
+        read_trace(tmp_path / "y")
+
+
+def test_lines_are_plain_json() -> None:
+    stream = io.StringIO()
+    TraceWriter(stream).begin(TraceHeader("m", "ngram", "coupled", "auto", (), {1: 0.5}))
+    assert json.loads(stream.getvalue())["pass_seconds"] == {"1": 0.5}
