@@ -19,7 +19,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.hf import HFModel
 from draftree.models.loading import load_model, lower_model
-from draftree.models.native import build, decoder
+from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
 from families import VOCAB_SIZE, drafter_folder, fresh
@@ -271,10 +271,9 @@ def test_without_a_compiler_passes_run_through_torch(folder: Path, monkeypatch: 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "broken.c"
     source.write_text("int main( {")
-    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     with pytest.raises(NativeUnavailableError, match="error"):
-        built_library()
+        built_library([source])
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from draftree.models.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.c", "search.c"))
-HEADERS = (Path(__file__).with_name("vectors.h"),)
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
+HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""

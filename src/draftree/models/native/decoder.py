@@ -9,6 +9,8 @@ import contextlib
 import mmap
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from draftree.models.attention import LayerCall
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, read
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
+from draftree.models.native.pages import FilePages
 from draftree.models.native.rows import Rows
 from draftree.models.sketch import Outcome, Stretch
 from draftree.models.slots import KVMemory
@@ -27,6 +30,8 @@ KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
 FIRST_POSITIONS = 1024
+PACK_ROWS = 256
+"""Outputs that are packed as one piece of work."""
 ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
 
 
@@ -54,8 +59,9 @@ class NativeDecoder:
         self._memory_layout: tuple[int, int] | None = None
         self._ropes = _Ropes(self._blueprint, model.config.get_text_config())
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
-        with torch.inference_mode():
-            self._decoder = self._pack()
+        self._file_pages = FilePages()
+        with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            self._decoder = self._pack(pool)
 
     @property
     def num_layers(self) -> int:
@@ -85,16 +91,18 @@ class NativeDecoder:
         """Rows whose attention is one piece of work."""
         return self._library.rows_of_chunk
 
-    def _pack(self) -> CDecoder:
+    def _pack(self, pool: Executor) -> CDecoder:
         plan = self._blueprint
         embedding = plan.embedding.weight
         # a tied embedding is read back from the packed head, where that keeps it as it is
         tied = plan.is_tied and self._format == FORMATS[KEPT[self._dtype]]
         own = None if tied else self._keep(embedding.detach())
-        self._layers = (CLayer * len(plan.layers))(*(self._layer(layer) for layer in plan.layers))
-        head = self._linear([plan.head])
-        if not tied:
-            plan.embedding.weight = nn.Parameter(embedding.detach(), requires_grad=False)
+        self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
+        head = self._linear([plan.head], pool)
+        if tied:
+            self._file_pages.give_back(embedding)
+        kept = torch.empty(0, dtype=self._dtype) if tied else embedding.detach()
+        plan.embedding.weight = nn.Parameter(kept, requires_grad=False)
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -117,7 +125,7 @@ class NativeDecoder:
             head=head,
         )
 
-    def _layer(self, layer: LayerBlueprint) -> CLayer:
+    def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
         return CLayer(
             attention_norm=self._norm(layer.attention_norm),
             attention_post_norm=self._norm(layer.attention_post_norm),
@@ -125,10 +133,10 @@ class NativeDecoder:
             mlp_post_norm=self._norm(layer.mlp_post_norm),
             query_norm=self._norm(layer.query_norm),
             key_norm=self._norm(layer.key_norm),
-            qkv=self._linear(layer.qkv),
-            output=self._linear([layer.output]),
-            gate_up=self._linear(layer.gate_up, in_turns=True),
-            down=self._linear([layer.down]),
+            qkv=self._linear(layer.qkv, pool),
+            output=self._linear([layer.output], pool),
+            gate_up=self._linear(layer.gate_up, pool, in_turns=True),
+            down=self._linear([layer.down], pool),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else self._blueprint.ropes.index(layer.rope),
             scaling=layer.scaling,
@@ -141,7 +149,7 @@ class NativeDecoder:
     def _norm(self, norm: Any) -> int | None:
         return None if norm is None else self._keep(norm.weight.detach().float().contiguous()).data_ptr()
 
-    def _linear(self, linears: Sequence[nn.Linear], *, in_turns: bool = False) -> CLinear:
+    def _linear(self, linears: Sequence[nn.Linear], pool: Executor, *, in_turns: bool = False) -> CLinear:
         """Pack layers one behind the other, or (gate and up) in turns, and free their weights."""
         inputs, outputs = linears[0].in_features, sum(linear.out_features for linear in linears)
         blocks = -(-outputs // LANES)
@@ -156,11 +164,17 @@ class NativeDecoder:
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         step, first = (2, 0) if in_turns else (1, 0)
         bias = self._bias(weights, biases, in_turns=in_turns)
+        pieces: list[tuple[Tensor, int]] = []
         for index, weight in enumerate(weights):
             place = index if in_turns else first
-            self._library.pack(weight, packed, kind=self._format, first=place, step=step, scales=scales, sums=sums)
+            rows = weight.split(PACK_ROWS)
+            pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
             first += weight.shape[0] // LANES
+        pack = partial(self._library.pack, packed=packed, kind=self._format, step=step, scales=scales, sums=sums)
+        list(pool.map(lambda piece: pack(piece[0], first=piece[1]), pieces))
         for linear in linears:
+            if linear.weight is not self._blueprint.embedding.weight:
+                self._file_pages.give_back(linear.weight)
             linear.weight = nn.Parameter(torch.empty(0, dtype=self._dtype), requires_grad=False)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 

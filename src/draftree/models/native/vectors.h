@@ -110,3 +110,18 @@ INLINE vf exp16(vf x) {
     vi power = (__builtin_convertvector(n, vi) + 127) << 23;
     return choose(tiny, splat(0.0f), p * (vf)power);
 }
+
+INLINE vf widen(half_row bits) { return (vf)(__builtin_convertvector(bits, vu) << 16); }
+INLINE vf load_half(const uint16_t *p) { return widen(*(const half_loose *)p); }
+
+INLINE half_row narrow(vf x) { /* to bfloat16, to nearest, ties to even; NaN stays NaN */
+#if defined(__AVX512BF16__)
+    return (half_row)_mm512_cvtneps_pbh((__m512)x);
+#else
+    vu bits = (vu)x;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vi is_nan = x != x;
+    return __builtin_convertvector((rounded & ~(vu)is_nan) | (0x7fc0 & (vu)is_nan), half_row);
+#endif
+}
+INLINE void store_half(uint16_t *p, vf x) { *(half_loose *)p = narrow(x); }

@@ -1,0 +1,272 @@
+"""What comes before and beside fast decoding: start, memory, long prompts, long prefixes, batches.
+
+    python benchmarks/long_tail.py JOB smollm2-135m-instruct --output FILE
+
+`start`: fresh processes, their first token and the peak of their memory; `prompts`: time to the first token of long
+prompts; `prefixes`: a pass behind longer and longer texts; `batches`: a pass over more and more texts.
+
+Draftree and transformers do the first three in turns, in the same run; results are JSON lines behind a header.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+PROMPT = "What is a prime number?"
+START_TOKENS = 16
+KINDS = ("float32", "bfloat16", "int8")
+ENGINES = ("draftree", "transformers")
+PREFIXES = (256, 1024, 4096, 8000)
+PROMPTS = (1024, 2048, 8000)
+BATCHES = (1, 2, 4, 8, 16)
+REPEATS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=["start", "prompts", "prefixes", "batches", "one-start"])
+    parser.add_argument("model")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--engine", default=ENGINES[0])
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--lengths", default="")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    given.lengths = tuple(int(length) for length in given.lengths.split(",") if length)
+    if given.job == "one-start":
+        print(json.dumps(one_start(given.model, given.kinds, given.engine)))
+        return
+    jobs: dict[str, Callable[[Any], Iterator[dict[str, Any]]]] = {
+        "start": starts,
+        "prompts": prompts,
+        "prefixes": prefixes,
+        "batches": batches,
+    }
+    records = jobs[given.job](given)
+    lines = []
+    for record in records:
+        print(json.dumps(record), flush=True)
+        lines.append(record)
+    if given.output is not None:
+        given.output.write_text("".join(json.dumps(line) + "\n" for line in [header(given), *lines]))
+
+
+def header(given: Any) -> dict[str, Any]:
+    import torch
+
+    from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+    from draftree.models.resolve import resolve_model
+
+    return {
+        "kind": "header",
+        "job": given.job,
+        "date": now(),
+        "machine": machine(torch.device("cpu")),
+        "versions": versions(),
+        "model": model_facts(given.model, resolve_model(given.model)),
+        "threads": torch.get_num_threads(),
+        "repeats": given.repeats,
+        "load_average": load_average(),
+    }
+
+
+def starts(given: Any) -> Iterator[dict[str, Any]]:
+    """The same short text in fresh processes, in turns."""
+    kinds = given.kinds.split(",")
+    wanted = [(kind, engine) for kind in kinds for engine in ENGINES if (kind, engine) != ("int8", "transformers")]
+    for repeat in range(given.repeats):
+        for kind, engine in wanted:
+            command = [sys.executable, __file__, "one-start", given.model, "--kinds", kind, "--engine", engine]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            yield json.loads(done.stdout.splitlines()[-1]) | {"repeat": repeat}
+
+
+def one_start(model: str, kind: str, engine: str) -> dict[str, Any]:
+    start, cpu = time.perf_counter(), time.process_time()
+    first = (with_draftree if engine == "draftree" else with_transformers)(model, kind)
+    return {
+        "kind": "start",
+        "engine": engine,
+        "weights": kind,
+        "first_token_seconds": first - start,
+        "cpu_seconds": time.process_time() - cpu,
+        **memory(),
+    }
+
+
+def with_draftree(model: str, kind: str) -> float:
+    from draftree import LLM, SamplingParams
+
+    quantization = "int8" if kind == "int8" else None
+    llm = LLM(model, dtype="auto" if quantization else kind, quantization=quantization)
+    pieces = llm.stream(PROMPT, SamplingParams(max_tokens=START_TOKENS, temperature=0, ignore_eos=True))
+    next(pieces)
+    first = time.perf_counter()
+    for _ in pieces:
+        pass
+    return first
+
+
+def with_transformers(model: str, kind: str) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = os.fspath(folder_of(model))
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind))
+    clock = Clock()
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    limits = {"max_new_tokens": START_TOKENS, "min_new_tokens": START_TOKENS}
+    loaded.generate(ids, do_sample=False, streamer=clock, **limits)
+    assert clock.first is not None
+    return clock.first
+
+
+def folder_of(model: str) -> Path:
+    # without Draftree's own imports, which would count for transformers
+    cache = Path(os.environ.get("DRAFTREE_CACHE", Path.home() / ".cache" / "draftree"))
+    found = cache / "models" / model
+    return found if found.exists() else Path(model)
+
+
+class Clock:
+    """A streamer that notes when the first token came."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.prompt_seen = False
+
+    def put(self, _: Any) -> None:
+        if self.prompt_seen and self.first is None:
+            self.first = time.perf_counter()
+        self.prompt_seen = True
+
+    def end(self) -> None:
+        pass
+
+
+def memory() -> dict[str, int]:
+    """Bytes: the peak of what lay in memory, and what lies there now, of its own and of files."""
+    names = {"VmHWM": "peak_bytes", "RssAnon": "own_bytes", "RssFile": "file_bytes"}
+    lines = (line.split(":") for line in Path("/proc/self/status").read_text("utf-8").splitlines())
+    return {names[name]: 1024 * int(value.split()[0]) for name, value in lines if name in names}
+
+
+def token_ids(count: int) -> list[int]:
+    return [(7 + 31 * place) % 9000 for place in range(count)]
+
+
+def prompts(given: Any) -> Iterator[dict[str, Any]]:
+    """Seconds until the first token behind a prompt of so many tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from draftree import LLM, SamplingParams
+
+    for kind in given.kinds.split(","):
+        quantization = "int8" if kind == "int8" else None
+        llm = LLM(given.model, dtype="auto" if quantization else kind, quantization=quantization)
+        peer: Any = None
+        if quantization is None:
+            peer = AutoModelForCausalLM.from_pretrained(folder_of(given.model), dtype=getattr(torch, kind))
+        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        lengths = [length for length in given.lengths or PROMPTS if length < llm.model.max_length]
+        for length in lengths:
+            ids = token_ids(length)
+            works: dict[str, Callable[[], Any]] = {"draftree": partial(llm.generate, [ids], params)}
+            if peer is not None:
+                rows = torch.tensor([ids])
+                mask = torch.ones_like(rows)
+                works["transformers"] = partial(
+                    peer.generate, rows, max_new_tokens=1, do_sample=False, attention_mask=mask
+                )
+            yield from timed(works, given.repeats, {"kind": "prompt", "weights": kind, "tokens": length})
+
+
+def timed(works: dict[str, Callable[[], Any]], repeats: int, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Seconds of works in turns; the first turn does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(repeats + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    for name, found in seconds.items():
+        yield fields | {"engine": name, "seconds": found, "median": statistics.median(found)}
+
+
+def prefixes(given: Any) -> Iterator[dict[str, Any]]:
+    """A pass over one token and over eight, behind a prefix."""
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    from draftree.bench.passes import time_passes
+    from draftree.models.loading import load_model
+
+    for kind in given.kinds.split(","):
+        quantization = "int8" if kind == "int8" else None
+        model = load_model(given.model, dtype="auto" if quantization else kind, quantization=quantization).model
+        peer: Any = None
+        if quantization is None:
+            peer = AutoModelForCausalLM.from_pretrained(folder_of(given.model), dtype=getattr(torch, kind))
+        for length in (n for n in given.lengths or PREFIXES if n + 8 <= model.max_length):
+            fields = {"kind": "prefix", "weights": kind, "tokens": length}
+            for record in time_passes(model, (1, 8), prefix=length, repeats=given.repeats):
+                found = [value / 1e3 for value in record.milliseconds]
+                rows = fields | {"rows": record.rows, "engine": "draftree"}
+                yield rows | {"seconds": found, "median": statistics.median(found)}
+            if peer is None:
+                continue
+            with torch.inference_mode():
+                cache = DynamicCache(config=peer.config)
+                peer(torch.tensor([token_ids(length)]), past_key_values=cache, logits_to_keep=1)
+
+                def step(cache: Any = cache, peer: Any = peer) -> None:
+                    peer(torch.tensor([[7]]), past_key_values=cache)
+                    cache.crop(-1)
+
+                yield from timed({"transformers": step}, given.repeats, fields | {"rows": 1})
+
+
+def batches(given: Any) -> Iterator[dict[str, Any]]:
+    """A pass over one token of each of so many texts, and over eight of each, behind 256 tokens."""
+    from draftree.models.base import Extend
+    from draftree.models.loading import load_model
+
+    prefix = 256
+    for kind in given.kinds.split(","):
+        quantization = "int8" if kind == "int8" else None
+        model = load_model(given.model, dtype="auto" if quantization else kind, quantization=quantization).model
+        prefix = min(prefix, model.max_length - 16)
+        model.reserve(BATCHES[-1], prefix + 8)
+        slots = [model.open() for _ in range(BATCHES[-1])]
+        for slot in slots:
+            model.extend([Extend(slot, token_ids(prefix), range(-1, prefix - 1), logits_at=())])
+            model.commit(slot, range(prefix))
+        for rows in (1, 8):
+            for count in BATCHES:
+                fields = {"kind": "batch", "weights": kind, "texts": count, "rows": rows}
+                yield from timed({"draftree": partial(batch_pass, model, slots[:count], rows)}, given.repeats, fields)
+
+
+def batch_pass(model: Any, slots: list[Any], rows: int) -> None:
+    from draftree.models.base import Extend
+
+    model.extend([Extend(slot, token_ids(rows), range(-1, rows - 1)) for slot in slots])
+    for slot in slots:
+        model.commit(slot, ())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+/* Rows: norms, formats, positions. */
+#pragma once
+#include <string.h>
+#include "structures.h"
+
+INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
+    vf squares = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) squares = fma16(load(row + i), load(row + i), squares);
+    return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
+}
+
+/* a row becomes the next product's input, normed first if there is a norm */
+static void put_input(const Work *work, int64_t row, const float *from, int64_t size, const float *norm) {
+    const Decoder *decoder = work->decoder;
+    const vf inverse = splat(norm == NULL ? 1.0f : inverse_rms(from, size, decoder->epsilon));
+    const vf offset = splat(decoder->norm_offset);
+#define VALUE(i) (norm == NULL ? load(from + (i)) : load(from + (i)) * inverse * (load(norm + (i)) + offset))
+    if (decoder->format == FLOAT32) {
+        float *to = (float *)work->inputs + row * size;
+        for (int64_t i = 0; i < size; i += LANES) store(to + i, VALUE(i));
+    } else if (decoder->format == BFLOAT16) {
+        int64_t units = blocks_of(size, 32);
+        for (int64_t i = 0; i < size; i += LANES)
+            store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32, VALUE(i));
+        if (size % 32) store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16, splat(0.0f));
+    } else {
+        vf largest = splat(0.0f);
+        for (int64_t i = 0; i < size; i += LANES) {
+            vf value = VALUE(i);
+            vf size_of = (vf)((vi)value & 0x7fffffff);
+            largest = choose((size_of > largest) | (size_of != size_of), size_of, largest);
+        }
+        float most = max_of(largest), scale = most / 127.0f;
+        for (int lane = 0; lane < LANES; lane++) if (largest[lane] != largest[lane]) scale = largest[lane];
+        work->input_scales[row] = scale;
+        const vf inverse_scale = splat(scale > 0.0f ? 127.0f / most : 0.0f), shift = splat(12582912.0f);
+        int64_t units = blocks_of(size, 64);
+        for (int64_t i = 0; i < units * 64; i += LANES) {
+            vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
+            vi whole = __builtin_convertvector(choose(value == value, (value + shift) - shift, splat(0.0f)), vi);
+            typedef int8_t bytes __attribute__((vector_size(16)));
+            bytes out = __builtin_convertvector(whole, bytes);
+            memcpy((char *)work->inputs + tile_at(row, i / 64, units) + i % 64, &out, 16);
+        }
+    }
+#undef VALUE
+}
+
+INLINE vf stored(const void *base, int64_t at, int64_t format) {
+    return format == FLOAT32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
+}
+
+static void embed(const Work *work, int64_t row) {
+    const Decoder *decoder = work->decoder;
+    const int64_t token = work->pass->tokens[row], hidden = decoder->hidden;
+    float *to = work->x + row * hidden;
+    if (decoder->embedding != NULL) {
+        for (int64_t i = 0; i < hidden; i += LANES)
+            store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) * decoder->embedding_scale);
+        return;
+    }
+    const char *block = (const char *)decoder->head.weight + token / LANES * block_bytes(hidden, decoder->format);
+    const int64_t lane = token % LANES;
+    for (int64_t i = 0; i < hidden; i++) {
+        if (decoder->format == FLOAT32) {
+            to[i] = ((const float *)block)[i * LANES + lane];
+        } else {
+            uint32_t bits = (uint32_t)((const uint16_t *)block)[(i / 2 * LANES + lane) * 2 + i % 2] << 16;
+            memcpy(to + i, &bits, 4);
+        }
+    }
+    for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) * decoder->embedding_scale);
+}
+
+/* norm of one head, then its turn by position */
+static void place_head(const Work *work, float *head, const float *norm, int64_t row, int64_t rope) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t dim = decoder->head_dim, rotary = pass->rotary_dim, half = rotary / 2;
+    if (norm != NULL) {
+        const vf inverse = splat(inverse_rms(head, dim, decoder->epsilon));
+        for (int64_t i = 0; i < dim; i += LANES)
+            store(head + i, load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
+    }
+    if (rope < 0) return;
+    const float *cosine = pass->cosines[rope] + pass->position[row] * rotary, *sine = pass->sines[rope] + pass->position[row] * rotary;
+    for (int64_t i = 0; i < half; i++) {
+        float low = head[i], high = head[i + half];
+        head[i] = low * cosine[i] - high * sine[i];
+        head[i + half] = high * cosine[i + half] + low * sine[i + half];
+    }
+}
+
+static void place_row(const Work *work, const Layer *layer, int64_t row) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t dim = decoder->head_dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
+    float *query = work->wide + row * width, *key = query + decoder->heads * dim, *value = key + decoder->kv_heads * dim;
+    for (int64_t h = 0; h < decoder->heads; h++) place_head(work, query + h * dim, layer->query_norm, row, layer->rope);
+    for (int64_t h = 0; h < decoder->kv_heads; h++) {
+        place_head(work, key + h * dim, layer->key_norm, row, layer->rope);
+        int64_t at = ((pass->slot[row] * decoder->kv_heads + h) * pass->places + pass->place[row]) * dim;
+        for (int64_t i = 0; i < dim; i += LANES) {
+            if (decoder->kv_format == FLOAT32) {
+                store((float *)layer->keys + at + i, load(key + h * dim + i));
+                store((float *)layer->values + at + i, load(value + h * dim + i));
+            } else {
+                store_half((uint16_t *)layer->keys + at + i, load(key + h * dim + i));
+                store_half((uint16_t *)layer->values + at + i, load(value + h * dim + i));
+            }
+        }
+    }
+}

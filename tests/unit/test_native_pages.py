@@ -1,0 +1,65 @@
+"""Weights that were packed are not held twice: pages of their files are let go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from draftree.models.loading import load_model
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import library
+from draftree.models.native.pages import FilePages
+from families import fresh
+
+SMAPS = Path("/proc/self/smaps")
+pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="the system does not list what is mapped")
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that lie in this process's memory."""
+    total, inside = 0, False
+    for line in SMAPS.read_text("utf-8", errors="replace").splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def test_pages_of_a_file_are_let_go_and_can_be_read_again(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "a.safetensors", torch.arange(1 << 20, dtype=torch.float32)
+    save_file({"a": wanted}, path)
+    with safe_open(path, "pt") as file:
+        weight = file.get_tensor("a")
+        assert float(weight.sum()) == float(wanted.sum())
+        before = resident(path)
+        if before < 1 << 21:
+            pytest.skip("this safetensors copies what it reads")
+        assert FilePages().give_back(weight)
+        assert resident(path) < before / 4
+        assert torch.equal(weight, wanted)
+
+
+def test_memory_of_our_own_is_left_alone() -> None:
+    weight = torch.ones(1 << 20)
+    assert not FilePages().give_back(weight)
+    assert float(weight.sum()) == 1 << 20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_packed_model_leaves_its_file(tmp_path: Path, dtype: str) -> None:
+    try:
+        library()
+    except NativeUnavailableError:
+        pytest.skip("no passes in C here")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2048}
+    model = fresh("llama", dtype=getattr(torch, dtype), **sizes, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    num_bytes = (tmp_path / "model.safetensors").stat().st_size
+    loaded = load_model(tmp_path, dtype=dtype, kernels="native")
+    assert loaded.model.footprint.weights >= num_bytes * 0.9
+    assert resident(tmp_path / "model.safetensors") < num_bytes / 4
