@@ -7,17 +7,19 @@ import dataclasses
 import enum
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import draftree
 from draftree import requests as front
+from draftree.async_llm import AsyncLLM
 from draftree.cli import main as entry_point
 from draftree.cli.commands import COMMANDS
 from draftree.completion import Completion, CompletionStats
 from draftree.core import errors
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.engine import Update
+from draftree.engine.prefixes import PrefixStats
 from draftree.engine.sequence import Piece, TokenLogprob
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
@@ -27,6 +29,7 @@ from generator.markdown import code, fence, page, table
 __all__ = ["make"]
 
 METHODS = ("generate", "chat", "stream", "stream_updates")
+ASYNC_METHODS = ("generate", "stream", "stream_updates", "forget", "drain", "close")
 ALIASES = ("Prompt", "Messages", "Params")
 TREE_INDENT = "    "
 
@@ -39,6 +42,7 @@ def make() -> str:
         f"`from draftree import {', '.join(name for name in draftree.__all__ if not name.startswith('_'))}`. "
         "The methods that can be named are on [their own pages](methods/README.md).",
         *language_model(),
+        *async_language_model(),
         *sampling_params(),
         *results(),
         *error_tree(),
@@ -55,29 +59,45 @@ def language_model() -> Iterator[str]:
     yield raises(doc.entries("Raises"))
     yield "Types of arguments below:"
     yield fence("\n".join(aliases()), "python")
-    for name in METHODS:
-        method = getattr(LLM, name)
-        described = parse(method.__doc__)
-        yield f"### LLM.{name}"
-        yield fence(signature(method, name), "python")
-        yield described.text
-        yield entries_table("argument", described.entries("Args"))
-        returned = described.sections.get("Returns", "")
-        yield f"Returns: {' '.join(returned.split())}" if returned else ""
-        yield raises(described.entries("Raises"))
+    yield from methods_of(LLM, METHODS)
     yield "### Properties of LLM"
     properties = {name: parse(value.__doc__).text for name, value in vars(LLM).items() if isinstance(value, property)}
     properties["is_lossless"] = "Whether the verifier keeps the model's law."
     yield entries_table("property", properties)
 
 
+def async_language_model() -> Iterator[str]:
+    doc = parse(AsyncLLM.__doc__)
+    yield "## AsyncLLM"
+    yield doc.text
+    yield fence(signature(AsyncLLM.__init__, "AsyncLLM"), "python")
+    yield entries_table("argument", doc.entries("Args"))
+    yield from methods_of(AsyncLLM, ASYNC_METHODS)
+    properties = {n: parse(value.__doc__).text for n, value in vars(AsyncLLM).items() if isinstance(value, property)}
+    yield "### Properties of AsyncLLM"
+    yield entries_table("property", properties)
+
+
+def methods_of(cls: type, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        method = getattr(cls, name)
+        described = parse(method.__doc__)
+        yield f"### {cls.__name__}.{name}"
+        yield fence(signature(method, name), "python")
+        yield described.text
+        yield entries_table("argument", described.entries("Args"))
+        returned = described.sections.get("Returns", "")
+        yield f"Returns: {' '.join(returned.split())}" if returned else ""
+        yield raises(described.entries("Raises"))
+
+
 def signature(function: Callable[..., Any], name: str) -> str:
     """A signature as its file writes it, without `self`."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    assert isinstance(node, ast.FunctionDef)
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     arguments = node.args
     arguments.args = [argument for argument in arguments.args if argument.arg != "self"]
-    returns = "" if node.returns is None or name == "LLM" else f" -> {ast.unparse(node.returns)}"
+    returns = "" if node.returns is None or name.endswith("LLM") else f" -> {ast.unparse(node.returns)}"
     one_line = f"{name}({ast.unparse(arguments)}){returns}"
     if len(one_line) <= 100:
         return one_line
@@ -121,7 +141,7 @@ def sampling_params() -> Iterator[str]:
 
 
 def results() -> Iterator[str]:
-    for cls in (Completion, CompletionStats, TokenLogprob, Update, Piece, RoundRecord, SequenceRecord):
+    for cls in (Completion, CompletionStats, TokenLogprob, Update, Piece, PrefixStats, RoundRecord, SequenceRecord):
         yield f"## {cls.__name__}"
         yield parse(cls.__doc__).text
         fields = [(code(a.name), code(a.type), a.text) for a in attributes(cls)]
