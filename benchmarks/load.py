@@ -2,9 +2,11 @@
 
     python benchmarks/load.py smollm2-135m-instruct --out benchmarks/results/load-smollm2.jsonl
     python benchmarks/load.py smollm2-135m-instruct --scenario beside --out benchmarks/results/beside-smollm2.jsonl
+    python benchmarks/load.py smollm2-135m-instruct --scenario costs --out benchmarks/results/costs-smollm2.jsonl
 
 `at-once`: N requests arrive together, for each N and method, in turns. For each request the seconds at which its tokens
 came are recorded. `beside`: texts are being written when a long prompt comes, for several budgets `read_beside`.
+`costs`: passes by number of sequences, tokens before them and rows.
 
 transformers: `generate_batch` is its continuous batching, `assisted` its prompt lookup, which takes one request at a
 time, so that others wait. Tables are made of a file by `--table FILE`.
@@ -30,6 +32,7 @@ from draftree.bench.provenance import load_average, machine, now, shown_name, ve
 from draftree.bench.records import FORMAT
 from draftree.bench.workload import encode, read_workload
 from draftree.engine.engine import Engine, Limits
+from draftree.models.base import Extend
 from draftree.models.loading import load_model
 
 Marks = list[tuple[float, int]]
@@ -177,6 +180,65 @@ def beside(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[d
             yield {"read_beside": budget, "repeat": repeat, "prompt": len(long), "first_token": first, "gaps": gaps}
 
 
+def costs(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """A pass of the target over so many sequences, with so many tokens before them and so many rows of each."""
+    model = loaded.model
+    grid = [(batch, 256, 1) for batch in (1, 2, 4, 8, 16, 32)]
+    grid += [(batch, 256, 8) for batch in (1, 2, 4, 8, 16)]
+    grid += [(1, prefix, 8) for prefix in (32, 128, 512, 1024)]
+    grid += [(1, 256, rows) for rows in (2, 4, 16, 32, 64)]
+    for batch, prefix, rows in grid:
+        slots = [model.open() for _ in range(batch)]
+        for slot in slots:
+            model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
+            model.commit(slot, range(prefix))
+        seconds = []
+        for _ in range(2 + 5):
+            start = time.perf_counter()
+            model.extend([Extend(slot, [0] * rows, range(-1, rows - 1)) for slot in slots])
+            seconds.append(time.perf_counter() - start)
+            model.commit_many(slots, [()] * batch)
+        for slot in slots:
+            model.close(slot)
+        milliseconds = [1000 * value for value in seconds[2:]]
+        yield {"batch": batch, "prefix": prefix, "rows": rows, "milliseconds": milliseconds}
+
+
+def table_costs(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians, one line for each kind of pass."""
+    lines = ["| sequences | tokens before | rows of each | milliseconds |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {row['batch']} | {row['prefix']} | {row['rows']} | {statistics.median(row['milliseconds']):.1f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def draw_costs(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Three panels: by sequences, by what stands before, by rows."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.2), sharey=True)
+    choices: list[tuple[str, str, Callable[[dict[str, Any]], bool], str]] = [
+        ("batch", "sequences", lambda row: row["prefix"] == 256 and row["rows"] == 1, "1 row each"),
+        ("batch", "sequences", lambda row: row["prefix"] == 256 and row["rows"] == 8, "8 rows each"),
+        ("prefix", "tokens before", lambda row: row["batch"] == 1 and row["rows"] == 8, "1 sequence, 8 rows"),
+        ("rows", "rows of one sequence", lambda row: row["batch"] == 1 and row["prefix"] == 256, "256 tokens before"),
+    ]
+    for (key, label, wanted, name), panel in zip(choices, [panels[0], panels[0], panels[1], panels[2]], strict=True):
+        points = sorted((row[key], statistics.median(row["milliseconds"])) for row in rows if wanted(row))
+        panel.plot(*zip(*points, strict=True), marker="o", label=name)
+        panel.set_xlabel(label)
+        panel.legend()
+    panels[0].set_ylabel("milliseconds of a pass")
+    panels[0].set_ylim(bottom=0)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that is not below this share of all."""
     ordered = sorted(values)
@@ -228,6 +290,13 @@ def table_beside(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def table_of(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of whatever was measured."""
+    if "read_beside" in rows[0]:
+        return table_beside(rows)
+    return table_costs(rows) if "batch" in rows[0] else table_at_once(rows)
+
+
 def header(given: argparse.Namespace, loaded: Any) -> dict[str, Any]:
     """Where the numbers come from."""
     return {
@@ -250,7 +319,7 @@ def main() -> int:
     """Measure and write, or read and tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct")
-    parser.add_argument("--scenario", choices=("at-once", "beside"), default="at-once")
+    parser.add_argument("--scenario", choices=("at-once", "beside", "costs"), default="at-once")
     parser.add_argument("--drafts", nargs="+", default=["none", "ngram", "suffix"])
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--budgets", nargs="+", type=int, default=[16, 32, 64, 128, 256, 512])
@@ -263,20 +332,24 @@ def main() -> int:
     parser.add_argument("--repeats-alone", type=int, default=6)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--plot", type=Path, help="with --table and a file of --scenario costs: where the drawing goes")
     given = parser.parse_args()
     if given.table is not None:
         rows = [json.loads(line) for line in given.table.read_text("utf-8").splitlines()]
         rows = [row for row in rows if row["kind"] != "header"]
-        print(table_beside(rows) if "read_beside" in rows[0] else table_at_once(rows))
+        print(table_of(rows))
+        if given.plot is not None:
+            draw_costs(rows, given.plot)
         return 0
     loaded = load_model(given.model, dtype=given.dtype)
     tokenizer = LLM(loaded).tokenizer
     lines = [header(given, loaded)]
-    for entry in (at_once if given.scenario == "at-once" else beside)(given, loaded, tokenizer):
+    measure = {"at-once": at_once, "beside": beside, "costs": costs}[given.scenario]
+    for entry in measure(given, loaded, tokenizer):
         lines.append({"kind": "load", **entry})
         if given.out is not None:  # what is measured is on disk, whatever comes next
             given.out.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    print(table_beside(lines[1:]) if given.scenario == "beside" else table_at_once(lines[1:]))
+    print(table_of(lines[1:]))
     return 0
 
 

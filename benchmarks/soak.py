@@ -28,7 +28,6 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import DraftreeError, GenerationError, InvalidRequestError, QueueFullError
 from draftree.models.table import TableLM, hashed
 
-NUM_REQUESTS = 24
 SYSTEMS = (
     "You are a helpful assistant who answers in one short sentence and never says more than is asked for.",
     "Continue the story. Once upon a time there was a little dog who lived in a house with a red door, and",
@@ -46,10 +45,10 @@ class Asked:
     texts: tuple[tuple[int, ...], ...] = ()
 
 
-def requests_for(llm: LLM, rng: random.Random) -> list[Asked]:
+def requests_for(llm: LLM, rng: random.Random, count: int) -> list[Asked]:
     """Requests with common beginnings, of all kinds of parameters."""
     found = []
-    for number in range(NUM_REQUESTS):
+    for number in range(count):
         if llm.tokenizer is None:
             prompt = [1 + i * i % 9 for i in range(rng.choice((1, 30, 30, 120)))] + [number % llm.model.vocab_size]
         else:
@@ -227,7 +226,7 @@ async def soak(given: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(given.seed)
     model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else given.model
     plain = LLM(model, keep_prefixes=0)
-    asked = [alone(plain, one) for one in requests_for(plain, rng)]
+    asked = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
     again = AsyncLLM(plain.model, given.draft, tokenizer=plain.tokenizer, max_batch_size=given.batch, max_waiting=8)
     async with again as llm:
         run = Soak(llm, asked, rng=rng, clients=given.clients)
@@ -270,6 +269,7 @@ def main() -> int:
     parser.add_argument("--draft", default="ngram,min=1")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=24, help="different requests that are asked again and again")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--faults", type=float, default=0.002, help="probability that a call of a part raises")
     parser.add_argument("--seed", type=int, default=0)

@@ -31,7 +31,7 @@ def script() -> Any:
 def test_a_short_soak(script: Any, draft: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="draftree")
     given = argparse.Namespace(
-        model="table", draft=draft, seconds=3.0, clients=16, batch=4, faults=0.01, seed=3, kernels="auto"
+        model="table", draft=draft, seconds=3.0, clients=16, batch=4, faults=0.01, seed=3, requests=24
     )
     found = asyncio.run(script.soak(given))
     assert found["wrong"] == []
