@@ -12,7 +12,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.ngram import NgramDrafter, find_continuation
+from draftree.drafters.ngram import NgramDrafter, find_continuation, run_before, scores_of
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
@@ -110,3 +110,13 @@ def test_a_text_that_repeats_is_written_in_few_rounds() -> None:
     assert list(done.token_ids) == [(2 + i) % 9 for i in range(40)]
     assert done.stats.rounds <= 5
     assert done.stats.accepted_tokens == done.stats.draft_tokens >= 35
+
+
+def test_scores_go_by_the_length_of_the_match() -> None:
+    tokens = np.array([7, 1, 2, 3, 4, 9, 1, 2, 3])
+    assert run_before(tokens, 4) == 3
+    assert run_before(np.array([5, 5, 5, 5]), 3) == 3
+    assert run_before(np.array([1, 2]), 1) == 0
+    short, long = scores_of(2, 3), scores_of(8, 3)
+    assert short == sorted(short, reverse=True)
+    assert all(a < b < 0 for a, b in zip(short, long, strict=True))

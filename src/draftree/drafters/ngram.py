@@ -4,13 +4,14 @@ The longest run of last tokens that occurs earlier in prompt or output is looked
 `min` of them; of several places the latest counts. No model, no state; a round without a match is plain decoding.
 
 Source: prompt lookup decoding (A. Saxena, 2023); n-gram assisted generation as in transformers and vLLM.
-Costs a scan over the tokens, some tens of microseconds. Pays where text is copied: rewriting code, summaries,
-answers from given documents. On open prompts matches are rare and often wrong: little is won, and each wrong guess
-makes the pass wider for nothing.
+Its scores, for planners, go by the length of the match. Costs a scan over the tokens, some tens of microseconds. Pays
+where text is copied: rewriting code, summaries, answers from given documents. On open prompts matches are rare and
+often wrong: little is won, and each wrong guess makes the pass wider for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -20,6 +21,11 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+
+LONGEST = 32
+"""Tokens of a match at most that its scores go by."""
+ESCAPE = 2.5
+"""As counting drafters have it: a match of 1, 2, 4, 8 tokens goes on in 0.29, 0.53, 0.76, 0.90 of all cases."""
 
 
 @final
@@ -65,7 +71,10 @@ class NgramDrafter(SequenceDrafter[SequenceView]):
         count = min(budget.num_nodes, budget.depth, self._config.k)
         tokens = state.history.tokens
         start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None
-        return EMPTY if start is None else chain(tokens[start : start + count], draw=self._draw)
+        if start is None:
+            return EMPTY
+        copied = tokens[start : start + count]
+        return chain(copied, scores=scores_of(run_before(tokens, start), len(copied)), draw=self._draw)
 
 
 def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int | None:
@@ -88,3 +97,20 @@ def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int
         if length >= shortest:
             found = int(ends[-1]) + 1
     return found
+
+
+def run_before(tokens: np.ndarray, start: int) -> int:
+    """How many tokens before `start` are the last ones of the text, up to `LONGEST`."""
+    span = min(start, len(tokens) - 1, LONGEST)
+    differs = np.flatnonzero(tokens[start - span : start] != tokens[len(tokens) - span :])
+    return span if not len(differs) else span - 1 - int(differs[-1])
+
+
+def scores_of(length: int, count: int) -> list[float]:
+    """Cumulated log-chances of copied tokens: the longer the run that matches, the likelier it goes on."""
+    scores, total = [], 0.0
+    for place in range(count):
+        votes = (length + place) ** 1.5
+        total += math.log(votes / (votes + ESCAPE))
+        scores.append(total)
+    return scores
