@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
@@ -110,6 +109,8 @@ class DraftCosts:
 
     level: float | None = None
     call: float | None = None
+    is_rough: bool = True
+    """Whether `call` is of a draft that had to catch up first."""
 
     def observe(self, seconds: float, depth: int, *, is_first: bool) -> None:
         """Learn from a round.
@@ -121,7 +122,10 @@ class DraftCosts:
         """
         if is_first and self.call is not None:
             return
-        self.call = seconds if self.call is None else self.call + (min(seconds, 3 * self.call) - self.call) / MEMORY
+        if self.call is None or self.is_rough:
+            self.call, self.is_rough = seconds, is_first
+        else:
+            self.call += (min(seconds, 3 * self.call) - self.call) / MEMORY
         if depth and not is_first:
             each = seconds / depth
             self.level = each if self.level is None else self.level + (min(each, 3 * self.level) - self.level) / MEMORY
@@ -132,7 +136,7 @@ class DraftCosts:
 
     def is_instant(self, plain_seconds: float) -> bool:
         """Whether a draft costs next to nothing, so that it is made before it is judged."""
-        return self.call is None or cast("float", self.call) < INSTANT * plain_seconds
+        return self.call is None or self.call < INSTANT * plain_seconds
 
 
 INSTANT = 0.02
