@@ -25,7 +25,11 @@ CERTAIN = -1e-4
 BY_RANK = (0.6, 0.15, 0.06, 0.04, 0.02)
 DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4)
 """The bin of each depth; deeper ones share one more."""
-PRIOR_WEIGHT = 3.0
+PRIOR_WEIGHT = 2.5
+FIRST_WEIGHT = 1.5
+LATER_WEIGHT = 4.0
+"""Tries that what is assumed counts: less for first guesses, which are seen often, more for later ones, which a few
+misses would cut for good."""
 OWN_WEIGHT = 6.0
 OWN_MEMORY = 32.0
 UNSCORED = 100
@@ -119,13 +123,15 @@ class Acceptance:
 
     def _new(self, key: Key) -> Bin:
         sources, kind = key
+        weight = PRIOR_WEIGHT
         if kind < UNSCORED:
             chance = CENTRES[kind]
         else:
             depth, rank = divmod(kind - UNSCORED, len(BY_RANK))
             above = self._bins.get((sources, kind - len(BY_RANK))) if depth else None
             chance = BY_RANK[rank] if above is None else above.chance
-        self._bins[key] = Bin(PRIOR_WEIGHT * chance, PRIOR_WEIGHT)
+            weight = LATER_WEIGHT if rank else FIRST_WEIGHT
+        self._bins[key] = Bin(weight * chance, weight)
         return self._bins[key]
 
 

@@ -171,7 +171,10 @@ class AutoPlanner(Planner[Known]):
         for plan in self._plans:
             plan.fruitless += 1 if plan.depth else 0
         for place, (state, row) in enumerate(zip(states, record.sequences, strict=True)):
-            self._observe_gains(state, row, place)
+            if any(plan.depth for plan in self._plans):
+                self._observe_gains(state, row, place)
+            else:
+                self._observe_silence(state, row)
             if row.bonus is not None and len(row.tree):
                 self._acceptance.observe(state.acceptance, row.tree, row.path)
 
@@ -200,6 +203,12 @@ class AutoPlanner(Planner[Known]):
             own.behind = 0 if depth else own.behind + row.num_written
             if depth and place in self._worthy and plan.has_paid(credit, curve, batch):
                 plan.wake()
+
+    def _observe_silence(self, state: Known, row: SequenceRecord) -> None:
+        for plan, own in zip(self._plans, state.parts, strict=True):
+            own.levels.observe((), (), 0)
+            plan.levels.observe((), (), 0)
+            own.behind += row.num_written
 
     def explain(self) -> str:
         """Why the last budgets are as they are."""

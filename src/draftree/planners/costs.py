@@ -17,6 +17,8 @@ LIKELY_SLOPE = 0.02
 FARTHEST = 4096
 MEMORY = 12
 """Rounds over which a level or a point of the shape is averaged."""
+SETTLED, RENEWED = 16, 4
+"""Rounds of a cell from which on its curve is drawn anew every few rounds only: that costs more than the rest."""
 MAX_JUMP = 1.5
 """A round that took longer than this times what was expected counts as this: something else ran beside."""
 
@@ -29,6 +31,7 @@ class _Cell:
     level: float | None = None
     shape: dict[int, tuple[float, int]] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
+    rounds: int = 0
 
     def centre(self) -> None:
         """What all points of the shape share belongs into the level, which other numbers of rows go by as well."""
@@ -84,7 +87,9 @@ class PassCosts:
         cell.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / MEMORY
         cell.shape[rows] = mean + (ratio - mean) / min(count + 1, MEMORY), min(count + 1, MEMORY)
         cell.centre()
-        cell.curve = []
+        cell.rounds += 1
+        if cell.rounds < SETTLED or cell.rounds % RENEWED == 0:
+            cell.curve = []
         self._last = cell
 
     def _cell(self, batch: int, prefix: int) -> _Cell:
@@ -136,7 +141,7 @@ class DraftCosts:
 
     def is_instant(self, plain_seconds: float) -> bool:
         """Whether a draft costs next to nothing, so that it is made before it is judged."""
-        return self.call is None or self.call < INSTANT * plain_seconds
+        return self.call is not None and self.call < INSTANT * plain_seconds
 
 
 INSTANT = 0.02
