@@ -64,15 +64,22 @@ def test_wrong_methods_are_refused_before_weights_are_loaded(drafts, plans, said
 
 
 def test_transformers_does_the_same_jobs():
-    ours = our_methods(["ngram,k=4", "ngram,k=4@heuristic", "model:small,k=3"])
+    ours = our_methods(["ngram,k=4", "ngram,k=4@heuristic", "model:small,k=3", "early-exit:2,k=3"])
     peers = peer_methods(ours, batch=1)
     assert [(peer.job, peer.how) for peer in peers] == [
         ("plain", PeerMethod()),
         ("ngram", PeerMethod(lookup_tokens=4)),
         ("model:small", PeerMethod(assistant="small")),
         ("model:small", PeerMethod(assistant="small", assistant_tokens=3)),
+        ("early-exit:2", PeerMethod(exit_layers=2)),
+        ("early-exit:2", PeerMethod(exit_layers=2, assistant_tokens=3)),
     ]
     assert jobs_without_peer(ours, peers) == []
+
+
+def test_passes_of_the_target_itself_are_no_overhead():
+    ours = our_methods(["ngram", "early-exit:2", "layer-skip,mlp=1", "ngram+layer-skip,mlp=1", "model:small"])
+    assert [m.how.draft_is_pass for m in ours] == [False, False, True, True, True, True]
 
 
 def test_transformers_drafts_for_one_prompt_only():

@@ -47,6 +47,8 @@ def test_every_way_writes_the_same_greedy_text(folder, assistant):
         Method("lookup", "ngram", PeerMethod(lookup_tokens=4)),
         Method("assistant", "model", PeerMethod(assistant=assistant)),
         Method("assistant k=3", "model", PeerMethod(assistant=assistant, assistant_tokens=3)),
+        Method("exit", "early-exit", PeerMethod(exit_layers=1)),
+        Method("exit k=3", "early-exit", PeerMethod(exit_layers=1, assistant_tokens=3)),
     ]
     peer, wanted = writer(folder, *ways), generated(folder, PROMPT, 24)
     for way in ways:

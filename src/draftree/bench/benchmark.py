@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -272,6 +273,7 @@ def _header(
 
 def _draft_models(methods: Sequence[Method]) -> list[str]:
     drafts = [m.how.draft for m in methods if isinstance(m.how, OurMethod) and not m.is_plain]
-    specs = [spec for draft in drafts for spec in DRAFTERS.parse(draft)]
+    configs = [DRAFTERS.configure(spec)[1] for draft in drafts for spec in DRAFTERS.parse(draft)]
+    named = [str(getattr(c, f.name)) for c in configs for f in dataclasses.fields(c) if f.metadata.get("names_model")]
     assistants = [m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None]
-    return list(dict.fromkeys([*(spec.argument for spec in specs if spec.argument is not None), *assistants]))
+    return list(dict.fromkeys([*named, *assistants]))

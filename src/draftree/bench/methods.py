@@ -47,17 +47,19 @@ class PeerMethod:
     Attributes:
         lookup_tokens: `prompt_lookup_num_tokens`.
         assistant: the model given as `assistant_model`.
+        exit_layers: `assistant_early_exit`: the model's first layers are its assistant.
         assistant_tokens: its fixed draft length; None leaves transformers' own default and its confidence threshold.
     """
 
     lookup_tokens: int | None = None
     assistant: str | None = None
+    exit_layers: int | None = None
     assistant_tokens: int | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing guesses ahead."""
-        return self.lookup_tokens is None and self.assistant is None
+        return self.lookup_tokens is None and self.assistant is None and self.exit_layers is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def _method(draft: str, plan: str | None, verify: str) -> Method:
     specs = DRAFTERS.parse(draft)
     shown = "+".join(str(_without_folder(spec)) for spec in specs)
     tail = [part for part in (plan, None if verify == DEFAULT_VERIFY else verify) if part is not None]
-    draft_is_pass = any(spec.argument is not None for spec in specs)  # the part behind a colon names a model
+    draft_is_pass = any(DRAFTERS.find(spec.name).runs_model for spec in specs)
     return Method("@".join([shown, *tail]), _job(specs), OurMethod(draft, verify, plan, draft_is_pass=draft_is_pass))
 
 
@@ -174,13 +176,19 @@ def _without_folder(spec: Spec) -> Spec:
 def _peers_of(method: Method) -> list[Method]:
     assert isinstance(method.how, OurMethod)
     specs = DRAFTERS.parse(method.how.draft)
-    if len(specs) > 1 or specs[0].name not in ("ngram", "model"):
+    if len(specs) > 1 or specs[0].name not in ("ngram", "model", "early-exit"):
         return []
     spec = specs[0]
     drafter, config = DRAFTERS.configure(spec)
     k = drafter.default_depth(config)
     if spec.name == "ngram":
         return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
+    if spec.name == "early-exit":
+        name = f"transformers early exit {config.layers}"
+        return [
+            Method(name, method.job, PeerMethod(exit_layers=config.layers)),
+            Method(f"{name} k={k}", method.job, PeerMethod(exit_layers=config.layers, assistant_tokens=k)),
+        ]
     name = f"transformers assistant {_without_folder(spec).argument}"
     return [
         Method(name, method.job, PeerMethod(assistant=spec.argument)),

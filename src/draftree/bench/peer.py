@@ -1,4 +1,4 @@
-"""The same job done by transformers: `model.generate` plain, with prompt lookup, with an assistant model.
+"""The same job done by transformers: `model.generate` plain, with prompt lookup, an assistant model, or early exit.
 
 A streamer stands in the call to see when tokens come; it does nothing but look at the clock and keep them.
 """
@@ -82,6 +82,8 @@ class PeerWriter(Writer):
         sampling: dict[str, Any] = {"do_sample": False}
         if asked.temperature > 0:
             sampling = {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        if how.exit_layers is not None:
+            sampling["assistant_early_exit"] = how.exit_layers
         if how.lookup_tokens is not None:
             sampling["prompt_lookup_num_tokens"] = how.lookup_tokens
         return GenerationConfig(
@@ -89,20 +91,12 @@ class PeerWriter(Writer):
         )
 
     def _assistance(self, how: PeerMethod) -> dict[str, Any]:
+        if how.exit_layers is not None:
+            self._model.generation_config = _draft_length(how)
         if how.assistant is None:
             return {}
-        from transformers import GenerationConfig
-
         assistant = self._assistants[how.assistant]
-        # transformers reads the draft length from the assistant, and keeps there what it learns
-        if how.assistant_tokens is None:
-            assistant.generation_config = GenerationConfig()
-        else:
-            assistant.generation_config = GenerationConfig(
-                num_assistant_tokens=how.assistant_tokens,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0,
-            )
+        assistant.generation_config = _draft_length(how)
         return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
 
     def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: Asked) -> Outcome:
@@ -123,6 +117,19 @@ class PeerWriter(Writer):
         }
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return Outcome(tuple(ids), text, "length" if end is None else "stop", asked.seed, stats)
+
+
+def _draft_length(how: PeerMethod) -> Any:
+    """Where transformers reads the draft length from, and keeps what it learns: the assistant's own settings."""
+    from transformers import GenerationConfig
+
+    if how.assistant_tokens is None:
+        return GenerationConfig()
+    return GenerationConfig(
+        num_assistant_tokens=how.assistant_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
 
 
 class TokenClock:

@@ -79,6 +79,9 @@ class Drafter(ABC, Generic[State]):
     wants_picks: bool = False
     """Whether the verdicts that `observe` hears shall name the target's pick at every node; an instance may set it."""
 
+    runs_model: ClassVar[bool] = False
+    """Whether drafting is passes of a model, and not bookkeeping."""
+
     @classmethod
     @abstractmethod
     def draws(cls, config: Any) -> frozenset[Draw]:

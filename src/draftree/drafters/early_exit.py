@@ -29,6 +29,8 @@ from draftree.models.base import Part
 class EarlyExitDrafter(Drafter[Any]):
     """Grows trees with the first layers of the target."""
 
+    runs_model = True
+
     @dataclass(frozen=True, slots=True)
     class Config:
         """`early-exit:N`: the first N layers draft.

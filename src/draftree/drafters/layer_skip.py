@@ -30,6 +30,8 @@ from draftree.models.layer_sets import numbers_of, stored_set
 class LayerSkipDrafter(Drafter[Any]):
     """Grows trees with the target, some sublayers left out."""
 
+    runs_model = True
+
     @dataclass(frozen=True, slots=True)
     class Config:
         """`layer-skip`: the set that tuning found for this model; or a set by hand.

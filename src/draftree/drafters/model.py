@@ -33,6 +33,8 @@ from draftree.models.memory import Footprint
 class ModelDrafter(Drafter[Any]):
     """Grows trees with a loaded model."""
 
+    runs_model = True
+
     @dataclass(frozen=True, slots=True)
     class Config:
         """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.

@@ -201,7 +201,8 @@ class LayerSearch:
 
     def _each_seconds(self, spec: str | None, prompts: Sequence[list[int]]) -> Iterator[float]:
         """Seconds per token of a drafter, prompt by prompt; reading the prompt does not count."""
-        llm = LLM(self._loaded, spec)
+        # every set drafts as far as every other: a planner that weighs would stop the drafting, not judge the set
+        llm = LLM(self._loaded, spec, plan=None if spec is None else "fixed")
         params = SamplingParams(max_tokens=self._settings.max_tokens, temperature=0, seed=0, ignore_eos=True)
         for prompt in prompts:
             yield 1 / llm.generate([prompt], params)[0].stats.tokens_per_second
