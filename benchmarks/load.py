@@ -341,7 +341,7 @@ def main() -> int:
         if given.plot is not None:
             draw_costs(rows, given.plot)
         return 0
-    loaded = load_model(given.model, dtype=given.dtype)
+    loaded = load_model(given.model, dtype=given.dtype, kernels="auto")
     tokenizer = LLM(loaded).tokenizer
     lines = [header(given, loaded)]
     measure = {"at-once": at_once, "beside": beside, "costs": costs}[given.scenario]
