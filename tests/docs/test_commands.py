@@ -53,7 +53,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def quiet(entry: Entry) -> Any:
         return load(entry) if entry.name == "generate" else silence(load(entry))
 
-    def check(setup: Any, *rest: Any) -> None:
+    def check(setup: Any, *rest: Any, **more: Any) -> None:
         setup.methods()
 
     monkeypatch.setattr(Entry, "load", quiet)
