@@ -262,14 +262,17 @@ def joint(case: Case, length: int, path: tuple[int, ...] = ()) -> np.ndarray:
 
 
 def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Written:
-    """Adds up drafts and verdicts; what a round leaves open to `length` tokens the target writes itself."""
+    """Adds up drafts and verdicts; what a round leaves open to `length` tokens the target writes itself.
+
+    What it writes behind them is not looked at.
+    """
     law = np.zeros((case.vocab_size,) * length)
     accepted = total = 0.0
     ends: dict[tuple[int, ...], float] = {}
     for tree, weight in drafts:
         laws = node_laws(case, tree)
         for verdict, probability in outcomes(functools.partial(verify, tree, laws)):
-            tokens = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)
+            tokens = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)[:length]
             ends[tokens] = ends.get(tokens, 0.0) + weight * probability
             accepted += weight * probability * len(verdict.path)
             total += weight * probability

@@ -25,6 +25,8 @@ __all__ = ["guarantee", "make"]
 
 SMALL, TARGET, OTHER = "stories15m", "tinyllama-1.1b-chat", "smollm2-135m-instruct"
 PROMPT = "Once upon a time"
+GRAMMAR = "grammar"
+SCHEMA = '{"enum": ["red", "green", "blue"]}'
 SHAPES = ("chain", "1-1-3-1-1", "best-32", "iid-2-2-1", "wor-2-2-1")
 MERGED = f"ngram+model:{SMALL}"
 MARK = "<!-- Made by docs/build.py"
@@ -201,10 +203,15 @@ def example(*, draft: str, verify: str | None = None, plan: str | None = None) -
     typed = " ".join(f"--{name} {value}" for name, value in flags)
     given = ", ".join(f'{name}="{value}"' for name, value in flags)
     yield "## Example"
-    typed += " --prediction README.md" if predicts else ""
-    before = 'params = SamplingParams(prediction=Path("README.md").read_text())\n' if predicts else ""
+    before = ""
+    if predicts:
+        typed += " --prediction README.md"
+        before = 'params = SamplingParams(prediction=Path("README.md").read_text())\n'
+    if draft == GRAMMAR:
+        typed += f" --json-schema '{SCHEMA}'"
+        before = f"params = SamplingParams(json_schema='{SCHEMA}')\n"
     yield fence(f"draftree generate {model} '{PROMPT}' --no-chat {typed}", "sh")
-    params = ", params" if predicts else ""
+    params = ", params" if before else ""
     yield fence(f'{before}LLM("{model}", {given}).generate("{PROMPT}"{params})', "python")
 
 

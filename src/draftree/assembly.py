@@ -12,6 +12,7 @@ from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
+from draftree.drafters.guided import GuidedDrafter
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
@@ -180,8 +181,15 @@ def build_parts(
         draw = part_draw(method.draws, methods.draw)
         context = DraftContext(target.model, tokenizer, draw, methods.verifier.shares_noise, load)
         built.append(method.cls(method.config, context))
-    if len(built) == 1:
-        return Parts(target.model, methods.verifier, methods.planner, built[0])
     names = [method.name for method in methods.drafters]
-    merged = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.model.vocab_size)
-    return Parts(target.model, methods.verifier, methods.planner, merged)
+    drafter = built[0]
+    if len(built) > 1:
+        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.model.vocab_size)
+    guided = GuidedDrafter(
+        drafter,
+        "+".join(names),
+        draw=methods.draw,
+        may_branch=target.model.supports_trees and not methods.verifier.chains_only,
+        vocab_size=target.model.vocab_size,
+    )
+    return Parts(target.model, methods.verifier, methods.planner, guided)

@@ -7,13 +7,15 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
 from draftree.core.noise import Noise
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.sampling.controls import build_controls
+from draftree.sampling.grammar import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
+from draftree.text.lexicon import lexicon_of
 from draftree.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -39,6 +41,7 @@ class Requests:
         self._context = parts.target.max_length
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
+        self._grammars: Grammars | None = None
 
     def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
         """The n sequences of a request.
@@ -60,6 +63,7 @@ class Requests:
                     vocab_size=self._parts.target.vocab_size,
                     eos_ids=self._eos_ids,
                     encode=None if self._tokenizer is None else self._encode_plainly,
+                    grammars=None if self._tokenizer is None else self._spelled_grammars,
                     seed=seed if index == 0 else Noise(seed).stream("n", index).seed,
                 ),
                 limit=limit,
@@ -101,6 +105,20 @@ class Requests:
                 raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
             return None
         return Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt)
+
+    def _spelled_grammars(self) -> Grammars:
+        """Made for the first request that wants a grammar: what every token spells takes a while to find out."""
+        if self._grammars is None:
+            assert self._tokenizer is not None
+            try:
+                spelling = lexicon_of(self._tokenizer).bytes_of
+            except VocabularyMismatchError as error:
+                raise InvalidRequestError(
+                    f"a grammar was given, but {self._tokenizer.name} can not be held to one: what a token of its says "
+                    "depends on the tokens around it; leave the grammar out, or take another model"
+                ) from error
+            self._grammars = Grammars(spelling, vocab_size=self._parts.target.vocab_size)
+        return self._grammars
 
     def _encode_plainly(self, text: str) -> list[int]:
         assert self._tokenizer is not None

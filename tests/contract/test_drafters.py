@@ -34,6 +34,7 @@ SPECS = {
         "early-exit:2,tree=iid-2-2",
         "early-exit:2,tree=wor-3-1-1",
     ],
+    "grammar": ["grammar", "grammar,k=3"],
     "layer-skip": [
         "layer-skip,attention=1-2,mlp=3",
         "layer-skip,mlp=0,k=2",

@@ -34,6 +34,9 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "skip_special_tokens": (["--no-skip-special-tokens"], False),
     "seed": (["--seed", "-4"], -4),
     "logprobs": (["--logprobs", "0"], 0),
+    "json_schema": (["--json-schema", '{"type": "object"}'], '{"type": "object"}'),
+    "regex": (["--regex", "[a-z]+"], "[a-z]+"),
+    "grammar": (["--grammar", __file__], Path(__file__).read_text(encoding="utf-8")),
     "prediction": (["--prediction", __file__], Path(__file__).read_text(encoding="utf-8")),
 }
 
@@ -87,6 +90,16 @@ def test_a_value_that_can_not_be_read_names_its_flag(arguments: list[str], words
     with pytest.raises(typer.BadParameter, match=words) as caught:
         parsed(arguments)
     assert arguments[0] in caught.value.format_message()
+
+
+def test_a_schema_is_typed_or_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type":   "array"}', encoding="utf-8")
+    assert parsed(["--json-schema", str(file)]).json_schema == '{"type": "array"}'
+    with pytest.raises(typer.BadParameter, match="can not be read"):
+        parsed(["--json-schema", "no/such/schema"])
+    with pytest.raises(InvalidRequestError, match="json_schema"):
+        parsed(["--json-schema", '{"type"'])
 
 
 def test_a_value_out_of_range_is_refused_by_the_dataclass() -> None:

@@ -85,6 +85,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("prediction", 3, "list of token ids"),
     ("prediction", [1, "2"], "list of token ids"),
     ("prediction", [-1], "list of token ids"),
+    ("json_schema", 3, "a JSON schema"),
+    ("json_schema", "{", "a JSON schema"),
+    ("json_schema", {"a": object()}, "a JSON schema"),
+    ("regex", "", "not empty"),
+    ("regex", b"a", "not empty"),
+    ("grammar", 3, "not empty"),
 ]
 
 
@@ -118,6 +124,7 @@ def test_every_parameter_is_refused_somewhere_and_has_help() -> None:
     [
         ({"n": 2, "temperature": 0}, ["n=2", "temperature=0", "set n=1"]),
         ({"min_tokens": 5, "max_tokens": 4}, ["min_tokens=5", "max_tokens=4", "lower the one"]),
+        ({"json_schema": {}, "regex": "a"}, ["json_schema and regex", "keep one"]),
     ],
 )
 def test_refuses_contradictions(values: dict[str, Any], words: list[str]) -> None:
@@ -133,7 +140,7 @@ def test_defaults() -> None:
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
         "bad_words": (), "min_tokens": 0, "max_tokens": 16, "stop": (), "stop_token_ids": (), "ignore_eos": False,
         "include_stop_str_in_output": False, "skip_special_tokens": True, "seed": None, "logprobs": None,
-            "prediction": None,
+        "prediction": None, "json_schema": None, "regex": None, "grammar": None,
     }  # fmt: skip
 
 

@@ -22,8 +22,10 @@ PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Where the command line differs from the library."""
 REMARKS = {"max_tokens": "without this flag less than the default where the context ends"}
-FILES = frozenset({"prediction"})
+FILES = frozenset({"prediction", "grammar"})
 """Texts that are read from a file: they are long."""
+TEXTS_OR_FILES = frozenset({"json_schema"})
+"""JSON as it is typed, or a file with it."""
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
@@ -79,6 +81,9 @@ def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
     option = "--" + name.replace("_", "-")
     if name in FILES:
         return Flag(name, option, option_of(Path | None, option, f"file with {text}", "FILE"), default, read_file)
+    if name in TEXTS_OR_FILES:
+        own = f"{text.split(':')[0]}, as typed or in a file"
+        return Flag(name, option, option_of(str | None, option, own, "FILE|JSON"), default, read_json_or_file)
     parts = [part for part in union_parts(hint) if part is not types.NoneType]
     optional = len(parts) < len(union_parts(hint))
     container = next((part for part in parts if typing.get_origin(part) is not None), None)
@@ -138,6 +143,12 @@ def read_file(given: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = "is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"can not be read: {error.strerror}"
         raise ValueError(f"'{given}' {reason}") from error
+
+
+def read_json_or_file(given: str | None) -> str | None:
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    return read_file(Path(given))
 
 
 def read_pairs(given: Sequence[str]) -> dict[int, float] | None:

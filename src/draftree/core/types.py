@@ -20,17 +20,19 @@ class Budget:
         min_confidence: a drafter stops below a node whose probability under its own law is under this;
             the node itself is kept, since dropping it would bias rules that look at the draft law.
         part_depths: for merged drafters the levels of each, in their order, 0 to leave one out; empty: `depth` for all.
+        room: nodes, and levels, up to which a tree may be larger than that, by tokens that must follow and so cost no
+            guess; the loop sets it.
     """
 
     num_nodes: int
     depth: int
     min_confidence: float = 0.0
     part_depths: tuple[int, ...] = ()
+    room: int = 0
 
     def within(self, num_nodes: int, depth: int) -> Budget:
         """The same budget, held to these limits."""
-        held = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
-        return Budget(*held, self.min_confidence, self.part_depths)
+        return replace(self, num_nodes=max(0, min(self.num_nodes, num_nodes)), depth=max(0, min(self.depth, depth)))
 
     def of_part(self, part: int) -> Budget:
         """What one of merged drafters may do of it."""

@@ -18,6 +18,7 @@ DRAFTERS: Registry[Drafter] = Registry(
             "base",
             "counting",
             "growth",
+            "guided",
             "merged",
             "occurrences",
             "shapes",

@@ -121,12 +121,12 @@ def _pending(sequence: WritingSequence) -> list[int]:
 
 def _held(budget: Budget, sequence: WritingSequence) -> Budget:
     # a round writes one token more than it drafts: the bonus needs room as well
-    return budget.within(MAX_NODES, sequence.room - 1)
+    return replace(budget.within(MAX_NODES, sequence.room - 1), room=min(MAX_NODES, sequence.room - 1))
 
 
 def _draft(parts: Parts, sequences: Series[WritingSequence], budgets: Series[Budget]) -> list[TokenTree]:
     trees = [EMPTY] * len(sequences)
-    asked = [i for i, budget in enumerate(budgets) if budget.num_nodes and budget.depth]
+    asked = [i for i, budget in enumerate(budgets) if _may_draft(sequences[i], budget)]
     if parts.drafter is None or not asked:
         return trees
     drafted = parts.drafter.draft([sequences[i].draft_state for i in asked], [budgets[i] for i in asked])
@@ -135,6 +135,11 @@ def _draft(parts: Parts, sequences: Series[WritingSequence], budgets: Series[Bud
             raise AssertionError("a target that scores chains only was given a tree")
         trees[i] = tree
     return trees
+
+
+def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
+    """Whether there is a budget, or room for what a grammar forces, which needs none."""
+    return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
 
 
 def _trim(

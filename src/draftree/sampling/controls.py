@@ -1,7 +1,7 @@
 """A request's sampling parameters made ready for one model: what is applied to its logits, and in which order.
 
 Order: logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, bad words, minimum of
-tokens; then temperature; then top-k, top-p, min-p. Where transformers has these controls it has them in this
+tokens, grammar; then temperature; then top-k, top-p, min-p. Where transformers has these controls it has them in this
 order. At temperature 0 the filters are left out: they never remove the likeliest token, so they change nothing.
 """
 
@@ -14,6 +14,8 @@ from draftree.core.errors import InvalidRequestError
 from draftree.core.noise import Noise
 from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
+from draftree.sampling.grammar import Grammars
+from draftree.sampling.guide import GrammarMask, Guide
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
 from draftree.sampling.processors import Processor
@@ -33,6 +35,7 @@ class Controls:
         filters: applied behind the temperature, in order; empty at temperature 0.
         stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
         prediction: token ids of the text that is expected; for drafters, no law depends on it.
+        guide: leads the text through its grammar, if it has one; a processor asks it, and drafters may.
     """
 
     params: SamplingParams
@@ -42,6 +45,7 @@ class Controls:
     filters: tuple[Filter, ...]
     stop_ids: frozenset[int]
     prediction: tuple[int, ...] = ()
+    guide: Guide | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -55,6 +59,7 @@ def build_controls(
     vocab_size: int,
     eos_ids: Sequence[int] = (),
     encode: Encode | None = None,
+    grammars: Callable[[], Grammars] | None = None,
     seed: int,
 ) -> Controls:
     """Make a request's parameters ready for a model.
@@ -64,10 +69,12 @@ def build_controls(
         vocab_size: width of the model's logits.
         eos_ids: the model's end-of-text ids.
         encode: text to token ids without special tokens; needed for bad words and a predicted text.
+        grammars: gives what compiles grammars; asked only where the text has to follow one.
         seed: the sequence's seed; `params.seed` is not read, since a fresh seed or one of n may stand for it.
 
     Raises:
-        InvalidRequestError: a token id outside the vocabulary, or words without a tokenizer.
+        InvalidRequestError: a token id outside the vocabulary, words without a tokenizer, or a grammar that can not be
+            followed.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
@@ -76,15 +83,27 @@ def build_controls(
             f"logprobs={params.logprobs} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most"
         )
     stop_ids = frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else eos_ids)
+    guide = _guide(params, [*dict.fromkeys(i for i in (*eos_ids, *sorted(stop_ids)) if i in stop_ids)], grammars)
     return Controls(
         params=params,
         noise=Noise(seed),
         temperature=params.temperature,
-        processors=tuple(_processors(params, stop_ids, encode)),
+        processors=(*_processors(params, stop_ids, encode), *(() if guide is None else (GrammarMask(guide),))),
         filters=tuple(_filters(params, vocab_size)),
         stop_ids=stop_ids,
         prediction=_predicted(params.prediction, vocab_size, encode),
+        guide=guide,
     )
+
+
+def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Grammars] | None) -> Guide | None:
+    if params.constraint is None:
+        return None
+    if grammars is None:
+        raise InvalidRequestError(
+            f"{params.constraint[0]} needs a tokenizer, which says what tokens spell, and this model has none"
+        )
+    return grammars().open(params, ends)
 
 
 def _processors(params: SamplingParams, stop_ids: frozenset[int], encode: Encode | None) -> Iterable[Processor]:

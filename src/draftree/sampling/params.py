@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
+from draftree.sampling.schema import schema_text
 
+_CONSTRAINTS = ("json_schema", "regex", "grammar")
 _MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
 _MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
 
@@ -62,6 +64,12 @@ class SamplingParams:
     prediction: str | Sequence[int] | None = _field(
         None, "text that is expected, from which drafter 'prediction' drafts; what is written does not depend on it"
     )
+    json_schema: Mapping[str, Any] | str | type[Any] | None = dataclasses.field(
+        default=None,
+        metadata={"help": "the text is JSON that follows this schema: a dictionary, JSON text, or a pydantic model"},
+    )
+    regex: str | None = _field(None, "the whole text matches this regular expression")
+    grammar: str | None = _field(None, "the whole text follows this grammar, EBNF with a rule 'root'")
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -75,6 +83,16 @@ class SamplingParams:
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
                 "lower the one or raise the other"
             )
+
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and a text follows one: keep one of them")
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """Which of `json_schema`, `regex` and `grammar` the text follows, and what it says; None if none."""
+        given = ((name, getattr(self, name)) for name in _CONSTRAINTS)
+        return next(((name, text) for name, text in given if text is not None), None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -186,6 +204,21 @@ def _prediction(name: str, value: Any) -> str | tuple[int, ...] | None:
     return given
 
 
+def _json_schema(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return schema_text(value)
+    except ValueError as error:
+        raise _refuse(name, value, f"a JSON schema: a dictionary, JSON text, or a pydantic model ({error})") from error
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise _refuse(name, value, "a text that is not empty, or None")
+    return value
+
+
 def _is_token_id(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
 
@@ -233,4 +266,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "seed": _Whole(-(2**63), 2**64 - 1, optional=True),
     "logprobs": _Whole(0, optional=True),
     "prediction": _prediction,
+    "json_schema": _json_schema,
+    "regex": _text,
+    "grammar": _text,
 }
