@@ -148,6 +148,8 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     """What plain decoding writes behind a sequence, up to the token that ends it or to `limit` tokens in all."""
     history = History(view.history.tokens[: view.history.prompt_length].tolist(), capacity=limit)
     history.append(view.history.output.tolist())
+    # the loop makes room as texts grow, but this one is written to its end at once
+    model.reserve(model.num_open + 1, limit)
     slot, pending, found = model.open(), history.tokens.tolist(), list[int]()
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
