@@ -27,7 +27,7 @@ from draftree.planners.base import Planner
 from draftree.progress import ProgressBar
 from draftree.requests import Messages, Params, Prompt, Requests, params_for, prompt_list
 from draftree.sampling.params import SamplingParams
-from draftree.targets import eos_ids_of, load_target, require_exact, tokenizer_of
+from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -44,7 +44,8 @@ class LLM:
         dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 where the device computes
             in it, else float32.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had.
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
+            "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card (never timed).
         quantization: "int8" for weights of 8 bits, which makes another, faster model of it; None for as they come.
         exact: True to be refused unless drafts can not change a text by rounding either (see `is_exact`).
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
@@ -93,7 +94,7 @@ class LLM:
             self._tokenizer,
             dtype=loaded.model.dtype,
             device=str(loaded.model.device),
-            kernels="torch" if loaded.kernels == "torch" and loaded.why_torch is None else "auto",
+            kernels=kernels_of_drafter(loaded),
         )
         self._target = loaded.model
         limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)

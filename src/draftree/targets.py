@@ -9,6 +9,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
+from draftree.models.static.buckets import Shapes
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -22,7 +23,8 @@ def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantizati
     require_known(kernels, quantization)
     if isinstance(model, str | os.PathLike):
         return load_model(model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
-    if kernels == "native" or quantization is not None:
+    is_behind_seam = isinstance(model, LoadedModel | LanguageModel)
+    if kernels == "native" or quantization is not None or (kernels == "graphs" and is_behind_seam):
         raise ConfigurationError(
             "kernels and quantization are chosen while a model is loaded, and this one is loaded already: "
             "give its name or its folder"
@@ -37,7 +39,14 @@ def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantizati
         raise ConfigurationError(
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
         )
-    return wrap_model(model)
+    return wrap_model(model, shapes=Shapes() if kernels == "graphs" else None)
+
+
+def kernels_of_drafter(target: LoadedModel) -> str:
+    """What computes the passes of a drafter's model: as the target's, where that was chosen."""
+    if target.kernels.startswith("graphs"):
+        return "graphs"
+    return "torch" if target.kernels == "torch" and target.why_torch is None else "auto"
 
 
 def require_exact(loaded: LoadedModel) -> None:

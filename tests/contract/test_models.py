@@ -17,6 +17,7 @@ from draftree.core.tree import ROOT, path
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.hf import HFModel
 from draftree.models.sequential import SequentialModel
+from draftree.models.static.buckets import Shapes
 from draftree.models.table import TableLM, hashed
 from families import VOCAB_SIZE, fresh, peer, target
 
@@ -75,6 +76,10 @@ def subject(name: str) -> Subject:
         return Subject(
             SequentialModel(target("llama"), batched="row" in name), functools.partial(rows_of_peer, "llama")
         )
+    if name.startswith("static "):
+        family = name.removeprefix("static ")
+        model = HFModel(fresh(family), shapes=Shapes(shortest=32))
+        return Subject(model, functools.partial(rows_of_peer, family))
     if name == "in C":
         model = HFModel(fresh("qwen3", **IN_C))
         model.lower()
@@ -83,7 +88,8 @@ def subject(name: str) -> Subject:
 
 
 FAMILIES = ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3", "bloom", "mpt"]
-NAMES = ["table", "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
+STATIC = ["static llama", "static gemma2", "static gpt_oss", "static deepseek_v3"]
+NAMES = ["table", *STATIC, "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
 any_model = pytest.mark.parametrize("name", NAMES)
 tree_models = pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bloom", "mpt")])
 
@@ -403,7 +409,7 @@ def uses(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
 
 @settings(max_examples=25)
 @given(st.lists(uses(), min_size=1, max_size=3))
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "static gemma2"])
 def test_any_trees_and_paths_of_any_sequences(name: str, batch: list[list[tuple[list[int], list[int], int]]]) -> None:
     one = subject(name)
     texts = [[3 + i] for i in range(len(batch))]

@@ -45,7 +45,7 @@ class BenchSettings:
         repeats: how often each text is written.
         dtype: of all models.
         device: of all models.
-        kernels: what computes passes: "auto", "native" or "torch".
+        kernels: what computes passes: "auto", "native", "torch" or "graphs".
         quantization: of the target's weights; None for as they come.
         threads: of torch; None leaves its own choice.
         batch: prompts that are written at once.

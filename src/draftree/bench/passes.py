@@ -43,7 +43,7 @@ class PassSettings:
         drafts: shapes of trees that the model drafts.
         dtype: of the model.
         device: of the model.
-        kernels: what computes passes: "auto", "native" or "torch".
+        kernels: what computes passes: "auto", "native", "torch" or "graphs".
         quantization: of the weights; None for as they come.
         threads: of torch; None leaves its own choice.
     """

@@ -55,7 +55,7 @@ Dtype = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=HOW)]
 Kernels = Annotated[
-    str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=HOW)
+    str, typer.Option(help="What computes passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=HOW)
 ]
 Quantization = Annotated[
     str | None,

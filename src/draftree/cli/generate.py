@@ -84,7 +84,10 @@ def generate(
         str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
     ] = "auto",
     kernels: Annotated[
-        str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=MODEL)
+        str,
+        typer.Option(
+            help="What computes passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=MODEL
+        ),
     ] = "auto",
     quantization: Annotated[
         str | None,

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.core.transfer import to_device
+
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _SIGN32 = 1 << 31
@@ -88,7 +90,7 @@ def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
     Returns:
         float32 of shape (rows, tokens).
     """
-    key = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)
+    key = to_device(keys, token_ids.device, dtype=torch.int32)
     # what depends on the token alone is done once, not for every row
     token = token_ids.to(torch.int32) * -1640531527
     _fold(token, torch.empty_like(token), 15)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.core.tree import path
 from draftree.models.base import Extend, LanguageModel, Part
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
 BRANCHES = ((0, 1, 4), (0, 2), (3,))
+EXACT_LENGTHS = (60, 120, 250)
+"""Prefixes in which bits are compared: some end just before passes read more keys."""
+EXACT_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, torch.float16: 3e-2}
 """Largest accepted difference, as a share of the spread of the logits."""
 QUANTIZED_TOLERANCE = 0.4
@@ -133,6 +137,42 @@ def sketch_error(model: LanguageModel) -> float:
     resumed = model.extend([Extend(slot, nodes, parents)]).logits
     model.close(slot)
     return _comparable(float((whole - resumed).abs().max() / (whole.amax() - whole.amin())))
+
+
+@torch.inference_mode()
+def rounds_alike(model: LanguageModel) -> bool:
+    """Whether rows have the very same bits in passes of many shapes: longer texts, wider trees, and in company.
+
+    Stops at the first bit that differs, so it costs much only where it succeeds.
+    """
+    step = max(1, model.vocab_size // 17)
+    ids = [(3 + step * i) % model.vocab_size for i in range(max(EXACT_LENGTHS) + len(EXACT_PARENTS))]
+    lengths = [length for length in EXACT_LENGTHS if length + len(EXACT_PARENTS) < model.max_length]
+    parents: Sequence[int] = EXACT_PARENTS if model.supports_trees else range(-1, len(EXACT_PARENTS) - 1)
+    return all(
+        _is_as_alone(model, ids[:length], ids[length : length + len(parents)], parents=parents) for length in lengths
+    )
+
+
+def _is_as_alone(model: LanguageModel, prefix: Sequence[int], nodes: Sequence[int], *, parents: Sequence[int]) -> bool:
+    """Whether all nodes of a tree, alone and beside others, have the bits that their paths have token by token."""
+    slot, others = _filled(model, prefix), [_filled(model, prefix[: len(prefix) // 2]) for _ in range(2)]
+    whole = model.extend([Extend(slot, nodes, parents)]).logits
+    model.commit(slot, ())
+    beside = model.extend([Extend(slot, nodes, parents), *(Extend(other, [nodes[0]], [-1]) for other in others)]).of(0)
+    model.commit(slot, ())
+    is_same = torch.equal(whole, beside)
+    ends = [node for node in range(len(nodes)) if node not in parents]
+    for end in ends:
+        way, length = path(parents, end), slot.length
+        for node in way if is_same else ():
+            row = model.extend([Extend(slot, [nodes[node]], [-1])]).logits[0]
+            model.commit(slot, [0])
+            is_same = is_same and torch.equal(whole[node], row)
+        model.truncate(slot, length)
+    for opened in (slot, *others):
+        model.close(opened)
+    return is_same
 
 
 def _token_by_token(model: LanguageModel, wanted: Judgement, branch: Sequence[int]) -> Tensor:

@@ -31,6 +31,8 @@ from draftree.models.packing import weight_bytes
 from draftree.models.passes import SlotPass, is_run, plan_blocks
 from draftree.models.sketch import Outcome, Sketch, Stretch
 from draftree.models.slots import CLOSED, KVMemory, KVSlot
+from draftree.models.static.buckets import WORD_BITS, Shapes
+from draftree.models.static.passes import StaticPasses
 from draftree.models.torch_layers import TorchLayers
 
 logger = logging.getLogger(__name__)
@@ -48,12 +50,13 @@ class HFModel(LanguageModel):
             calls that are not ours on to transformers' own.
         row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed
             by the same kernels whatever comes beside it. Empty: no padding.
+        shapes: run passes in these shapes, as CUDA graphs where there are such; None: each as it comes.
 
     Raises:
         UnsupportedModelError: the model's layers do not call the registered attention, or keep other state.
     """
 
-    def __init__(self, model: Any, *, row_buckets: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:
         register()
         self.model: Any = model.eval()
         self.config = model.config.get_text_config()
@@ -72,10 +75,17 @@ class HFModel(LanguageModel):
         model.set_attn_implementation(NAME)
         probe = self._probe()
         self._calls = probe.calls
-        self._memory = KVMemory(probe.shapes, dtype=self.dtype, device=self.device)
+        self._memory = KVMemory(
+            probe.shapes,
+            dtype=self.dtype,
+            device=self.device,
+            granule=1 if shapes is None else WORD_BITS,
+            num_scratch=0 if shapes is None else 1,
+        )
         self._free: list[int] = []
         self._open: dict[int, KVSlot] = {}
         self._native: NativeDecoder | None = None
+        self.static = None if shapes is None else self._static_passes(shapes)
 
     def lower(self, *, quantization: str | None = None) -> None:
         """Run passes in C from now on, if the model is built as most decoders are.
@@ -89,6 +99,15 @@ class HFModel(LanguageModel):
             NativeUnavailableError: it is built otherwise, or there is no C pass here; nothing has changed then.
         """
         self._native = NativeDecoder(self.model, self._calls, quantization=quantization)
+
+    def _static_passes(self, shapes: Shapes) -> StaticPasses:
+        return StaticPasses(
+            lambda tokens, positions: self._forward(tokens, positions, None),
+            self._memory,
+            device=self.device,
+            shapes=shapes,
+            min_rows=min(self.row_buckets, default=1),
+        )
 
     @property
     def instructions(self) -> str | None:
@@ -116,6 +135,8 @@ class HFModel(LanguageModel):
         """Let the model and all memory of slots go; every slot is closed. The attention implementation stays ours."""
         self.model = None
         self._layers.release()
+        if self.static is not None:
+            self.static.drop()
         self._memory.clear()
         self._free.clear()
         self._open.clear()
@@ -227,9 +248,15 @@ class HFModel(LanguageModel):
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         """One pass over these tentative nodes, which are the jobs' tokens; hidden states stand job after job."""
         self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers
-        if self._native is None:
-            return self._run(jobs, nodes, stretch)
         slots, tokens = [_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
+        if self._native is None:
+            bucket = None
+            if self.static is not None and stretch.is_whole(self.num_layers):
+                bucket = self.static.bucket(slots, nodes)
+            if self.static is None or bucket is None:
+                return self._run(jobs, nodes, stretch)
+            asked = _asked(jobs, range(len(jobs)))
+            return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._native.rows_of_chunk)
         return self._native.run(self._memory, rows, _asked(jobs, range(len(jobs))), stretch=stretch)
 
@@ -371,22 +398,45 @@ class HFModel(LanguageModel):
     @torch.inference_mode()
     def commit(self, slot: Slot, path: Sequence[int]) -> None:
         """Compact the path behind the prefix, in place."""
-        kept = _slot(slot)
-        assert is_path(kept.parents, path), "a path goes down the tree"
-        self._memory.gather(kept.index, start=kept.length, offsets=path)
-        kept.commit(len(path))
+        self.commit_many([slot], [path])
+
+    @torch.inference_mode()
+    def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
+        """Compact the paths behind the prefixes, in place."""
+        kept = [_slot(slot) for slot in slots]
+        for slot, nodes in zip(kept, paths, strict=True):
+            assert is_path(slot.parents, nodes), "a path goes down the tree"
+        self._settle(kept, paths)
+        for slot, nodes in zip(kept, paths, strict=True):
+            slot.commit(len(nodes))
+
+    def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
+        """Bring the kept nodes of each slot's tree to where it begins."""
+        if self.static is None:
+            for slot, nodes in zip(slots, kept, strict=True):
+                self._memory.gather(slot.index, start=slot.length, offsets=nodes)
+            return
+        moves, dropped = [], []
+        for slot, nodes in zip(slots, kept, strict=True):
+            pairs = enumerate(nodes)
+            moves += [(slot.index, slot.length + node, slot.length + place) for place, node in pairs if place != node]
+            dropped += [(slot.index, slot.length + place) for place in range(len(nodes), slot.num_tentative)]
+        self._memory.rearrange(moves, dropped)
 
     @torch.inference_mode()
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Compact the kept nodes behind the prefix, still tentative."""
         pruned = _slot(slot)
         assert is_rooted(pruned.parents, keep), "a kept node needs its parent kept, and keeps its order"
-        self._memory.gather(pruned.index, start=pruned.length, offsets=keep)
+        self._settle([pruned], [keep])
         pruned.keep(keep)
 
+    @torch.inference_mode()
     def truncate(self, slot: Slot, length: int) -> None:
         """Forget where the prefix went on; what is stored there is written over."""
-        _slot(slot).truncate(length)
+        cut = _slot(slot)
+        self._settle([cut], [()])
+        cut.truncate(length)
 
     @torch.inference_mode()
     def fork(self, slot: Slot, length: int | None = None) -> KVSlot:
@@ -399,10 +449,13 @@ class HFModel(LanguageModel):
         target.copy_prefix(count)
         return target
 
+    @torch.inference_mode()
     def close(self, slot: Slot) -> None:
         """Free the slot's place."""
         closed = _slot(slot)
-        if self._native is None:  # a pass in C does not touch what is masked
+        if self.static is not None:
+            self._memory.wipe(closed.index)  # looking whether there is need would wait for the device
+        elif self._native is None:  # a pass in C does not touch what is masked
             self._memory.scrub(closed.index)
         bisect.insort(self._free, closed.index)
         del self._open[closed.index]

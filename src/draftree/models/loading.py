@@ -15,18 +15,19 @@ import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.base import LanguageModel
-from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge
+from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.identity import fingerprint
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.packing import can_pack, pack
 from draftree.models.resolve import resolve_model
+from draftree.models.static.buckets import Shapes
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-KERNELS = ("auto", "native", "torch")
+KERNELS = ("auto", "native", "torch", "graphs")
 QUANTIZATIONS = ("int8",)
 ROW_BUCKETS = (2,)
 """A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
@@ -42,7 +43,8 @@ class LoadedModel:
         folder: its files, if it came from files.
         eos_ids: tokens that end a text.
         name: what messages call it.
-        kernels: what computes its passes: "native" with the instructions in brackets, or "torch".
+        kernels: what computes its passes: "native" with the instructions in brackets, "torch", or "graphs" with what
+            stands against capturing them in brackets, if anything does.
         quantization: of its weights; None for as they came.
         why_torch: why its passes do not run in C; None if they do, or were not to.
     """
@@ -112,7 +114,7 @@ def require_known(kernels: str, quantization: str | None) -> None:
     if quantization is not None and quantization not in QUANTIZATIONS:
         known = list(QUANTIZATIONS)
         raise ConfigurationError(f"unknown quantization '{quantization}': {suggestion(str(quantization), known)}")
-    if quantization is not None and kernels == "torch":
+    if quantization is not None and kernels in ("torch", "graphs"):
         raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
 
 
@@ -131,7 +133,8 @@ def load_model(
         name: what to load.
         dtype: "auto", "float32", "bfloat16", "float16" or "float64".
         device: "auto", "cpu", "cuda", "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had.
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
+            "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card.
         quantization: "int8" for weights of 8 bits with native kernels; None for weights as they come.
         packed: whether float32 weights on a CPU are packed ahead for torch.
 
@@ -146,7 +149,7 @@ def load_model(
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
     model, why = _read(folder, kind, where), None
-    if kernels != "torch":
+    if kernels in ("auto", "native"):
         try:
             return lower_model(model, folder=folder, name=str(name), quantization=quantization)
         except NativeUnavailableError as reason:
@@ -156,7 +159,9 @@ def load_model(
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
                 model = _read(folder, kind, where)  # its weights are gone
-    return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=why)
+    shapes = Shapes() if kernels == "graphs" else None
+    wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
+    return wrapped if why is None else replace(wrapped, why_torch=why)
 
 
 def lower_model(
@@ -235,7 +240,9 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
         )
 
 
-def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False) -> LoadedModel:
+def wrap_model(
+    model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
+) -> LoadedModel:
     """Put a transformers model behind the seam and check it.
 
     Args:
@@ -243,6 +250,7 @@ def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed
         folder: where it came from, if from files.
         name: what messages call it.
         packed: whether its float32 linear layers may be replaced by packed ones.
+        shapes: run passes in these shapes, as CUDA graphs where there is a card; None: each as it comes.
 
     Raises:
         UnsupportedModelError: it can not be decoded here, with the reason.
@@ -252,18 +260,28 @@ def wrap_model(model: Any, *, folder: Path | None = None, name: str = "", packed
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights can not be read any more
         logger.info("%s: packed %d linear layers", name, pack(model))
-    wrapped = behind_seam(model, name)
+    wrapped = behind_seam(model, name, shapes=shapes)
     if known is not None:
         wrapped.fingerprint = known
-    return LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+    loaded = LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+    if shapes is None:
+        return loaded
+    if not isinstance(wrapped, HFModel) or wrapped.static is None:
+        raise UnsupportedModelError(
+            f"kernels 'graphs' were asked for, but {type(model).__name__} attends by a cache of its own, whose shape "
+            "changes from pass to pass: take kernels 'torch'"
+        )
+    why = wrapped.static.why_eager
+    return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
 
 
-def behind_seam(model: Any, name: str) -> HFModel | CachedModel:
+def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
     """A checked model behind the seam: by our attention if it is exact there, else by transformers' own cache.
 
     Args:
         model: a `…ForCausalLM` in evaluation mode; its attention implementation is set to ours where that is used.
         name: what messages call it.
+        shapes: of its passes, if our attention is used.
 
     Raises:
         UnsupportedModelError: it can not be decoded here, with the reason.
@@ -277,7 +295,7 @@ def behind_seam(model: Any, name: str) -> HFModel | CachedModel:
             f"{kind} fails in its own forward pass ({_first_line(error)}): its kind can not be decoded here"
         ) from error
     try:
-        ours = HFModel(model, row_buckets=_buckets(model))
+        ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
         result = check(ours, wanted)
     except UnsupportedModelError as reason:
         logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
@@ -288,6 +306,8 @@ def behind_seam(model: Any, name: str) -> HFModel | CachedModel:
             ours.supports_trees, ours.self_check = result.trees_ok, result
             if not result.trees_ok:
                 logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
+            # other shapes are computed by other kernels: what holds for one small tree is shown for larger ones
+            ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
             return ours
         logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
     if model._can_set_attn_implementation():

@@ -44,6 +44,10 @@ class Stretch:
             return self.part.num_sublayers(self.end)
         return 2 * (self.end - self.first)
 
+    def is_whole(self, num_layers: int) -> bool:
+        """Whether the rows run through all of so many layers, from tokens to logits, and nothing else is wanted."""
+        return (self.first, self.end) == (0, num_layers) and self.part is None and not self.keeps_hidden
+
     def skipped(self, num_layers: int) -> np.ndarray | None:
         """Two flags a layer: whether its attention, and its perceptron, are left out."""
         if self.part is None or not (self.part.attention or self.part.mlp):

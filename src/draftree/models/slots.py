@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.transfer import to_device
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
 
@@ -93,12 +94,26 @@ class KVMemory:
         shapes: one a layer that attends, by the layer's index.
         dtype: of keys and values.
         device: where they lie.
+        granule: lengths are rounded up to a multiple of it.
+        num_scratch: places behind each slot's, for what nobody reads.
     """
 
-    def __init__(self, shapes: dict[int, LayerShape], *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: dict[int, LayerShape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        granule: int = 1,
+        num_scratch: int = 0,
+    ) -> None:
         self._shapes = shapes
         self._dtype = dtype
         self._device = device
+        self._granule = granule
+        self.num_scratch = num_scratch
+        self.version = 0
+        """Another one whenever the memory lies elsewhere."""
         self.num_slots = 0
         self.length = 0
         self._stores: list[tuple[Tensor, Tensor]] = []
@@ -119,6 +134,7 @@ class KVMemory:
     def clear(self) -> None:
         """Give all memory back."""
         self.num_slots = self.length = 0
+        self.version += 1
         self._stores = []
         self.keys, self.values = {}, {}
 
@@ -130,13 +146,16 @@ class KVMemory:
             length: tokens of each.
             used: how many tokens are stored in which slots; they stay, whatever else was stored is gone.
         """
+        length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
             return
+        self.version += 1
+        places = length + self.num_scratch
         old_stores, self._stores = self._stores, []
         for position, (shape, layers) in enumerate(self._layers_by_shape().items()):
             pair = []
             for side, dim in enumerate((shape.key_dim, shape.value_dim)):
-                store = self._zeros((len(layers), num_slots, shape.kv_heads, length, dim))
+                store = self._zeros((len(layers), num_slots, shape.kv_heads, places, dim))
                 for slot, count in used.items():
                     store[:, slot, :, :count] = old_stores[position][side][:, slot, :, :count]
                 pair.append(store)
@@ -158,11 +177,39 @@ class KVMemory:
             groups.setdefault(shape, []).append(layer)
         return groups
 
+    def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
+        """Move tokens of many slots at once, and put zeros where tokens were dropped; the host does not wait.
+
+        Args:
+            moves: slot, place, and the place it goes to; all are read before any is written.
+            dropped: slot and place. Masked places are read as well, and zero times NaN is NaN: what a node that nobody
+                kept left behind must be finite.
+        """
+        if not (moves or dropped):
+            return
+        numbers = to_device(
+            [*(n for move in moves for n in move), *(n for pair in dropped for n in pair)], self._device
+        )
+        slot, source, target = numbers[: 3 * len(moves)].view(-1, 3).unbind(1)
+        empty_slot, empty_place = numbers[3 * len(moves) :].view(-1, 2).unbind(1)
+        for pair in self._stores:
+            for store in pair:
+                if moves:
+                    store[:, slot, :, target] = store[:, slot, :, source]
+                if dropped:
+                    store[:, empty_slot, :, empty_place] = 0
+
+    def wipe(self, slot: int) -> None:
+        """Put zeros into a slot."""
+        for pair in self._stores:
+            for store in pair:
+                store[:, slot].zero_()
+
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
         """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
         if list(offsets) == list(range(len(offsets))):
             return
-        source = torch.tensor([start + offset for offset in offsets], device=self._device)
+        source = to_device([start + offset for offset in offsets], self._device)
         for pair in self._stores:
             for store in pair:
                 view = store[:, slot]

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftree.core import transfer
 from draftree.core.noise import Noise, gumbel
+from draftree.core.transfer import to_device
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
-from draftree.sampling.search import argmax, leading, log_total
+from draftree.sampling.search import argmax, decided, leading, log_total, read_pairs
 from draftree.sampling.searcher import RowNoise, can_search, exact_picks, search
 
 
@@ -111,7 +113,7 @@ class Laws:
         """
         if not self.rows:
             return []
-        good = self.logits.amax(dim=-1).isfinite().tolist() if self._sound is None else self._sound
+        good = transfer.to_host(self.logits.amax(dim=-1).isfinite()) if self._sound is None else self._sound
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
@@ -162,8 +164,10 @@ class Laws:
             streams = [entry.controls.noise for entry in self.rows]
             if self._can_search():
                 self._picks, self._sound = exact_picks(*self._searched(streams))
-            else:
+            elif transfer.on_host(self.raw):
                 self._picks = argmax(self.perturbed(streams))
+            else:
+                self._picks, self._sound = decided(self.perturbed(streams), self.logits)
         return self._picks
 
     def ranked(
@@ -185,7 +189,7 @@ class Laws:
             return found.tokens, [[score - total for score in scores] for scores, total in pairs]
         perturbed = self.perturbed(streams, in_place=in_place)
         tokens, scores = leading(perturbed, count)
-        return tokens.tolist(), (scores - log_total(perturbed)).tolist()
+        return read_pairs(tokens, scores - log_total(perturbed))
 
     def _can_search(self, count: int = 1) -> bool:
         return can_search(self.raw, count)
@@ -209,7 +213,7 @@ def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor
     noise = gumbel(list(distinct), token_ids)
     if len(distinct) in (1, len(keys)):
         return noise
-    return noise[torch.tensor([distinct[key] for key in keys], device=token_ids.device)]
+    return noise[to_device([distinct[key] for key in keys], token_ids.device)]
 
 
 class NodeLaws:

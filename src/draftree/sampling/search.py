@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core import transfer
+from draftree.core.transfer import to_host
+
 ROWS_IN_CACHE = 4
 
 
@@ -18,7 +21,22 @@ def argmax(scores: Tensor) -> list[int]:
     """Column of the largest entry of each row, the first of equals; a NaN counts as the largest."""
     if _numpy_reads(scores):
         return scores.numpy().argmax(axis=-1).tolist()
-    return scores.argmax(dim=-1).tolist()
+    return to_host(scores.argmax(dim=-1))
+
+
+def decided(scores: Tensor, logits: Tensor) -> tuple[list[int], list[bool]]:
+    """`argmax` of the scores, and whether each row of the logits has a token to choose and no NaN: in one transfer."""
+    both = torch.stack((scores.argmax(dim=-1), logits.amax(dim=-1).isfinite().long()))
+    picks, sound = to_host(both)
+    return picks, [bool(flag) for flag in sound]
+
+
+def read_pairs(tokens: Tensor, values: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and their values as lists; from a device in one transfer, as doubles, which hold both."""
+    if _numpy_reads(tokens):
+        return tokens.tolist(), values.tolist()
+    both = to_host(torch.stack((tokens.double(), values.double())))
+    return [[int(token) for token in row] for row in both[0]], both[1]
 
 
 def descending(values: Tensor) -> Tensor:
@@ -97,7 +115,7 @@ def drop_below(values: Tensor, least: Tensor) -> Tensor:
 
 
 def _numpy_reads(values: Tensor) -> bool:
-    return values.device.type == "cpu"
+    return transfer.on_host(values)
 
 
 def _largest_columns(values: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from draftree.core import transfer
 from draftree.core.noise import gumbel_of_few
 
 RowNoise = Sequence[tuple[tuple[int, int], float] | None]
@@ -60,7 +61,7 @@ def search_with(searcher: Searcher) -> None:
 
 def can_search(logits: Tensor, count: int = 1) -> bool:
     """Whether there is a searcher, and these rows are for it."""
-    if not _searchers or logits.device.type != "cpu" or logits.dtype != torch.float32:
+    if not _searchers or not transfer.on_host(logits) or logits.dtype != torch.float32:
         return False
     return logits.stride(-1) == 1 and 0 < count <= min(_searchers[0].max_count, logits.shape[-1])
 

@@ -1,0 +1,1 @@
+"""Passes of fixed shapes over slots, which a CUDA graph can replay."""

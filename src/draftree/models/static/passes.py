@@ -1,0 +1,161 @@
+"""Passes of fixed shapes: inputs are copied into static buffers, and the same kernels run in the same order.
+
+On a card a shape that comes back is captured as a CUDA graph; on a CPU, and where a model does what a graph can not
+hold, the same work runs operator by operator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.core.transfer import to_device
+from draftree.models.attention import announced
+from draftree.models.slots import KVMemory, KVSlot
+from draftree.models.static.attention import StaticAttention
+from draftree.models.static.buckets import Bucket, Shapes, bucket_of
+from draftree.models.static.graphs import CaptureError, can_capture, capture
+from draftree.models.static.inputs import inputs_of, inputs_size, pack_inputs
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+"""Tokens and positions, both (1, rows), to logits (rows, vocab)."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One shape, ready to run.
+
+    Attributes:
+        buffer: the integers of a pass, at a fixed address.
+        run: the pass; its logits lie where the next pass writes.
+        uses: passes so far.
+        is_captured: whether `run` replays a graph.
+    """
+
+    buffer: Tensor
+    run: Callable[[], Tensor]
+    uses: int = 0
+    is_captured: bool = False
+
+
+class StaticPasses:
+    """Runs passes in a few shapes. Mutates the memory of slots.
+
+    Args:
+        forward: the whole model.
+        memory: of keys and values, with a place behind each slot's that nobody reads.
+        device: of both.
+        shapes: which there are.
+        min_rows: rows of a pass at least.
+    """
+
+    def __init__(
+        self, forward: Forward, memory: KVMemory, *, device: torch.device, shapes: Shapes, min_rows: int
+    ) -> None:
+        assert memory.num_scratch, "padding rows need a place to write to"
+        self._forward = forward
+        self._memory = memory
+        self._device = device
+        self.shapes = shapes
+        self._min_rows = min_rows
+        self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
+        self._version = memory.version
+        self.why_eager = _why_eager(device, shapes)
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs that are held."""
+        return sum(prepared.is_captured for prepared in self._prepared.values())
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Shapes that are held, the one that was used last at the end."""
+        return tuple(self._prepared)
+
+    def bucket(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> Bucket | None:
+        """The shape of a pass over these tentative nodes; None if it must run as a dynamic one."""
+        return bucket_of(
+            slots,
+            list(map(len, nodes)),
+            shapes=self.shapes,
+            num_slots=self._memory.num_slots,
+            length=self._memory.length,
+            min_rows=self._min_rows,
+        )
+
+    def run(
+        self,
+        bucket: Bucket,
+        slots: Sequence[KVSlot],
+        *,
+        tokens: Sequence[Sequence[int]],
+        nodes: Sequence[Sequence[int]],
+        asked: Sequence[int],
+    ) -> Tensor:
+        """One pass.
+
+        Args:
+            bucket: its shape.
+            slots: a slot a job.
+            tokens: of each job.
+            nodes: the tentative nodes that they are.
+            asked: rows whose logits are wanted; rows stand job after job.
+
+        Returns:
+            Their logits, shape (asked rows, vocab), in memory of their own.
+        """
+        prepared = self._ready(bucket)
+        packed = pack_inputs(bucket, slots, tokens, nodes, asked=asked, scratch=self._memory.length)
+        prepared.buffer.copy_(to_device(packed, self._device))
+        if self.why_eager is None and not prepared.is_captured and prepared.uses >= self.shapes.eager_uses:
+            self._capture(bucket, prepared)
+        prepared.uses += 1
+        rows = inputs_of(prepared.buffer, bucket).asked[: len(asked)]
+        return prepared.run().index_select(0, rows)
+
+    def drop(self) -> None:
+        """Forget all shapes."""
+        self._prepared.clear()
+
+    def _ready(self, bucket: Bucket) -> Prepared:
+        if self._version != self._memory.version:
+            self.drop()  # graphs hold addresses of memory that is gone
+            self._version = self._memory.version
+        if bucket not in self._prepared:
+            while len(self._prepared) >= self.shapes.max_graphs:
+                self._prepared.popitem(last=False)
+            self._prepared[bucket] = self._prepare(bucket)
+        self._prepared.move_to_end(bucket)
+        return self._prepared[bucket]
+
+    def _prepare(self, bucket: Bucket) -> Prepared:
+        buffer = torch.zeros(inputs_size(bucket), dtype=torch.int64, device=self._device)
+        inputs = inputs_of(buffer, bucket)
+
+        def work() -> Tensor:
+            with announced(StaticAttention(self._memory, bucket, inputs)):
+                return self._forward(inputs.tokens.unsqueeze(0), inputs.positions.unsqueeze(0))
+
+        return Prepared(buffer, work)
+
+    def _capture(self, bucket: Bucket, prepared: Prepared) -> None:
+        try:
+            prepared.run = capture(prepared.run, self._device)
+            prepared.is_captured = True
+            logger.info("captured a graph of %s", bucket)
+        except CaptureError as error:
+            self.why_eager = f"a pass could not be captured: {error}"
+            logger.warning("passes run operator by operator from now on, since %s", self.why_eager)
+
+
+def _why_eager(device: torch.device, shapes: Shapes) -> str | None:
+    if not shapes.captures:
+        return "capturing was turned off"
+    return None if can_capture(device) else f"there are no graphs on {device.type}"

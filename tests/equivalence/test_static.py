@@ -1,0 +1,232 @@
+"""Passes in fixed shapes say what passes of any shape say: logits, texts, trees, batches, windows."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.models.base import Extend, Part
+from draftree.models.hf import HFModel
+from draftree.models.loading import LoadedModel, load_model, wrap_model
+from draftree.models.static import passes as static_passes
+from draftree.models.static.buckets import Shapes
+from draftree.models.static.graphs import CaptureError
+from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
+
+SMALL = Shapes(shortest=32)
+PROMPTS = prompts(1, 8, 37)
+TREES = [([7, 8, 9, 7, 30, 31], [-1, 0, 0, -1, 2, 4]), ([4, 5, 6], [-1, -1, -1]), ([11], [-1])]
+EXPERTS = ("deepseek_v3", "gpt_oss")
+"""Their products are not to be had in float64."""
+WINDOWED = ["gemma2", "gpt_oss", "mistral", "qwen2-window"]
+
+
+@functools.cache
+def static(family: str) -> LoadedModel:
+    return wrap_model(fresh(family), name=family, shapes=SMALL)
+
+
+@torch.inference_mode()
+def filled(model: HFModel, tokens: Sequence[int]) -> Any:
+    slot = model.open()
+    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
+    model.commit(slot, range(len(tokens)))
+    return slot
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+@pytest.mark.parametrize("family", SLOTTED)
+def test_texts_are_those_of_dynamic_passes(family: str, drafters: Path) -> None:
+    draft = f"ngram,min=1,k=3+model:{drafter_folder(family, drafters)},tree=2-2"
+    llm = LLM(static(family), draft)
+    wanted = LLM(target(family))
+    assert llm.kernels == "graphs (there are no graphs on cpu)"
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=16, temperature=temperature, seed=5)
+        done = llm.generate(PROMPTS, params)
+        assert [d.token_ids for d in done] == [d.token_ids for d in wanted.generate(PROMPTS, params)]
+        assert sum(d.stats.accepted_tokens for d in done) > 0
+    model = llm.model
+    assert isinstance(model, HFModel)
+    assert model.static is not None
+    assert len(model.static.buckets) > 3, "the passes ran in fixed shapes"
+
+
+def logits_of_rounds(model: HFModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """A batch of different trees, some grown in two passes, some committed, then one token more of each."""
+    slots = [filled(model, text) for text in texts]
+    jobs = [Extend(slot, *TREES[i % 3]) for i, slot in enumerate(slots)]
+    found = [model.extend(jobs).logits]
+    growing = [slot for i, slot in enumerate(slots) if i % 3 == 0]
+    found.append(model.extend([Extend(slot, [50, 51], [5, 1]) for slot in growing]).logits)
+    model.commit_many(slots, [[[0, 2, 4, 5, 6], [2], [0]][i % 3] for i in range(len(slots))])
+    found.append(model.extend([Extend(slot, [60 + i], [-1]) for i, slot in enumerate(slots[::-1])]).logits)
+    model.truncate(slots[1], 2)
+    model.prune(slots[0], [])
+    found.append(model.extend([Extend(slots[1], [9, 3], [-1, 0], logits_at=[1]), Extend(slots[0], [8], [-1])]).logits)
+    for slot in slots:
+        model.close(slot)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", *WINDOWED])
+def test_logits_of_trees_batches_and_windows_are_those_of_dynamic_passes(family: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (40, 3, 11, 21, 8)]
+    dtype, error = (torch.float32, 2e-4) if family in EXPERTS else (torch.float64, 1e-9)
+    static_model, dynamic = (HFModel(fresh(family, dtype=dtype), shapes=shapes) for shapes in (SMALL, None))
+    wanted = logits_of_rounds(dynamic, texts)
+    assert torch.allclose(logits_of_rounds(static_model, texts), wanted, atol=error)
+    assert torch.allclose(logits_of_rounds(static_model, texts), wanted, atol=error), "slots that were used before"
+
+
+@torch.inference_mode()
+def test_a_pass_leaves_all_other_places_as_they_are() -> None:
+    model = HFModel(fresh("llama"), shapes=SMALL)
+    slots = [filled(model, [3 + i, 4, 5, 6, 7]) for i in range(5)]
+    before = [store.clone() for store in model._memory.keys.values()]
+    model.extend([Extend(slots[1], [9, 8, 7], [-1, 0, 0]), Extend(slots[4], [9], [-1])])
+    for store, old in zip(model._memory.keys.values(), before, strict=True):
+        changed = (store != old).any(dim=3).any(dim=1)[:, : model._memory.length]
+        assert changed.nonzero().tolist() == [[1, 5], [1, 6], [1, 7], [4, 5]]
+
+
+@torch.inference_mode()
+def test_what_a_rejected_node_left_behind_spoils_nothing() -> None:
+    found = []
+    for shapes in (SMALL, None):
+        model = HFModel(fresh("llama"), shapes=shapes)
+        model.model.get_input_embeddings().weight[13] = float("nan")
+        slot = filled(model, [3, 4, 5])
+        model.extend([Extend(slot, [13, 13, 13], [-1, 0, 0])])
+        model.commit(slot, ())
+        rows = [model.extend([Extend(slot, [7], [-1])]).logits[0]]
+        model.prune(slot, [])
+        sick = filled(model, [13, 13])
+        model.close(sick)
+        other = filled(model, [5])
+        rows.append(model.extend([Extend(other, [7], [-1]), Extend(slot, [8], [-1])]).logits.sum(dim=0))
+        found.append(torch.stack(rows))
+    assert bool(found[0].isfinite().all())
+    assert torch.allclose(found[0], found[1], atol=1e-4)
+
+
+def test_wide_jobs_run_as_they_come() -> None:
+    model = HFModel(fresh("llama"), shapes=Shapes(max_nodes=4, shortest=32))
+    assert model.static is not None
+    slot = filled(model, list(range(3, 20)))
+    assert model.static.buckets == ()
+    model.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 0])])
+    assert len(model.static.buckets) == 1
+    model.extend([Extend(slot, [5], [0])])
+    assert len(model.static.buckets) == 1, "the tree is wider now than a static pass takes"
+
+
+def test_the_shapes_that_were_used_last_are_kept() -> None:
+    model = HFModel(fresh("llama"), shapes=Shapes(shortest=32, max_graphs=2))
+    assert model.static is not None
+    model.reserve(4, 64)
+    slot = model.open()
+    for count in (1, 2, 4, 2):
+        model.extend([Extend(slot, [5] * count, range(-1, count - 1))])
+        model.commit(slot, ())
+    assert [bucket.rows for bucket in model.static.buckets] == [4, 2]
+    model.reserve(4, 200)
+    model.extend([Extend(slot, [5], [-1])])
+    assert [bucket.rows for bucket in model.static.buckets] == [1], "what was captured lies elsewhere now"
+
+
+def recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Like a graph: every replay writes into the memory of the first."""
+    output = work()
+
+    def replay() -> Tensor:
+        return output.copy_(work())
+
+    return replay
+
+
+def test_shapes_that_come_back_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_passes, "can_capture", lambda device: True)
+    monkeypatch.setattr(static_passes, "capture", recorded)
+    model, dynamic = (HFModel(fresh("gemma2"), shapes=shapes) for shapes in (SMALL, None))
+    assert model.static is not None
+    captured, wanted = [], []
+    for one, rows in ((model, captured), (dynamic, wanted)):
+        slot = filled(one, PROMPTS[2])
+        for token in range(5, 22):
+            rows.append(one.extend([Extend(slot, [token, 3], [-1, -1])]).logits)
+            one.commit(slot, [0])
+    assert torch.allclose(torch.cat(captured), torch.cat(wanted), atol=2e-4)
+    assert model.static.num_captured == 2, "one shape before 48 keys and one behind"
+    model.reserve(1, 200)
+    assert model.extend([Extend(slot_of(model), [5], [-1])]).logits.isfinite().all()
+    assert model.static.num_captured == 0
+
+
+def slot_of(model: HFModel) -> Any:
+    return filled(model, [3, 4])
+
+
+def test_what_can_not_be_captured_runs_on_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+        raise CaptureError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(static_passes, "can_capture", lambda device: True)
+    monkeypatch.setattr(static_passes, "capture", refuse)
+    model = HFModel(fresh("llama"), shapes=SMALL)
+    slot = filled(model, [3, 4, 5])
+    with caplog.at_level(logging.WARNING, logger=static_passes.__name__):
+        rows = [model.extend([Extend(slot, [6], [-1])]).logits]
+        model.commit(slot, ())
+        rows += [model.extend([Extend(slot, [6], [-1])]).logits]
+        model.commit(slot, ())
+        rows += [model.extend([Extend(slot, [6], [-1])]).logits]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[1], rows[2])
+    assert [record.message for record in caplog.records] == [
+        "passes run operator by operator from now on, since a pass could not be captured: "
+        "operation not permitted when stream is capturing"
+    ]
+
+
+def test_whole_passes_go_on_from_sketches() -> None:
+    model = HFModel(fresh("llama"), shapes=SMALL)
+    slot = filled(model, [3, 4, 5])
+    whole = model.extend([Extend(slot, [6, 7], [-1, 0])]).logits
+    model.commit(slot, ())
+    model.sketch([Extend(slot, [6], [-1])], Part(end=1))
+    assert torch.allclose(model.extend([Extend(slot, [6, 7], [-1, 0])]).logits, whole, atol=1e-4)
+
+
+def test_names_and_refusals(tmp_path: Path) -> None:
+    folder = drafter_folder("llama", tmp_path)
+    loaded = load_model(folder, dtype="float32", kernels="graphs")
+    assert loaded.kernels == "graphs (there are no graphs on cpu)"
+    assert not loaded.model.is_exact, "float32 products add up another way with more rows"
+    assert LLM(fresh("llama"), kernels="graphs").kernels.startswith("graphs")
+    with pytest.raises(ConfigurationError, match="needs native kernels"):
+        LLM(folder, kernels="graphs", quantization="int8")
+    with pytest.raises(ConfigurationError, match="loaded already"):
+        LLM(target("llama"), kernels="graphs")
+    with pytest.raises(ConfigurationError, match="exact was asked for"):
+        LLM(folder, kernels="graphs", dtype="float32", exact=True)
+    with pytest.raises(UnsupportedModelError, match="take kernels 'torch'"):
+        wrap_model(fresh(sorted(CACHED)[0]), shapes=SMALL)
+    with pytest.raises(ConfigurationError, match="max_graphs"):
+        Shapes(max_graphs=0)

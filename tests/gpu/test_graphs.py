@@ -1,0 +1,98 @@
+"""On a card: captured passes say what dynamic passes say, a round waits once, and graphs come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from draftree import LLM, SamplingParams
+from draftree.models.base import Extend
+from draftree.models.hf import HFModel
+from draftree.models.loading import wrap_model
+from draftree.models.static.buckets import Shapes
+from families import fresh, prompts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+FAMILIES = ["llama", "qwen3", "gemma2", "gemma3_text", "gpt2", "mistral", "phi3"]
+PROMPTS = prompts(1, 8, 37, 90)
+
+
+def on_card(family: str, shapes: Shapes | None, dtype: torch.dtype = torch.float32) -> HFModel:
+    return HFModel(fresh(family, dtype=dtype).cuda(), shapes=shapes)
+
+
+@torch.inference_mode()
+def filled(model: HFModel, tokens: Sequence[int]) -> Any:
+    slot = model.open()
+    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
+    model.commit(slot, range(len(tokens)))
+    return slot
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_logits_are_those_of_dynamic_passes(family: str) -> None:
+    found = []
+    for shapes in (Shapes(), None):
+        model = on_card(family, shapes)
+        model.reserve(4, 192)
+        slots = [filled(model, prompt) for prompt in PROMPTS]
+        for turn in range(6):
+            found.append(model.extend([Extend(slot, [3 + turn, 4, 5], [-1, -1, 0]) for slot in slots]).logits)
+            model.commit_many(slots, [[0, 2], [1], [0], [0, 2]])
+        if model.static is not None:
+            assert model.static.why_eager is None
+            assert model.static.num_captured > 0
+    half = len(found) // 2
+    assert torch.allclose(torch.cat(found[:half]), torch.cat(found[half:]), atol=1e-3)
+
+
+@pytest.mark.parametrize("draft", [None, "ngram,min=1"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_dynamic_passes(draft: str | None, temperature: float) -> None:
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    texts = [
+        [
+            done.token_ids
+            for done in LLM(wrap_model(fresh("llama").cuda(), shapes=shapes), draft).generate(PROMPTS, params)
+        ]
+        for shapes in (Shapes(), None)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_replayed_pass_waits_for_nothing() -> None:
+    model = on_card("llama", Shapes())
+    slot = filled(model, PROMPTS[1])
+    for token in range(4):
+        model.extend([Extend(slot, [token, 7], [-1, -1])])
+        model.commit(slot, [1])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.extend([Extend(slot, [9, 7], [-1, -1])])
+        model.commit(slot, [1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert model.static is not None
+    assert model.static.num_captured > 0
+
+
+def test_memory_that_grows_is_captured_anew_and_graphs_are_evicted() -> None:
+    model = on_card("llama", Shapes(max_graphs=2))
+    assert model.static is not None
+    slot = filled(model, PROMPTS[1])
+    for count in (1, 2, 4, 1, 2, 4):
+        for _ in range(3):
+            model.extend([Extend(slot, [5] * count, [-1] * count)])
+            model.commit(slot, ())
+    assert model.static.num_captured == 2
+    model.reserve(8, 512)
+    model.extend([Extend(slot, [5], [-1])])
+    assert model.static.num_captured == 0

@@ -1,0 +1,143 @@
+"""How often a round waits for a device, counted on the CPU: a second time fails.
+
+The host is told that its own memory is a device's, so the code takes the way that it takes on a card; then every call
+that would wait there is counted, but for those within the forward pass, which a graph replays without the host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree import LLM, SamplingParams
+from draftree.core import noise, transfer
+from draftree.models import slots
+from draftree.models.loading import wrap_model
+from draftree.models.static import passes
+from draftree.models.static.buckets import Shapes
+from draftree.models.static.passes import StaticPasses
+from draftree.sampling import laws
+from families import drafter_folder, fresh, prompts
+
+WAITING = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "to")
+PROMPTS = prompts(9, 12, 10)
+
+
+class Waits:
+    """Counts calls that would wait for a device."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.is_paused = False
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            was_paused = self.is_paused
+            if not was_paused:
+                self.calls[name] += self._waits(name, args, kwargs)
+            self.is_paused = True  # what it calls itself is the same wait
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.is_paused = was_paused
+
+        monkeypatch.setattr(owner, name, watched)
+
+    @staticmethod
+    def _waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name in ("tensor", "as_tensor", "to"):
+            # numbers that go to a device by any way but `to_device` are copied while the host waits
+            return "device" in kwargs or any(isinstance(arg, torch.device | str) for arg in args[1:])
+        return True
+
+    def pause(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        """Calls within this one do not count."""
+        original = getattr(owner, name)
+
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            was_paused, self.is_paused = self.is_paused, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.is_paused = was_paused
+
+        monkeypatch.setattr(owner, name, unseen)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    found = Waits()
+    ready = StaticPasses._ready
+
+    def as_if_captured(self: StaticPasses, *args: Any) -> Any:
+        prepared = ready(self, *args)
+        if not prepared.is_captured:
+            run, prepared.is_captured = prepared.run, True
+            prepared.run = lambda: unwatched(found, run)
+        return prepared
+
+    monkeypatch.setattr(StaticPasses, "_ready", as_if_captured)
+    monkeypatch.setattr(transfer, "on_host", lambda tensor: False)
+    for name in WAITING:
+        found.watch(monkeypatch, Tensor, name)
+    for name in ("tensor", "as_tensor"):
+        found.watch(monkeypatch, torch, name)
+    for module in (noise, laws, slots, passes):
+        found.pause(monkeypatch, module, "to_device")
+    return found
+
+
+def unwatched(waits: Waits, run: Callable[[], Tensor]) -> Tensor:
+    was_paused, waits.is_paused = waits.is_paused, True
+    try:
+        return run()
+    finally:
+        waits.is_paused = was_paused
+
+
+def waits_of_rounds(waits: Waits, draft: str | None, params: SamplingParams, **options: Any) -> list[Counter[str]]:
+    """Calls that wait, round by round, without the first ones, which read the prompts."""
+    rounds: list[Counter[str]] = []
+
+    def note(record: Any) -> None:
+        rounds.append(Counter(waits.calls))
+        waits.calls.clear()
+
+    llm = LLM(wrap_model(fresh("llama"), shapes=Shapes(shortest=32)), draft, on_round=note, **options)
+    llm.generate(PROMPTS, params)
+    return rounds[1:]
+
+
+@pytest.mark.parametrize("draft", [None, "ngram,min=1", "suffix", "ngram,min=1+suffix"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_waits_once(waits: Waits, draft: str | None, temperature: float) -> None:
+    rounds = waits_of_rounds(waits, draft, SamplingParams(max_tokens=12, temperature=temperature, seed=1))
+    assert len(rounds) >= 3
+    assert all(calls.total() == 1 for calls in rounds), rounds
+
+
+def test_a_model_that_drafts_waits_once_more_for_each_level(waits: Waits, tmp_path: Path) -> None:
+    draft = f"model:{drafter_folder('llama', tmp_path)},k=3"
+    rounds = waits_of_rounds(waits, draft, SamplingParams(max_tokens=16, temperature=0.8, seed=1))
+    assert all(calls.total() <= 1 + 3 for calls in rounds), rounds
+
+
+def test_a_second_wait_is_seen(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StaticPasses.run
+
+    def curious(self: StaticPasses, *args: Any, **kwargs: Any) -> Tensor:
+        logits = run(self, *args, **kwargs)
+        assert float(logits.amax()) < 1e9
+        return logits
+
+    monkeypatch.setattr(StaticPasses, "run", curious)
+    rounds = waits_of_rounds(waits, None, SamplingParams(max_tokens=6, temperature=0.0))
+    assert all(calls.total() > 1 for calls in rounds)
