@@ -180,7 +180,7 @@ def one_pass(model: LanguageModel, slots: Sequence[Any], tokens: Sequence[int]) 
 
 def time_decoding(loaded: LoadedModel, draft: str | None, *, batch: int, prefix: int, tokens: int) -> tuple[float, Any]:
     """Tokens a second of a batch behind its first round, and the statistics of one text; the second of two runs."""
-    llm = LLM(loaded, draft, plan=None if draft is None else "fixed", max_batch_size=batch)
+    llm = LLM(loaded, draft, plan=None if draft is None else "fixed", max_batch_size=batch, keep_prefixes=0)
     prompts = [ids(prefix, loaded.model.vocab_size, index) for index in range(batch)]
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for _ in range(2):

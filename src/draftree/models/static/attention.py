@@ -62,7 +62,7 @@ class StaticAttention:
         word = (node // WORD_BITS)[:, None, :].expand(-1, bucket.nodes, -1)
         bits = inputs.seen if bucket.words == 1 else inputs.seen.gather(2, word)
         is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (behind < bucket.tree_size)[:, None, :]
-        visible = torch.where((behind < 0)[:, None, :], True, is_ancestor)
+        visible = (behind < 0)[:, None, :] | is_ancestor
         if window is None:
             return visible
         # windows go by depth: siblings stand at one position, whatever their place is
