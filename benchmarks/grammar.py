@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def main() -> None:
         {
             "machine": machine(loaded.model.device),
             "versions": versions(),
-            "xgrammar": xgrammar.__version__,
+            "xgrammar": version("xgrammar"),
             "model": NAME,
         }
     ]

@@ -68,4 +68,5 @@ def test_records_of_a_batch_parse_and_are_plain(draft: str, temperature: float) 
         assert 0 <= record["age"] <= 120
         assert record["nationality"] in ("British", "French", "Japanese", "Polish")
         assert one.stats.rounds <= 0.75 * slow.stats.rounds
-        assert one.stats.accepted_by_source["grammar"] >= 3
+        if "model" not in draft:  # a model guesses under the mask what is forced, too
+            assert one.stats.accepted_by_source["grammar"] >= 3
