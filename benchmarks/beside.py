@@ -1,0 +1,235 @@
+"""Draftree beside other engines: the same prompts, in turns, one text at a time; medians and ratios.
+
+    python benchmarks/beside.py smollm2-135m-instruct --peer transformers --ours none --ours ngram \\
+        --peer 'llama.cpp bf16=PYTHON benchmarks/peers/llama_cpp.py smollm2-bf16.gguf' \\
+        --prompts FILE --limit 2 --out benchmarks/results/beside.jsonl
+
+A peer is a command that runs in an environment of its own and answers a request a line (see `peers/`); the engine
+`transformers` needs none. For every prompt all engines write one after the other, in an order that turns from prompt
+to prompt. Speeds are tokens behind the first one over the seconds that they took, as each engine tells them.
+`ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from draftree import LLM, SamplingParams
+from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.bench.workload import encode, read_workload
+from draftree.models.loading import LoadedModel, load_model
+from draftree.models.resolve import resolve_model
+from draftree.text.tokenizer import Tokenizer
+
+
+class Engine(ABC):
+    """Writes greedy texts of a given length."""
+
+    name: str
+
+    @abstractmethod
+    def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
+        """One text: `seconds`, `decode_seconds` behind the first token, `tokens`, `ids`."""
+
+    def close(self) -> None:  # noqa: B027
+        """End what was started; most have nothing to end."""
+
+
+class Ours(Engine):
+    """Draftree, with a drafter or without."""
+
+    _loaded: ClassVar[dict[tuple[str, str | None], LoadedModel]] = {}
+
+    def __init__(self, model: str, spec: str, dtype: str) -> None:
+        draft, *options = spec.split("@")
+        given = dict(option.split("=", 1) for option in options)
+        quantization = given.pop("quantization", None)
+        if given:
+            raise SystemExit(f"'{spec}' names options that this script does not know: {', '.join(given)}")
+        key = (dtype, quantization)
+        if key not in self._loaded:
+            self._loaded[key] = load_model(model, dtype=dtype, quantization=quantization)
+        self.name = f"draftree {quantization or dtype} {'plain' if draft == 'none' else draft}"
+        self._llm = LLM(self._loaded[key], None if draft == "none" else draft)
+
+    def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
+        """By `generate`, with nothing remembered of texts before."""
+        self._llm.forget()
+        start = time.perf_counter()
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        done = self._llm.generate([ids], params)[0]
+        seconds = time.perf_counter() - start
+        stats = done.stats
+        found = {"seconds": seconds, "decode_seconds": stats.decode_seconds, "tokens": len(done.token_ids)}
+        return {**found, "ids": list(done.token_ids), "acceptance_length": stats.acceptance_length}
+
+
+class Transformers(Engine):
+    """`generate`, plain or with prompt lookup."""
+
+    _models: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, model: str, dtype: str, *, lookup: int | None = None) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        if dtype not in self._models:
+            self._models[dtype] = AutoModelForCausalLM.from_pretrained(
+                resolve_model(model), dtype=getattr(torch, dtype)
+            ).eval()
+        self._model = self._models[dtype]
+        self._model.generation_config = GenerationConfig()
+        self._lookup = lookup
+        self.name = f"transformers {dtype} {'plain' if lookup is None else f'lookup {lookup}'}"
+
+    @torch.inference_mode()
+    def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
+        """The clock of the first token is a processor that is called before every token."""
+        times: list[float] = []
+
+        def note(_: Any, scores: torch.Tensor) -> torch.Tensor:
+            times.append(time.perf_counter())
+            return scores
+
+        start = time.perf_counter()
+        written = self._model.generate(
+            torch.tensor([ids]),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            prompt_lookup_num_tokens=self._lookup,
+            logits_processor=[note],
+        )
+        end = time.perf_counter()
+        tokens = written[0, len(ids) :].tolist()
+        return {"seconds": end - start, "decode_seconds": end - times[0], "tokens": len(tokens), "ids": tokens}
+
+
+class Peer(Engine):
+    """A process that answers a request a line."""
+
+    def __init__(self, name: str, command: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        print(f"{name}: {self._line()['ready']}", file=sys.stderr)
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise SystemExit(f"{self.name} ended without an answer: run its command by hand to see why")
+
+    def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
+        """Ask and wait."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"ids": ids, "max_tokens": max_tokens}) + "\n")
+        self._process.stdin.flush()
+        found = self._line()
+        if found.get("error"):
+            raise SystemExit(f"{self.name}: {found['error']}")
+        return found
+
+    def close(self) -> None:
+        """End of its input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def engines_of(given: argparse.Namespace) -> list[Engine]:
+    """All that were asked for, loaded."""
+    found: list[Engine] = [Ours(given.model, spec, given.dtype) for spec in given.ours]
+    for peer in given.peer:
+        name, _, command = peer.partition("=")
+        if command:
+            found.append(Peer(name, command))
+        elif name.startswith("transformers"):
+            lookup = name.partition(":")[2]
+            found.append(Transformers(given.model, given.dtype, lookup=int(lookup) if lookup else None))
+        else:
+            raise SystemExit(f"peer '{peer}' has no command: write NAME=COMMAND, or transformers, or transformers:10")
+    return found
+
+
+def table(records: list[dict[str, Any]], base: str) -> str:
+    """Median speeds by category, and the median of each prompt's ratio to the first engine."""
+    speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ratios: dict[str, list[float]] = defaultdict(list)
+    by_task: dict[Any, dict[str, float]] = defaultdict(dict)
+    for record in records:
+        speed = (record["tokens"] - 1) / record["decode_seconds"]
+        speeds[record["engine"]][record["category"]].append(speed)
+        by_task[record["task"], record["repeat"]][record["engine"]] = speed
+    for found in by_task.values():
+        for engine, speed in found.items():
+            ratios[engine].append(speed / found[base])
+    categories = sorted({record["category"] for record in records})
+    lines = ["| engine | " + " | ".join(categories) + " | × first |", "|---" * (len(categories) + 2) + "|"]
+    for engine, kinds in speeds.items():
+        cells = [f"{statistics.median(kinds[kind]):.0f}" if kind in kinds else "" for kind in categories]
+        lines.append(f"| {engine} | " + " | ".join(cells) + f" | {statistics.median(ratios[engine]):.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write in turns, record, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--ours", action="append", default=[], help="DRAFT[@OPTION=VALUE…]; none is plain decoding")
+    parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND, transformers or transformers:10")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--prompts", action="append", type=Path, default=[])
+    parser.add_argument("--category", action="append", default=[])
+    parser.add_argument("--limit", type=int, default=2, help="prompts of each category")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    tokenizer = Tokenizer.load(resolve_model(given.model))
+    assert tokenizer is not None, "named models have tokenizers"
+    files = [read_workload(file) for file in given.prompts] or [read_workload()]
+    tasks = [task for file in files for task in file.choose(given.category, given.limit).tasks]
+    engines = engines_of(given)
+    header = {"kind": "header", "job": "beside", "date": now(), "model": given.model, "dtype": given.dtype}
+    header |= {"machine": machine(torch.device("cpu")), "versions": versions(), "load": load_average()}
+    records: list[dict[str, Any]] = []
+    try:
+        for engine in engines:
+            engine.write([1, 2, 3, 4], 4)
+        for repeat in range(given.repeats):
+            for number, task in enumerate(tasks):
+                turn = (number + repeat) % len(engines)
+                for engine in engines[turn:] + engines[:turn]:
+                    found = engine.write(encode(task, tokenizer)[0], given.max_tokens)
+                    facts = {"engine": engine.name, "task": task.id, "category": task.category, "repeat": repeat}
+                    records.append({"kind": "record", **facts, **found})
+                print(f"\r{repeat * len(tasks) + number + 1}/{given.repeats * len(tasks)}", end="", file=sys.stderr)
+    finally:
+        for engine in engines:
+            engine.close()
+        if given.out is not None:
+            given.out.write_text("".join(json.dumps(line) + "\n" for line in [header, *records]), "utf-8")
+    print(file=sys.stderr)
+    print(table(records, engines[0].name))
+
+
+if __name__ == "__main__":
+    main()

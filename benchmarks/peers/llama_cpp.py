@@ -1,0 +1,86 @@
+"""llama.cpp, by the package `xllamacpp`, as a peer of `beside.py`.
+
+    python llama_cpp.py MODEL.gguf --threads 2 [--lookup simple --draft 8]
+
+Reads a request a line: {"ids": [...], "max_tokens": 64}; writes an answer a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import xllamacpp
+
+LOOKUPS = {
+    "simple": xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE,
+    "mod": xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD,
+    "map": xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K,
+    "cache": xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_CACHE,
+}
+
+
+def server(given: argparse.Namespace) -> xllamacpp.Server:
+    """One slot, no cache between requests."""
+    params = xllamacpp.CommonParams()
+    params.model.path = given.model
+    params.n_ctx, params.n_parallel, params.n_predict = 4096, 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.threads
+    params.warmup, params.cache_prompt, params.cache_ram_mib = True, False, 0
+    params.port = 0
+    if given.lookup:
+        params.speculative.types = [LOOKUPS[given.lookup]]
+        for name in ("ngram_simple", "ngram_map_k"):
+            found = getattr(params.speculative, name)
+            found.size_n, found.size_m, found.min_hits = given.match, given.draft, 1
+    return xllamacpp.Server(params)
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--lookup", choices=LOOKUPS)
+    parser.add_argument("--match", type=int, default=3)
+    parser.add_argument("--draft", type=int, default=8)
+    given = parser.parse_args()
+    running = server(given)
+    print(json.dumps({"ready": f"xllamacpp {xllamacpp.__version__}"}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        start = time.perf_counter()
+        answer = running.handle_completions(
+            {
+                "prompt": asked["ids"],
+                "n_predict": asked["max_tokens"],
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "cache_prompt": False,
+                "stream": False,
+                "return_tokens": True,
+                "samplers": ["top_k"],
+                "top_k": 1,
+            }
+        )
+        seconds = time.perf_counter() - start
+        found = json.loads(answer) if isinstance(answer, str) else answer
+        timings = found.get("timings", {})
+        print(
+            json.dumps(
+                {
+                    "seconds": seconds,
+                    "decode_seconds": timings.get("predicted_ms", 0.0) / 1000,
+                    "tokens": timings.get("predicted_n"),
+                    "ids": found.get("tokens"),
+                    "error": found.get("error"),
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
