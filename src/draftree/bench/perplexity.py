@@ -1,8 +1,7 @@
-"""How well a model foretells a text, as it came and with other weights: perplexity, and how often the likeliest
-token changes.
+"""How well a model foretells a text, as it came and with other weights.
 
-The text is read through our own passes, by windows that overlap by half: each token is foretold once, behind half a
-window of text at least, but for the first ones.
+Perplexity, and how often the likeliest token changes. The text is read through our own passes, by windows that
+overlap by half: each token is foretold once, behind half a window of text at least, but for the first ones.
 """
 
 from __future__ import annotations
