@@ -92,6 +92,7 @@ def demo(
     with waiting("warming up"):
         for llm in (plain, fast):
             llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
+            llm.forget()  # the first prompt is to be read anew
     say(heading(setup, loaded, ink))
     same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
     if not all(same):
