@@ -17,6 +17,7 @@ DRAFTERS: Registry[Drafter] = Registry(
         {
             "base",
             "counting",
+            "growing",
             "growth",
             "guided",
             "merged",

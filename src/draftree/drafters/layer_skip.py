@@ -12,14 +12,12 @@ with half of the sublayers gone a pass still costs half, so nearly every guess w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import Draw, TokenTree
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.drafters.base import DraftContext
+from draftree.drafters.growing import GrowingDrafter
 from draftree.drafters.growth import Growth
 from draftree.drafters.shapes import Shape, parse_shape
 from draftree.models.base import Part
@@ -27,10 +25,8 @@ from draftree.models.layer_sets import numbers_of, stored_set
 
 
 @final
-class LayerSkipDrafter(Drafter[Any]):
+class LayerSkipDrafter(GrowingDrafter):
     """Grows trees with the target, some sublayers left out."""
-
-    runs_model = True
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -67,29 +63,8 @@ class LayerSkipDrafter(Drafter[Any]):
             """The shape that `tree` and `k` name."""
             return parse_shape(self.tree, self.k)
 
-    @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """Those of the shape."""
-        return config.shape.draws
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As deep as the shape."""
-        return config.shape.depth
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """As many as the shape has."""
-        return config.shape.num_nodes
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Whether the shape has a node with two children."""
-        return not config.shape.is_chain
-
     def __init__(self, config: Config, context: DraftContext) -> None:
         part = config.part
-        self._note = ""
         if part is None:
             stored = stored_set(context.target.fingerprint)
             part, self._note = stored.part, str(stored)
@@ -100,28 +75,3 @@ class LayerSkipDrafter(Drafter[Any]):
             shares_noise=context.shares_noise,
             part=part,
         )
-
-    @property
-    def note(self) -> str:
-        """Which layers tuning left out; empty if they were named by hand."""
-        return self._note
-
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for sketches in the target's slots."""
-        self._growth.reserve(num_sequences, length)
-
-    def open(self, sequence: SequenceView) -> Any:
-        """The target's slot serves."""
-        return self._growth.open(sequence)
-
-    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, all sequences in one pass a level."""
-        return self._growth.grow(states, budgets)
-
-    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        """What was accepted lies in the target's slots already."""
-        self._growth.observe(states, verdicts)
-
-    def close(self, state: Any) -> None:
-        """The slot is the target's."""
-        self._growth.close(state)

@@ -14,14 +14,13 @@ level; loses when that is not small beside a pass of the target, or when the two
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import Draw, TokenTree
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.core.tree import Draw
+from draftree.drafters.base import DraftContext
+from draftree.drafters.growing import GrowingDrafter
 from draftree.drafters.growth import Growth
 from draftree.drafters.shapes import Shape, parse_shape
 from draftree.drafters.strings import StringGrowth
@@ -30,10 +29,8 @@ from draftree.models.memory import Footprint
 
 
 @final
-class ModelDrafter(Drafter[Any]):
+class ModelDrafter(GrowingDrafter):
     """Grows trees with a loaded model."""
-
-    runs_model = True
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -71,26 +68,10 @@ class ModelDrafter(Drafter[Any]):
         """As the shape and the way between vocabularies allow."""
         return config.draws
 
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As deep as the shape."""
-        return config.shape.depth
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """As many as the shape has."""
-        return config.shape.num_nodes
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Whether the shape has a node with two children."""
-        return not config.shape.is_chain
-
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)
         self._model = loaded.model
         translation = translation_between(config.map, loaded, context)
-        self._growth: Growth | StringGrowth
         if translation is not None and translation.way == STRINGS:
             self._growth = StringGrowth(loaded.model, shape=config.shape, translation=translation)
         else:
@@ -105,31 +86,6 @@ class ModelDrafter(Drafter[Any]):
         self._note = "" if translation is None else str(translation)
 
     @property
-    def note(self) -> str:
-        """Between which vocabularies it translates, and how."""
-        return self._note
-
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the small model's slots."""
-        self._growth.reserve(num_sequences, length)
-
-    @property
     def footprint(self) -> Footprint:
         """The small model's."""
         return self._model.footprint
-
-    def open(self, sequence: SequenceView) -> Any:
-        """A slot of the small model."""
-        return self._growth.open(sequence)
-
-    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, all sequences in one pass a level."""
-        return self._growth.grow(states, budgets)
-
-    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        """Keep the accepted tokens in the slots."""
-        self._growth.observe(states, verdicts)
-
-    def close(self, state: Any) -> None:
-        """Free the slot."""
-        self._growth.close(state)
