@@ -1,0 +1,33 @@
+"""`draftree bench`: measure, and show what was measured."""
+
+from __future__ import annotations
+
+import typer
+
+from draftree.cli.bench.laws import laws
+from draftree.cli.bench.options import DEFAULT_COMMAND, BenchGroup
+from draftree.cli.bench.passes import passes
+from draftree.cli.bench.perplexity import perplexity
+from draftree.cli.bench.report import report, simulate
+from draftree.cli.bench.run import run
+from draftree.cli.layout import PlainCommand
+
+__all__ = ["bench"]
+
+bench = typer.Typer(cls=BenchGroup, no_args_is_help=True)
+
+
+@bench.callback()
+def about() -> None:
+    """Measure methods against plain decoding; 'bench MODEL' is short for 'bench run MODEL'."""
+
+
+for _name, _command in (
+    (DEFAULT_COMMAND, run),
+    ("passes", passes),
+    ("laws", laws),
+    ("perplexity", perplexity),
+    ("simulate", simulate),
+    ("report", report),
+):
+    bench.command(_name, cls=PlainCommand)(_command)

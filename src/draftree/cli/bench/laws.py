@@ -1,0 +1,68 @@
+"""`draftree bench laws`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftree.cli.bench.options import (
+    COMPARED,
+    HOW,
+    Category,
+    Device,
+    Dtype,
+    Limit,
+    MaxTokens,
+    Model,
+    Output,
+    Prompts,
+    Seed,
+    Threads,
+    listed,
+    require_new,
+    write_and_show,
+)
+
+
+def laws(
+    model: Model,
+    *,
+    draft_model: Annotated[str, typer.Option(help="The drafter's model.", metavar="NAME", rich_help_panel=COMPARED)],
+    temperatures: Annotated[
+        str, typer.Option(help="Of texts and laws.", metavar="X,X,...", rich_help_panel=COMPARED)
+    ] = "0,0.5,0.8,1,1.25,1.5",
+    prompts: Prompts = None,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 48,
+    seed: Seed = 0,
+    draws: Annotated[int, typer.Option(help="Noises that are averaged over.", metavar="N", rich_help_panel=HOW)] = 8,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Compare a drafter's laws with the target's: how often it guesses right, and what each rule keeps."""
+    require_new(output)
+    from draftree.analysis.laws import kept_by_rule
+    from draftree.bench.laws import LawSettings, prepare
+    from draftree.cli.models import resolve_with_bar
+
+    settings = LawSettings(
+        model=model,
+        draft_model=draft_model,
+        temperatures=listed(temperatures, "--temperatures", kind=float, example="0,0.8"),
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        seed=seed,
+        draws=draws,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+    )
+    ready = prepare(settings, fetch=resolve_with_bar)
+    law_lines = (("law", record) for records in ready.run(kept_by_rule) for record in records)
+    write_and_show(output, ready.header, law_lines)

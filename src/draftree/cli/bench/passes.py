@@ -1,0 +1,77 @@
+"""`draftree bench passes`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftree.cli.bench.options import (
+    COMPARED,
+    HOW,
+    Device,
+    Dtype,
+    Kernels,
+    Model,
+    Output,
+    Quantization,
+    Threads,
+    listed,
+    require_new,
+    write_and_show,
+)
+
+
+def passes(
+    model: Model,
+    *,
+    rows: Annotated[
+        str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
+    ] = "1,2,4,8,16,32,64",
+    prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
+    trees: Annotated[
+        str | None,
+        typer.Option(
+            help="Trees to score, as trees, leaf by leaf, and beside a chain of as many tokens: 2-2-2,4-2-1.",
+            metavar="SHAPE,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    drafts: Annotated[
+        str | None,
+        typer.Option(
+            help="Trees that the model drafts, and the passes in it: 1-1-1,best-32.",
+            metavar="SHAPE,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Time passes of a model over more and more tokens, beside the floor that memory sets."""
+    require_new(output)
+    counts = listed(rows, "--rows", kind=int, example="1,2,4")
+    from draftree.bench.passes import PassSettings, measure
+    from draftree.cli.models import resolve_with_bar
+
+    settings = PassSettings(
+        model=model,
+        rows=counts,
+        prefix=prefix,
+        repeats=repeats,
+        trees=tuple(trees.split(",") if trees else ()),
+        drafts=tuple(drafts.split(",") if drafts else ()),
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+    )
+    header, records, tree_records = measure(settings, fetch=resolve_with_bar)
+    lines = [*(("pass", record) for record in records), *(("tree", tree) for tree in tree_records)]
+    write_and_show(output, header, lines)

@@ -1,0 +1,67 @@
+"""`draftree bench perplexity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.bench.options import (
+    COMPARED,
+    HOW,
+    PROMPTS,
+    Device,
+    Kernels,
+    Model,
+    Output,
+    Threads,
+    require_new,
+    write_and_show,
+)
+
+
+def perplexity(
+    model: Model,
+    *,
+    text: Annotated[Path, typer.Option(help="A file of UTF-8 text.", metavar="FILE", rich_help_panel=PROMPTS)],
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="auto, float32, bfloat16, float16, float64 or int8; repeatable, and then compared with the first.",
+            metavar="KIND",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(help="Tokens that are read at once at most.", metavar="N", rich_help_panel=HOW)
+    ] = 1024,
+    limit: Annotated[
+        int | None, typer.Option(help="Tokens of the text at most.", metavar="N", rich_help_panel=PROMPTS)
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of keys and values beside int8 weights.", metavar="NAME", rich_help_panel=HOW)
+    ] = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    threads: Threads = None,
+    output: Output = None,
+) -> None:
+    """Read a text, and say how well it was foretold; with several kinds of weights, what the others lose."""
+    require_new(output)
+    from draftree.bench.perplexity import PerplexitySettings, measure
+    from draftree.cli.models import resolve_with_bar
+
+    settings = PerplexitySettings(
+        model=model,
+        text=text,
+        weights=tuple(weights or ("auto",)),
+        window=window,
+        limit=limit,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        threads=threads,
+    )
+    header, records = measure(settings, fetch=resolve_with_bar)
+    write_and_show(output, header, (("perplexity", record) for record in records))

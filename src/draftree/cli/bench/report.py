@@ -1,0 +1,87 @@
+"""`draftree bench simulate` and `draftree bench report`: results and traces that are there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.bench.options import COMPARED, listed, show_results
+
+
+def simulate(
+    trace: Annotated[
+        Path,
+        typer.Argument(help="What --record wrote.", metavar="TRACE", rich_help_panel="Arguments"),
+    ],
+    *,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A planner to try; repeatable. Plain decoding always stands beside.",
+            metavar="POLICY",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="Nodes a round for the bounds: what a planner that knew the text would accept.",
+            metavar="N,N,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "1,2,4,8,16",
+) -> None:
+    """Replay a trace under other planners, without a model."""
+    from draftree.analysis.replays import replays
+    from draftree.analysis.trace import read_trace
+
+    counts = listed(sizes, "--sizes", kind=int, example="1,4")
+    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("auto", "fixed")), sizes=counts))
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Results that --output wrote.", metavar="FILE...", rich_help_panel="Arguments"),
+    ],
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
+    ] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="One table of all runs, side by side.", rich_help_panel="Output")
+    ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for plots of all that the files hold together, in place of tables; needs the extra 'plots'.",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+) -> None:
+    """Print the tables of results files, or draw them."""
+    from draftree.bench.records import read_results
+    from draftree.bench.tables import markdown as as_markdown
+
+    if plots is not None:
+        from draftree.bench.plots import draw_all
+
+        for path in draw_all([read_results(path) for path in files], plots):
+            typer.echo(path)
+        return
+    if together:
+        from draftree.bench.tables import together_grid
+
+        typer.echo(together_grid([read_results(path) for path in files]).markdown())
+        return
+    for number, results in enumerate([read_results(path) for path in files]):
+        if number:
+            typer.echo()
+        if markdown:
+            typer.echo(f"### {results.name}\n\n{as_markdown(results)}", nl=False)
+        else:
+            typer.echo(results.name)
+            show_results(results)

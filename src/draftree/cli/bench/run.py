@@ -1,0 +1,156 @@
+"""`draftree bench run`: methods against plain decoding and transformers, with what a number needs beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from draftree.cli.bench.options import (
+    COMPARED,
+    HOW,
+    Category,
+    Device,
+    Dtype,
+    Kernels,
+    Limit,
+    MaxTokens,
+    Model,
+    Output,
+    Prompts,
+    Quantization,
+    Seed,
+    Threads,
+    record_file,
+    require_new,
+    show_results,
+)
+from draftree.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from draftree.bench.benchmark import Benchmark, BenchSettings
+    from draftree.bench.records import RecordFile
+
+INTERRUPTED = 130
+
+
+def run(
+    model: Model,
+    *,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
+            "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
+            metavar="SPEC[@PLAN][@VERIFY]",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Planner of every draft that names none; repeatable, each makes a method.",
+            metavar="POLICY",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    verify: Annotated[
+        str, typer.Option(help="Rule of every method that names none.", metavar="RULE", rich_help_panel=COMPARED)
+    ] = "coupled",
+    peer: Annotated[
+        bool,
+        typer.Option(
+            "--peer/--no-peer", help="The same jobs done by transformers, in turns.", rich_help_panel=COMPARED
+        ),
+    ] = False,
+    prompts: Prompts = None,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token.", metavar="X", rich_help_panel=HOW)
+    ] = 0.0,
+    seed: Seed = 0,
+    repeats: Annotated[int, typer.Option(help="How often each text is written.", metavar="N", rich_help_panel=HOW)] = 3,
+    batch: Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)] = 1,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    output: Output = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for a trace of each drafting method, for 'bench simulate'.",
+            metavar="DIR",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+) -> None:
+    """Write every prompt by every method, in turns, and compare."""
+    require_new(output)
+    if record is not None and record.exists():
+        raise ConfigurationError(f"'{record}' is there already, and traces are never overwritten: give another name")
+    from draftree.bench.benchmark import BenchSettings
+
+    settings = BenchSettings(
+        model=model,
+        drafts=tuple(draft or ()),
+        plans=tuple(plan or ()),
+        verify=verify,
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        repeats=repeats,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        batch=batch,
+        peer=peer,
+    )
+    run_and_show(settings, output, record)
+
+
+def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
+    """Measure, write what was measured and print its tables; Ctrl-C keeps what is whole."""
+    from draftree.bench.benchmark import end_line, prepare
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.recording import Recordings
+
+    complete = False
+    with Recordings(record) as traces, record_file(output) as lines:
+        ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
+        traces.begin(ready, settings.model)
+        lines.add("header", ready.header)
+        try:
+            write_all(ready, lines)
+            complete = True
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: prompts that were not done by all methods are left out\n")
+        lines.add("end", end_line(complete=complete))
+    results = lines.results("this run")
+    if results.records:
+        show_results(results)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def write_all(ready: Benchmark, lines: RecordFile) -> None:
+    """Measure every prompt by every method, with a bar."""
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sum(len(group) for group in ready.groups))
+        for group, records in zip(ready.groups, ready.run(), strict=True):
+            for record in records:
+                lines.add("record", record)
+            bar.advance(task, len(group))
