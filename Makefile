@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test check bench docs clean
+.PHONY: setup demo test check bench peers docs clean
 
 setup: $(VENV)/.setup-done
 
@@ -29,8 +29,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# everything that the lab notes tell, into BENCH; hours. `make peers bench` has other engines take part.
+BENCH   ?= build/bench
+PROMPTS ?=
 bench: setup
-	$(BIN)/draftree bench smollm2-135m-instruct --draft ngram --peer --limit 2 --repeats 1
+	$(BIN)/python benchmarks/full.py --to $(BENCH) $(addprefix --prompts ,$(PROMPTS)) $(if $(wildcard build/peers),--peers build/peers)
+
+peers: setup
+	sh benchmarks/peers/install.sh build/peers
 
 docs: setup
 	$(BIN)/python docs/build.py

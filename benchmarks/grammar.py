@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -163,21 +164,25 @@ def main() -> None:
     }
     methods["plain, no grammar"] = ours(loaded, None, forces=True, schema=None)
     methods["transformers + xgrammar"] = peer(resolve_model(NAME))
-    records: list[dict[str, Any]] = [
-        {
-            "machine": machine(loaded.model.device),
-            "versions": versions(),
-            "xgrammar": version("xgrammar"),
-            "model": NAME,
-        }
-    ]
-    records.append({"masks": mask_cost(LLM(loaded))})
-    for repeat in range(given.repeats + 1):
-        for name, write in methods.items():
-            done = write()
-            if repeat:
-                records.append({"method": name, "repeat": repeat, "texts": done})
-    given.out.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    about = {"machine": machine(loaded.model.device), "versions": versions()}
+    about |= {"xgrammar": version("xgrammar"), "model": NAME}
+    records: list[dict[str, Any]] = []
+    with given.out.open("x", encoding="utf-8") as out:
+
+        def keep(record: dict[str, Any]) -> None:
+            records.append(record)
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+            out.flush()
+
+        keep(about)
+        keep({"masks": mask_cost(LLM(loaded))})
+        for repeat in range(given.repeats + 1):
+            for name, write in methods.items():
+                done = write()
+                if repeat:
+                    keep({"method": name, "repeat": repeat, "texts": done})
+                print(f"\rrepeat {repeat} of {given.repeats}: {name:30}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     print(json.dumps(records[1]))
     for name in methods:
         runs = [record["texts"] for record in records if record.get("method") == name]

