@@ -4,9 +4,10 @@
         --peer 'llama.cpp bf16=PYTHON benchmarks/peers/llama_cpp.py smollm2-bf16.gguf' \\
         --prompts FILE --limit 2 --out benchmarks/results/beside.jsonl
 
-A peer is a command that runs in an environment of its own and answers a request a line (see `peers/`); the engine
-`transformers` needs none. For every prompt all engines write one after the other, in an order that turns from prompt
-to prompt. Speeds are tokens behind the first one over the seconds that they took, as each engine tells them.
+A peer is a command that runs in an environment of its own and answers a request a line (see `peers/`); `transformers`
+needs none, nor does `drop-in:DRAFT`, its `generate` with `draftree.generate` inside. For every prompt all engines write
+one after the other, in an order that turns from prompt to prompt. Speeds are tokens behind the first one over the
+seconds that they took, as each engine tells them.
 `ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
+import draftree
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.workload import encode, read_workload
@@ -77,11 +79,11 @@ class Ours(Engine):
 
 
 class Transformers(Engine):
-    """`generate`, plain or with prompt lookup."""
+    """`generate`, plain, with prompt lookup, or with Draftree in its place."""
 
     _models: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, model: str, dtype: str, *, lookup: int | None = None) -> None:
+    def __init__(self, model: str, dtype: str, *, lookup: int | None = None, draft: str | None = None) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         if dtype not in self._models:
@@ -90,8 +92,11 @@ class Transformers(Engine):
             ).eval()
         self._model = self._models[dtype]
         self._model.generation_config = GenerationConfig()
-        self._lookup = lookup
-        self.name = f"transformers {dtype} {'plain' if lookup is None else f'lookup {lookup}'}"
+        self._more: dict[str, Any] = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
+        way = "plain" if lookup is None else f"lookup {lookup}"
+        if draft is not None:
+            self._more, way = {"custom_generate": draftree.generate, "draft": draft}, f"with draftree.generate {draft}"
+        self.name = f"transformers {dtype} {way}"
 
     @torch.inference_mode()
     def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
@@ -108,8 +113,8 @@ class Transformers(Engine):
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
-            prompt_lookup_num_tokens=self._lookup,
             logits_processor=[note],
+            **self._more,
         )
         end = time.perf_counter()
         tokens = written[0, len(ids) :].tolist()
@@ -164,8 +169,12 @@ def engines_of(given: argparse.Namespace) -> list[Engine]:
         elif name.startswith("transformers"):
             lookup = name.partition(":")[2]
             found.append(Transformers(given.model, given.dtype, lookup=int(lookup) if lookup else None))
+        elif name.startswith("drop-in:"):
+            found.append(Transformers(given.model, given.dtype, draft=name.partition(":")[2]))
         else:
-            raise SystemExit(f"peer '{peer}' has no command: write NAME=COMMAND, or transformers, or transformers:10")
+            raise SystemExit(
+                f"peer '{peer}' has no command: write NAME=COMMAND, transformers, transformers:10 or drop-in:ngram"
+            )
     return found
 
 
@@ -194,7 +203,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--ours", action="append", default=[], help="DRAFT[@OPTION=VALUE…]; none is plain decoding")
-    parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND, transformers or transformers:10")
+    parser.add_argument(
+        "--peer", action="append", default=[], help="NAME=COMMAND, transformers, transformers:10 or drop-in:ngram"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", action="append", type=Path, default=[])
     parser.add_argument("--category", action="append", default=[])

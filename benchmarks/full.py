@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 DRAFTREE = (sys.executable, "-W", "ignore", "-c", "from draftree.cli.main import main; main()")
 SMALL, LARGE, DRAFTER = "smollm2-135m-instruct", "tinyllama-1.1b-chat", "model:stories15m"
-KINDS = ("ngram", "suffix", "lookahead", "suffix+lookahead", DRAFTER)
+KINDS = ("ngram", "suffix", "lookahead", "suffix+lookahead", DRAFTER, "early-exit:20,k=2")
 LLAMA_LOOKUPS = ("simple --draft 8 --match 3", "simple --draft 16 --match 2", "map --draft 8 --match 3", "cache")
 OPENVINO_LOOKUPS = ("--draft 5 --match 3", "--draft 10 --match 3", "--draft 10 --match 2")
 
@@ -59,7 +59,7 @@ def repeated(option: str, values: tuple[str, ...]) -> tuple[str, ...]:
 
 def peers_of(folder: Path | None) -> tuple[str, ...]:
     """transformers, and what lies in the folder, each at a few settings of its lookup."""
-    found = ["transformers", "transformers:3", "transformers:10"]
+    found = ["transformers", "transformers:3", "transformers:10", "drop-in:ngram", "drop-in:suffix"]
     if folder is None:
         return tuple(found)
     llama, openvino = folder / "llama/bin/python", folder / "openvino/bin/python"
