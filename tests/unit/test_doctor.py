@@ -12,7 +12,8 @@ import torch
 from bench_samples import CONTEXT, write_model
 
 from draftree.bench import diagnosis, speeds
-from draftree.bench.diagnosis import DoctorSettings, MachineReport, ModelReport, PassReport, examine, examine_machine
+from draftree.bench.diagnosis import examine, examine_machine
+from draftree.bench.diagnosis_records import DoctorSettings, MachineReport, ModelReport, PassReport
 from draftree.bench.expectations import expectations
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.cli.main import run

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from draftree.assembly import Methods, build_parts, choose_methods
+from draftree.assembly import Methods, build_parts
+from draftree.bench.diagnosis_records import (
+    Diagnosis,
+    DoctorSettings,
+    DraftModelReport,
+    DraftReport,
+    MachineReport,
+    ModelReport,
+    PassReport,
+)
 from draftree.bench.expectations import expectations
 from draftree.bench.passes import QUANTIZED_BYTES, time_passes, weights_of_pass
 from draftree.bench.provenance import machine, shown_name, versions
@@ -25,168 +32,19 @@ from draftree.models.loading import (
     LoadedModel,
     has_native_bfloat16,
     load_model,
-    require_known,
     resolve_device,
-    resolve_dtype,
 )
 from draftree.models.memory import NOTHING, Footprint, MemoryEstimate, estimate_memory, free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import VocabularyComparison, compare_vocabularies
+from draftree.text.vocab import compare_vocabularies
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX = 128
 REPEATS = 10
 LENGTH = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorSettings:
-    """What is examined.
-
-    Attributes:
-        model: named as everywhere.
-        draft: a drafter's spec; None for plain decoding.
-        verify: the rule.
-        dtype: of all models.
-        device: of all models.
-        kernels: what computes passes: "auto", "native" or "torch".
-        quantization: of the target's weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        length: tokens of a slot; None takes 2048, or the context where that is less.
-        measure: whether speeds and passes are measured.
-    """
-
-    model: str
-    draft: str | None = None
-    verify: str = "coupled"
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    length: int | None = None
-    measure: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("threads", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
-        require_known(self.kernels, self.quantization)
-        resolve_dtype(self.dtype, resolve_device(self.device))
-
-    def apply_threads(self) -> None:
-        """From now on torch computes on as many."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-
-    def methods(self) -> Methods:
-        """Found and matched; nothing is loaded."""
-        return choose_methods(self.draft, self.verify, None)
-
-
-@dataclass(frozen=True, slots=True)
-class MachineReport:
-    """The machine, and what passes could run on.
-
-    Attributes:
-        facts: processor, cores, instructions, memory, system.
-        versions: of Python and the packages that matter.
-        devices: that torch computes on.
-        threads: of torch.
-        caches: bytes of the processor's caches, from the nearest.
-        free_bytes: of memory; None where the system does not say.
-        compiler: path of the C compiler; None if there is none.
-        instructions: what passes in C compute with; None if they can not be had.
-        why_not_native: why they can not be had.
-        native_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
-    """
-
-    facts: dict[str, Any]
-    versions: dict[str, Any]
-    devices: tuple[str, ...]
-    threads: int
-    caches: tuple[int, ...]
-    free_bytes: int | None
-    compiler: str | None
-    instructions: str | None
-    why_not_native: str | None
-    native_bfloat16: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """A loaded model. Errors are shares of the spread of the logits, None where there was no such check."""
-
-    name: str
-    family: str
-    vocab_size: int
-    max_length: int
-    dtype: str
-    device: str
-    kernels: str
-    why_torch: str | None
-    quantization: str | None
-    supports_trees: bool
-    is_exact: bool
-    chain_error: float | None
-    tree_error: float | None
-    tolerance: float | None
-    footprint: Footprint
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelReport:
-    """A model that drafts, and its vocabulary beside the target's; `vocabulary` is None without tokenizers."""
-
-    model: ModelReport
-    vocabulary: VocabularyComparison | None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReport:
-    """A drafter.
-
-    Attributes:
-        spec: as it was asked for.
-        nodes: of its widest tree.
-        models: that it steps.
-        note: what it decided when it was built.
-        problem: why it can not draft for this target; None if it can.
-    """
-
-    spec: str
-    nodes: int
-    models: tuple[DraftModelReport, ...]
-    note: str
-    problem: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PassReport:
-    """A pass over `rows` tokens, and the least that reading and multiplying take here."""
-
-    rows: int
-    seconds: float
-    floor_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """All that was found; `speeds` and `passes` are there if they were measured."""
-
-    machine: MachineReport
-    model: ModelReport
-    draft: DraftReport | None
-    length: int
-    memory: MemoryEstimate | None
-    speeds: Speeds | None
-    passes: tuple[PassReport, ...]
-    draft_pass_seconds: float | None
-    expectations: tuple[str, ...]
 
 
 def examine_machine(device: str = "auto") -> MachineReport:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from draftree.bench.diagnosis_records import DraftReport, MachineReport, ModelReport, PassReport
 from draftree.models.memory import MemoryEstimate
-
-if TYPE_CHECKING:
-    from draftree.bench.diagnosis import DraftReport, MachineReport, ModelReport, PassReport
 
 CHEAP = 1.5
 """A pass that costs so many passes over one token is still worth trying with drafts that need no model."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from draftree.bench.diagnosis import Diagnosis, DraftReport, MachineReport, ModelReport
+    from draftree.bench.diagnosis_records import Diagnosis, DraftReport, MachineReport, ModelReport
     from draftree.models.memory import MemoryEstimate
 
 __all__ = ["doctor"]
@@ -85,7 +85,8 @@ def doctor(
         strange = next((flag for flag, value in given.items() if value is not None), None)
         if strange is not None:
             raise typer.BadParameter("it is about a model: name one", param_hint=strange)
-    from draftree.bench.diagnosis import DoctorSettings, examine, examine_machine
+    from draftree.bench.diagnosis import examine, examine_machine
+    from draftree.bench.diagnosis_records import DoctorSettings
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import waiting
 
