@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT, path
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.hf import HFModel
+from draftree.models.native.model import lower
 from draftree.models.sequential import SequentialModel
 from draftree.models.static.buckets import Shapes
 from draftree.models.table import TableLM, hashed
@@ -81,9 +82,7 @@ def subject(name: str) -> Subject:
         model = HFModel(fresh(family), shapes=Shapes(shortest=32))
         return Subject(model, functools.partial(rows_of_peer, family))
     if name == "in C":
-        model = HFModel(fresh("qwen3", **IN_C))
-        model.lower()
-        return Subject(model, rows_of_native_peer)
+        return Subject(lower(HFModel(fresh("qwen3", **IN_C))), rows_of_native_peer)
     return Subject(target(name), functools.partial(rows_of_peer, name))
 
 

@@ -22,6 +22,7 @@ from draftree.models.loading import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
+from draftree.models.native.model import NativeModel, lower
 from families import VOCAB_SIZE, drafter_folder, fresh
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
@@ -53,14 +54,13 @@ if platform.machine() == "x86_64":
     BUILDS |= {"AVX-512": ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512vnni"], "AVX2": ["-march=haswell"]}
 
 
-def lowered(family: str, kind: str = "float32") -> HFModel:
+def lowered(family: str, kind: str = "float32") -> NativeModel:
     model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family])))
-    model.lower(quantization="int8" if kind == "int8" else None)
-    return model
+    return lower(model, quantization="int8" if kind == "int8" else None)
 
 
 @functools.cache
-def native(family: str, kind: str = "float32") -> HFModel:
+def native(family: str, kind: str = "float32") -> NativeModel:
     return lowered(family, kind)
 
 
@@ -197,7 +197,7 @@ def test_other_kinds_are_left_whole(family: str) -> None:
     lm = HFModel(model)
     before = alone(lm, text(5))
     with pytest.raises(NativeUnavailableError, match=OTHERS[family]):
-        lm.lower()
+        lower(lm)
     assert torch.equal(alone(lm, text(5)), before)
 
 
@@ -207,14 +207,14 @@ def test_other_kinds_are_left_whole(family: str) -> None:
 )
 def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(NativeUnavailableError, match=message):
-        HFModel(fresh("llama", **(SIZES | change))).lower()
+        lower(HFModel(fresh("llama", **(SIZES | change))))
 
 
 def test_a_parameter_of_unknown_use_is_refused() -> None:
     model = fresh("llama", **SIZES)
     model.model.layers[1].strange = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(NativeUnavailableError, match="unknown use"):
-        HFModel(model).lower()
+        lower(HFModel(model))
 
 
 @pytest.fixture

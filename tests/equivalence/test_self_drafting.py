@@ -14,9 +14,9 @@ import draftree
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, ModelError
 from draftree.models.base import Part
-from draftree.models.hf import HFModel
 from draftree.models.layer_sets import LayerSet, place_of, store, stored_set
 from draftree.models.loading import load_model
+from draftree.models.slotted import SlottedModel
 from families import SLOTTED, drafter_folder, fresh, prompts, target
 
 RAGGED = prompts(3, 17, 9)
@@ -85,7 +85,7 @@ def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkey
     runs, texts = [], []
     for takes_over in (True, False):
         loaded = load_model(folder, dtype="float32", kernels=kernels)
-        assert isinstance(loaded.model, HFModel)
+        assert isinstance(loaded.model, SlottedModel)
         loaded.model.require_part(Part(end=3))  # checked once, and not to be counted
         before = loaded.model.num_sublayer_runs
         if not takes_over:
@@ -99,7 +99,7 @@ def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkey
     assert runs[1] - runs[0] == 2 * 3 * rows[0]
 
 
-def count_sketched_rows(model: HFModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_sketched_rows(model: SlottedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sketch, rows = model.sketch, [0]
 
     def counting(jobs: Any, part: Any) -> Any:
@@ -112,7 +112,7 @@ def count_sketched_rows(model: HFModel, monkeypatch: pytest.MonkeyPatch) -> list
 
 def test_a_long_prompt_is_not_read_twice() -> None:
     model = target("llama")
-    assert isinstance(model, HFModel)
+    assert isinstance(model, SlottedModel)
     before = model.num_sublayer_runs
     LLM(model, SKIPPING).generate(LONG, params(0.0, max_tokens=1))
     assert model.num_sublayer_runs - before == 2 * model.num_layers * len(LONG[0])

@@ -14,6 +14,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel, Part
 from draftree.models.hf import HFModel
+from draftree.models.native.model import NativeModel, lower
 from draftree.models.table import TableLM, hashed, near
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
 
@@ -36,10 +37,9 @@ in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a
 
 
 @functools.cache
-def native(kind: str) -> HFModel:
+def native(kind: str) -> NativeModel:
     model = HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
-    model.lower(quantization="int8" if kind == "int8" else None)
-    return model
+    return lower(model, quantization="int8" if kind == "int8" else None)
 
 
 @functools.cache
@@ -209,7 +209,7 @@ def test_what_a_model_does_not_have_is_refused() -> None:
 
 def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HFModel(fresh("qwen3", **SIZES))
-    monkeypatch.setattr("draftree.models.hf.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
+    monkeypatch.setattr("draftree.models.slotted.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
     with pytest.raises(UnsupportedModelError, match="in two parts"):
         model.require_part(Part(end=1))
 

@@ -97,10 +97,10 @@ def test_logits_of_trees_batches_and_windows_are_those_of_dynamic_passes(family:
 def test_a_pass_leaves_all_other_places_as_they_are() -> None:
     model = HFModel(fresh("llama"), shapes=SMALL)
     slots = [filled(model, [3 + i, 4, 5, 6, 7]) for i in range(5)]
-    before = [store.clone() for store in model._memory.keys.values()]
+    before = [store.clone() for store in model._pool.memory.keys.values()]
     model.extend([Extend(slots[1], [9, 8, 7], [-1, 0, 0]), Extend(slots[4], [9], [-1])])
-    for store, old in zip(model._memory.keys.values(), before, strict=True):
-        changed = (store != old).any(dim=3).any(dim=1)[:, : model._memory.length]
+    for store, old in zip(model._pool.memory.keys.values(), before, strict=True):
+        changed = (store != old).any(dim=3).any(dim=1)[:, : model._pool.memory.length]
         assert changed.nonzero().tolist() == [[1, 5], [1, 6], [1, 7], [4, 5]]
 
 

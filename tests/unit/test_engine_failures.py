@@ -203,7 +203,7 @@ def test_a_listener_that_raises_frees_all_slots() -> None:
 
 
 def slots_in_use(model: Any) -> int:
-    return int(model._memory.num_slots - len(model._free))
+    return int(model.num_open)
 
 
 @functools.cache

@@ -83,7 +83,7 @@ def test_a_borrowed_model_is_not_kept_alive() -> None:
 def test_memory_of_slots_is_given_back() -> None:
     model = fresh("llama")
     with borrowed(model) as loaded:
-        memory: Any = loaded.model._memory  # type: ignore[attr-defined]
+        memory: Any = loaded.model._pool.memory  # type: ignore[attr-defined]
         loaded.model.reserve(4, 100)
         assert memory.num_bytes > 0
     assert memory.num_bytes == 0

@@ -145,6 +145,6 @@ def test_a_model_without_parts_is_refused(folder: Path, prompts: Path, monkeypat
     def refusing(self: Any, part: Any) -> None:
         raise ModelError("no parts")
 
-    monkeypatch.setattr("draftree.models.hf.HFModel.require_part", refusing)
+    monkeypatch.setattr("draftree.models.slotted.SlottedModel.require_part", refusing)
     with pytest.raises(ModelError, match="no parts"):
         LayerSearch(settings(folder, prompts))

@@ -20,6 +20,7 @@ from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.identity import fingerprint
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
+from draftree.models.native.model import lower
 from draftree.models.packing import can_pack, pack
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
@@ -177,8 +178,7 @@ def lower_model(
     implementation = model.config._attn_implementation
     try:
         wanted = judge(model)
-        ours = HFModel(model)
-        ours.lower(quantization=quantization)
+        ours = lower(HFModel(model), quantization=quantization)
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise

@@ -24,7 +24,7 @@ from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLi
 from draftree.models.native.pages import FilePages
 from draftree.models.native.rows import Rows
 from draftree.models.sketch import Outcome, Stretch
-from draftree.models.slots import KVMemory
+from draftree.models.slots import KVMemory, LayerShape
 
 KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
@@ -55,7 +55,7 @@ class NativeDecoder:
         self._blueprint = read(model, calls)
         self._kept: list[Tensor] = []
         self._format = FORMATS[quantization or KEPT[parameter.dtype]]
-        self._dtype = parameter.dtype
+        self.dtype = parameter.dtype
         self._memory_layout: tuple[int, int] | None = None
         self._ropes = _Ropes(self._blueprint, model.config.get_text_config())
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
@@ -67,6 +67,16 @@ class NativeDecoder:
     def num_layers(self) -> int:
         """Layers."""
         return len(self._blueprint.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return self._blueprint.vocab
+
+    @property
+    def layer_shape(self) -> LayerShape:
+        """Of a token's keys and values in each layer."""
+        return LayerShape(self._blueprint.kv_heads, self._blueprint.head_dim, self._blueprint.head_dim)
 
     @property
     def instructions(self) -> str:
@@ -95,13 +105,13 @@ class NativeDecoder:
         plan = self._blueprint
         embedding = plan.embedding.weight
         # a tied embedding is read back from the packed head, where that keeps it as it is
-        tied = plan.is_tied and self._format == FORMATS[KEPT[self._dtype]]
+        tied = plan.is_tied and self._format == FORMATS[KEPT[self.dtype]]
         own = None if tied else self._keep(embedding.detach())
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         head = self._linear([plan.head], pool)
         if tied:
             self._file_pages.give_back(embedding)
-        kept = torch.empty(0, dtype=self._dtype) if tied else embedding.detach()
+        kept = torch.empty(0, dtype=self.dtype) if tied else embedding.detach()
         plan.embedding.weight = nn.Parameter(kept, requires_grad=False)
         return CDecoder(
             hidden=plan.hidden,
@@ -112,7 +122,7 @@ class NativeDecoder:
             num_layers=len(plan.layers),
             vocab=plan.vocab,
             format=self._format,
-            kv_format=FORMATS[KEPT[self._dtype]],
+            kv_format=FORMATS[KEPT[self.dtype]],
             activation=plan.activation,
             epsilon=plan.epsilon,
             embedding_scale=plan.embedding_scale,
@@ -175,7 +185,7 @@ class NativeDecoder:
         for linear in linears:
             if linear.weight is not self._blueprint.embedding.weight:
                 self._file_pages.give_back(linear.weight)
-            linear.weight = nn.Parameter(torch.empty(0, dtype=self._dtype), requires_grad=False)
+            linear.weight = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 
     def _room(self, num_bytes: int) -> Tensor:
