@@ -63,7 +63,7 @@ def test_the_prediction_is_drafted_from_its_beginning_to_its_end() -> None:
     ],
 )
 def test_after_an_edit_it_finds_back(case: str, written: list[int], expected: tuple[int, ...]) -> None:
-    writing = Writing(PREDICTION, floor=0.1)
+    writing = Writing(PREDICTION, floor=0.08)
     drafts = [writing.write(token) for token in written]
     assert drafts[-1] == [expected], case
     assert Writing(PREDICTION, floor=0.1).write(*written) == [expected], "several tokens in one round are read alike"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.counting import ESCAPE, MEAN_LUCK, VOTES
+from draftree.drafters.counting import ESCAPE, MEAN_LUCK, MOST, RATE, VOTES, Trust
 from draftree.drafters.suffix import EARLIER_WEIGHT, SuffixDrafter
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
@@ -230,3 +231,41 @@ def test_merged_with_others_it_writes_the_same_text() -> None:
     merged = LLM(table, "ngram+suffix,memory=500").generate([[1, 2, 3]], params)[0]
     assert merged.token_ids == plain.token_ids
     assert set(merged.stats.accepted_by_source) == {"ngram", "suffix,memory=500"}
+
+
+def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not_less() -> None:
+    tree = TokenTree((5, 6, 7), (ROOT, 0, ROOT), (math.log(0.6), math.log(0.3), math.log(0.2)))
+    start = [1, 2, 3]
+    right, half, wrong, other = Trust(), Trust(), Trust(), Trust()
+    for trust, written in ((right, [5, 6]), (half, [5, 9]), (wrong, [9]), (other, [7, 4])):
+        trust.remember(tree, len(start))
+        trust.learn(np.array(start + written))
+    # by hand: children of the root had 0.8 together, the node behind 5 had 0.3 / 0.6
+    expected = [0.8 - 1 + 0.5 - 1, 0.8 - 1 + 0.5, 0.8, 0.8 - 1]
+    errors = [math.log(trust.unseen / ESCAPE) / RATE for trust in (right, half, wrong, other)]
+    assert errors == pytest.approx(expected)
+
+
+def test_a_draft_teaches_once_and_trust_has_bounds() -> None:
+    tree, trust = TokenTree((5,), (ROOT,), (math.log(0.9),)), Trust()
+    trust.remember(tree, 0)
+    trust.learn(np.array([9]))
+    learned = trust.unseen
+    trust.learn(np.array([9, 9]))
+    assert trust.unseen == learned > ESCAPE
+    for _ in range(1000):
+        trust.remember(tree, 0)
+        trust.learn(np.array([9]))
+    assert trust.unseen == MOST
+
+
+def test_a_copy_is_drafted_longer_the_longer_it_lasts() -> None:
+    text = list(range(1, 91))
+    options = {"k": 60, "nodes": 60, "width": 1, "floor": 0.3, "max": 4}
+    drafter = build(**options)
+    state = drafter.open(view_of([*text, 1], 90))
+    for token in text[1:12]:
+        drafter.draft_one(state, PLENTY)
+        state.view.history.append([token])
+    fresh = drafted(build(**options), state.view.history.tokens.tolist())
+    assert len(drafter.draft_one(state, PLENTY)) > len(fresh) > 0

@@ -18,10 +18,8 @@ from typing import final
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.counting import LONGEST, Limits, Voter, grow, luck_of
+from draftree.drafters.base import SequenceView
+from draftree.drafters.counting import LONGEST, CountedText, CountedTree, CountingDrafter, Voter
 
 TRUST = 4
 """The beginning of the prediction counts as if so many tokens had matched."""
@@ -32,11 +30,10 @@ NUM_PLACES = 8
 
 
 @dataclass(slots=True)
-class PredictionState:
+class PredictionState(CountedText):
     """A sequence and its place in the prediction. Mutated as the text is read.
 
     Attributes:
-        view: the sequence.
         prediction: its tokens.
         place: the token of the prediction that is expected next, or was when the output left it.
         run: tokens that match up to there.
@@ -44,7 +41,6 @@ class PredictionState:
         num_read: tokens of the output that were looked at.
     """
 
-    view: SequenceView
     prediction: np.ndarray
     place: int = 0
     run: int = TRUST
@@ -53,75 +49,36 @@ class PredictionState:
 
 
 @final
-class PredictionDrafter(SequenceDrafter[PredictionState]):
+class PredictionDrafter(CountingDrafter[PredictionState]):
     """Follows the prediction."""
 
     reads_predictions = True
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(CountedTree):
         """`k`: levels at most; `nodes`: nodes of a tree at most; `width`: children of a node at most, 1 for a chain.
 
-        `max`: tokens that are compared at most; `floor`: nodes that are less likely to survive are left out.
+        `floor`: nodes that are less likely to survive are left out; `max`: tokens that are compared at most.
         """
 
-        k: int = 16
-        nodes: int = 16
-        width: int = 3
         max: int = 24
-        floor: float = 0.2
 
         def __post_init__(self) -> None:
-            for name, most in (("k", MAX_NODES), ("nodes", MAX_NODES), ("width", MAX_NODES), ("max", LONGEST)):
-                if not 1 <= getattr(self, name) <= most:
-                    raise ConfigurationError(
-                        f"option {name} of drafter 'prediction' is {getattr(self, name)}: it must be from 1 to {most}"
-                    )
-            if not 0 <= self.floor <= 1:
+            self.check("prediction")
+            if not 1 <= self.max <= LONGEST:
                 raise ConfigurationError(
-                    f"option floor of drafter 'prediction' is {self.floor}: it must be from 0 to 1"
+                    f"option max of drafter 'prediction' is {self.max}: it must be from 1 to {LONGEST}"
                 )
-
-    @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """Chosen by what matches; with a width of 1 one certain child a node."""
-        return frozenset({Draw.FREE}) if config.width > 1 else frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As configured; a tree is no deeper than it has nodes."""
-        return min(config.k, config.nodes)
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """As configured; a chain has one a level."""
-        return config.nodes if config.width > 1 else cls.default_depth(config)
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Whether a node may have two children."""
-        return config.width > 1
-
-    def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
-        self._draw = context.draw
-        self._shares_noise = context.shares_noise and context.draw is Draw.FREE
 
     def open(self, sequence: SequenceView) -> PredictionState:
         """At the beginning of the prediction."""
         return PredictionState(sequence, np.array(sequence.controls.prediction, np.int64))
 
-    def draft_one(self, state: PredictionState, budget: Budget) -> TokenTree:
-        """What comes next in the prediction, wherever the text may stand in it."""
-        config = self._config
-        held = budget.within(self.default_nodes(config), self.default_depth(config))
-        if not len(state.prediction) or not held.num_nodes or not held.depth:
-            return EMPTY
+    def _voters(self, state: PredictionState, depth: int) -> list[Voter]:
+        if not len(state.prediction):
+            return []
         read(state)
-        voters = _voters(state, config.max, held.depth)
-        limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)
-        luck = luck_of(state.view) if self._shares_noise else None
-        return grow(voters, limits, draw=self._draw, luck=luck)
+        return _places(state, self._config.max, depth)
 
 
 def read(state: PredictionState) -> None:
@@ -160,7 +117,7 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
     return list(zip(places[order].tolist(), lengths[order].tolist(), strict=True))
 
 
-def _voters(state: PredictionState, longest: int, depth: int) -> list[Voter]:
+def _places(state: PredictionState, longest: int, depth: int) -> list[Voter]:
     """The place that is followed, and others while it is in doubt; the best of these may become the place."""
     voters = [] if state.is_lost else [_voter(state, state.place, state.run, depth)]
     if state.run >= FOUND or not state.num_read:

@@ -19,10 +19,8 @@ from typing import final
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.counting import LONGEST, Limits, Voter, grow, luck_of
+from draftree.drafters.base import DraftContext, SequenceView
+from draftree.drafters.counting import LONGEST, CountedText, CountedTree, CountingDrafter, Voter
 from draftree.drafters.occurrences import Occurrences
 
 LONG_RUN = 8
@@ -33,20 +31,19 @@ EARLIER_WEIGHT = 0.25
 """What a place in another text counts beside one in this text."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixState:
+@dataclass(slots=True)
+class SuffixState(CountedText):
     """A sequence and the index of its tokens, which follows it."""
 
-    view: SequenceView
     own: Occurrences
 
 
 @final
-class SuffixDrafter(SequenceDrafter[SuffixState]):
-    """Grows trees from counts."""
+class SuffixDrafter(CountingDrafter[SuffixState]):
+    """Looks in this text and in earlier answers."""
 
     @dataclass(frozen=True, slots=True)
-    class Config:
+    class Config(CountedTree):
         """`min` and `max`: length of a match; `k`: levels at most; `nodes`: nodes of a tree at most.
 
         `width`: children of a node at most, 1 for a chain; `floor`: nodes that are less likely to survive are left
@@ -55,10 +52,6 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
 
         min: int = 1
         max: int = 24
-        k: int = 16
-        nodes: int = 16
-        width: int = 3
-        floor: float = 0.2
         memory: int = 1_000_000
 
         def __post_init__(self) -> None:
@@ -67,42 +60,14 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
                     f"drafter 'suffix' has min={self.min} and max={self.max}: they must be from 1 to {LONGEST}, "
                     "max not below min"
                 )
-            for name in ("k", "nodes", "width"):
-                if not 1 <= getattr(self, name) <= MAX_NODES:
-                    raise ConfigurationError(
-                        f"option {name} of drafter 'suffix' is {getattr(self, name)}: it must be from 1 to {MAX_NODES}"
-                    )
-            if not 0 <= self.floor <= 1:
-                raise ConfigurationError(f"option floor of drafter 'suffix' is {self.floor}: it must be from 0 to 1")
+            self.check("suffix")
             if self.memory < 0:
                 raise ConfigurationError(
                     f"option memory of drafter 'suffix' is {self.memory}: it must be a number of tokens, or 0 for none"
                 )
 
-    @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """Chosen by counts; with a width of 1 one certain child a node."""
-        return frozenset({Draw.FREE}) if config.width > 1 else frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As configured; a tree is no deeper than it has nodes."""
-        return min(config.k, config.nodes)
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """As configured; a chain has one a level."""
-        return config.nodes if config.width > 1 else cls.default_depth(config)
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Whether a node may have two children."""
-        return config.width > 1
-
     def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
-        self._draw = context.draw
-        self._shares_noise = context.shares_noise and context.draw is Draw.FREE
+        super().__init__(config, context)
         self._orders = (config.min, max(config.min, LONG_RUN))
         self._earlier = self._empty_memory()
 
@@ -119,21 +84,14 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
         own.extend(sequence.history.tokens)
         return SuffixState(sequence, own)
 
-    def draft_one(self, state: SuffixState, budget: Budget) -> TokenTree:
-        """The likeliest ways on."""
+    def _voters(self, state: SuffixState, depth: int) -> list[Voter]:
         tokens = state.view.history.tokens
         state.own.extend(tokens[len(state.own) :])
-        config = self._config
-        held = budget.within(self.default_nodes(config), self.default_depth(config))
-        if not held.num_nodes or not held.depth:
-            return EMPTY
-        tail = tokens[-config.max :]
-        voters = _voters(state.own, tail, held.depth, is_own=True)
+        tail = tokens[-self._config.max :]
+        voters = _places(state.own, tail, depth, is_own=True)
         if self._earlier is not None:
-            voters += _voters(self._earlier, tail, held.depth, is_own=False)
-        limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)
-        luck = luck_of(state.view) if self._shares_noise else None
-        return grow(voters, limits, draw=self._draw, luck=luck)
+            voters += _places(self._earlier, tail, depth, is_own=False)
+        return voters
 
     def close(self, state: SuffixState) -> None:
         """The answer joins the memory, with the end of its prompt, behind which it may be asked for again."""
@@ -143,7 +101,7 @@ class SuffixDrafter(SequenceDrafter[SuffixState]):
             self._earlier.add_text(history.tokens[start:])
 
 
-def _voters(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Voter]:
+def _places(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Voter]:
     matches = index.find(tail, depth=depth, limit=PLACES, is_own=is_own)
     weight = 1.0 if is_own else EARLIER_WEIGHT
     rows = zip(matches.lengths.tolist(), matches.followers.tolist(), strict=True)
