@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bench_samples import write_model
 
+from draftree import assembly
 from draftree.analysis.trace import acceptance_length, read_trace
 from draftree.cli.main import run
 
@@ -55,9 +56,10 @@ def test_a_benchmark_records_every_drafting_method(
     prompts.write_text(f'{{"id": "a", "category": "c", "prompt": "{PROMPT}"}}\n')
     folder = tmp_path / "traces"
     options = ["--prompts", str(prompts), "--max-tokens", "8", "--repeats", "1", "--record", str(folder)]
-    assert run(["bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@auto", *options]) == 0
+    assert run(["bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@auto", "--draft", "suffix", *options]) == 0
     found = {path.stem: read_trace(path) for path in folder.iterdir()}
-    assert sorted(found) == ["ngram@fixed_3", "suffix@auto"]
+    plans = {"ngram@fixed_3": "fixed:3", "suffix@auto": "auto", "suffix": assembly.DEFAULT_PLAN}
+    assert {name: trace.header.plan for name, trace in found.items()} == plans
     assert all(trace.rounds for trace in found.values())
     assert found["suffix@auto"].header.pass_seconds
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from draftree.analysis.trace import TraceHeader, TraceWriter
+from draftree.assembly import choose_methods
 from draftree.bench.benchmark import Benchmark
 from draftree.bench.engines import OurWriter
 from draftree.bench.methods import PLAIN, OurMethod
@@ -75,6 +76,6 @@ class Recordings:
         for method in ready.runner.methods:
             if method.name in self._writers and isinstance(method.how, OurMethod):
                 planner, how = writer.planners[method.name], method.how
-                plan = how.plan or "the default"
+                plan = choose_methods(how.draft, how.verify, how.plan).plan
                 header = TraceHeader(model, how.draft, how.verify, plan, planner.parts, planner.pass_seconds)
                 self._writers[method.name].begin(header)
