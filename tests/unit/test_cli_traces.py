@@ -56,7 +56,12 @@ def test_a_benchmark_records_every_drafting_method(
     prompts.write_text(f'{{"id": "a", "category": "c", "prompt": "{PROMPT}"}}\n')
     folder = tmp_path / "traces"
     options = ["--prompts", str(prompts), "--max-tokens", "8", "--repeats", "1", "--record", str(folder)]
-    assert run(["bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@auto", "--draft", "suffix", *options]) == 0
+    assert (
+        run(
+            ["bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@auto", "--draft", "suffix", *options]
+        )
+        == 0
+    )
     found = {path.stem: read_trace(path) for path in folder.iterdir()}
     plans = {"ngram@fixed_3": "fixed:3", "suffix@auto": "auto", "suffix": assembly.DEFAULT_PLAN}
     assert {name: trace.header.plan for name, trace in found.items()} == plans

@@ -21,3 +21,12 @@ def test_is_a_list_that_knows_its_prompt(prompt: list[int], pieces: list[list[in
         assert (len(history), history.num_output_tokens) == (len(prompt + written), len(written))
     assert history.tokens.dtype == np.int64
     assert history.prompt_length == len(prompt)
+
+
+def test_tokens_since_a_place_are_a_list_of_their_own() -> None:
+    history = History([1, 2, 3])
+    history.append(range(4, 40))  # the array grows
+    since = history.since(2)
+    history.append([0])
+    assert since == list(range(3, 40))
+    assert history.since(len(history)) == []

@@ -37,6 +37,12 @@ def native() -> Library:
         pytest.skip(str(error))
 
 
+def at(logits: Tensor) -> searcher.RowsAt:
+    found = searcher.rows_at(logits)
+    assert found is not None
+    return found
+
+
 def noisy(logits: Tensor, noise: searcher.RowNoise) -> Tensor:
     scores = logits.clone()
     for row, entry in enumerate(noise):
@@ -62,30 +68,30 @@ def test_ranks_scores_and_sums_are_those_of_torch(
     logits[:, seed % vocab] = 0.5
     noise = [(Noise(seed).keys(row), (0.7, 1.0)[row % 2]) if (row + seed) % 3 else None for row in range(rows)]
     count = min(vocab, 1 + seed % native.max_count)
-    tokens, scores, totals = (torch.tensor(found) for found in native.search(logits, noise, count, totals=True))
+    tokens, scores, totals = (torch.tensor(found) for found in native.search(at(logits), noise, count, totals=True))
     wanted = noisy(logits, noise)
     _, values = leading(wanted, count)
     torch.testing.assert_close(scores, values, atol=1e-4, rtol=0)
     torch.testing.assert_close(totals[:, None], log_total(wanted), atol=1e-4, rtol=0)
     torch.testing.assert_close(wanted.gather(-1, tokens), scores, atol=1e-4, rtol=0)
     assert all(len(set(row)) == count for row in tokens.tolist()), "no token twice"
-    fewer = native.search(logits, noise, 1, totals=False)
+    fewer = native.search(at(logits), noise, 1, totals=False)
     assert fewer.tokens == tokens[:, :1].tolist()
 
 
 def test_of_equals_the_first_comes_first_and_nan_before_all(native: Library) -> None:
     logits = torch.zeros(2, 200)
     logits[1, 150] = math.nan
-    found = native.search(logits, [None, None], 3, totals=True)
+    found = native.search(at(logits), [None, None], 3, totals=True)
     assert found.tokens[0] == [0, 1, 2]
     assert found.tokens[1][0] == 150
     assert math.isnan(found.scores[1][0])
     assert math.isnan(found.totals[1])
-    assert native.search(logits, [((1, 2), 1.0), ((3, 4), 0.5)], 1, totals=False).tokens[1] == [150]
+    assert native.search(at(logits), [((1, 2), 1.0), ((3, 4), 0.5)], 1, totals=False).tokens[1] == [150]
     nothing = torch.full((1, 200), -math.inf)
-    assert native.search(nothing, [((1, 2), 1.0)], 2, totals=True).scores == [[-math.inf, -math.inf]]
+    assert native.search(at(nothing), [((1, 2), 1.0)], 2, totals=True).scores == [[-math.inf, -math.inf]]
     searcher.search_with(native)
-    assert searcher.exact_picks(nothing, [((1, 2), 1.0)])[1] == [False]
+    assert searcher.exact_picks(nothing, at(nothing), [((1, 2), 1.0)])[1] == [False]
 
 
 def test_picks_are_decided_in_double_precision(native: Library) -> None:
@@ -98,7 +104,7 @@ def test_picks_are_decided_in_double_precision(native: Library) -> None:
         logits[0, 10] = 0.0
         logits[0, 700] = first - second + nudge
         exact = {token: float(logits[0, token]) + noise for token, noise in ((10, first), (700, second))}
-        assert searcher.exact_picks(logits, [(key, 1.0)]) == ([max(exact, key=exact.__getitem__)], [True])
+        assert searcher.exact_picks(logits, at(logits), [(key, 1.0)]) == ([max(exact, key=exact.__getitem__)], [True])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -123,3 +129,18 @@ def test_laws_pick_rank_and_judge_alike_with_and_without(native: Library, temper
     assert shares[:3] == [pytest.approx(row, abs=1e-4) for row in ranked[1][:3]]
     assert judged == fast.finite() == [False]
     assert fast.finite([[0, 1, 2]]) == [True]
+
+
+def test_who_made_the_rows_says_where_they_lie_and_torch_is_not_asked(
+    native: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher.search_with(native)
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
+    controls = build_controls(SamplingParams(temperature=0), vocab_size=300, seed=1)
+    rows = [LawRows(History([1]), controls, [(), (2,)])]
+    asked: list[Tensor] = []
+    monkeypatch.setattr("draftree.sampling.laws.rows_at", lambda found: asked.append(found) or at(found))
+    told = Laws(logits, rows, at=at(logits)).picks()
+    assert not asked
+    assert told == Laws(logits, rows).picks() == logits.argmax(-1).tolist()
+    assert len(asked) == 1

@@ -70,3 +70,9 @@ def test_frequencies_are_the_probabilities() -> None:
     drawn = torch.bincount(torch.tensor([chance.draw(weights) for _ in range(rounds)]), minlength=3) / rounds
     for share, weight in zip(drawn.tolist(), (0.125, 0.25, 0.625), strict=True):
         assert share == pytest.approx(weight, abs=4 * math.sqrt(weight * (1 - weight) / rounds))
+
+
+def test_a_stream_is_made_when_it_is_first_asked() -> None:
+    named, made = NoiseChance(Noise(5), "verify", 7), NoiseChance(Noise(5).stream("verify", 7))
+    weights = torch.tensor([0.2, 0.5, 0.3])
+    assert [named.draw(weights) for _ in range(20)] == [made.draw(weights) for _ in range(20)]

@@ -34,6 +34,11 @@ class Budget:
         """The same budget, held to these limits."""
         return replace(self, num_nodes=max(0, min(self.num_nodes, num_nodes)), depth=max(0, min(self.depth, depth)))
 
+    def in_room(self, room: int) -> Budget:
+        """The same budget, for a text that has room for so many drafted tokens."""
+        nodes, depth = min(self.num_nodes, MAX_NODES), max(0, min(self.depth, room))
+        return Budget(nodes, depth, self.min_confidence, self.part_depths, min(room, MAX_NODES))
+
     def of_part(self, part: int) -> Budget:
         """What one of merged drafters may do of it."""
         if not self.part_depths:

@@ -10,10 +10,10 @@ from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain, prune
-from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.sequence import SequenceCounts, WritingSequence
 from draftree.models.base import Extend, Slot
 from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
@@ -25,6 +25,37 @@ class Chunk:
 
     sequence: WritingSequence
     num_tokens: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one sequence does in a round. Filled in phase by phase."""
+
+    sequence: WritingSequence
+    pending: list[int]
+    """Written tokens that the target's slot does not hold yet; the last is the root."""
+    offered: TokenTree = EMPTY
+    """As it was drafted."""
+    tree: TokenTree = EMPTY
+    """What of it is scored."""
+    kept: Series[int] | None = None
+    """Which nodes of `offered` those are; None for all."""
+    verdict: Verdict | None = None
+    """None until there is one, and where the sequence failed."""
+
+    @property
+    def heard(self) -> Verdict:
+        """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
+        assert self.verdict is not None, "who failed is not heard of"
+        if self.kept is None:
+            return self.verdict
+        path = tuple(self.kept[node] for node in self.verdict.path)
+        if not self.verdict.picks:
+            return Verdict(path, self.verdict.bonus)
+        picks: list[int | None] = [self.verdict.picks[0]] + [None] * len(self.offered)
+        for node, pick in zip(self.kept, self.verdict.picks[1:], strict=True):
+            picks[1 + node] = pick
+        return Verdict(path, self.verdict.bonus, tuple(picks))
 
 
 def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
@@ -47,51 +78,51 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
         _read(parts, chunks)
         return None
     clock = [time.perf_counter()]
+    turns = [Turn(s, s.history.since(_slot(s).length)) for s in sequences]
     states = [s.plan_state for s in sequences]
     budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
     clock.append(time.perf_counter())
-    offered = _draft(parts, sequences, budgets)
+    _draft(parts, turns, budgets)
     clock.append(time.perf_counter())
-    kept = _trim(parts, states, offered, clock[2] - clock[1])
-    trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
+    _trim(parts, turns, states, clock[2] - clock[1])
     clock.append(time.perf_counter())
-    pending = [_pending(s) for s in sequences]
-    jobs = [_job(s, p, t) for s, p, t in zip(sequences, pending, trees, strict=True)]
-    scores = parts.target.extend([*jobs, *map(_chunk_job, chunks)])
+    jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
+    scores = parts.target.extend(jobs)
     clock.append(time.perf_counter())
-    laws = Laws(scores.logits, [_rows(s, tree) for s, tree in zip(sequences, trees, strict=True)])
-    verdicts = _verify(parts, sequences, trees, laws)
+    laws = Laws(scores.logits, [_rows(turn) for turn in turns], at=scores.at)
+    _verify(parts, turns, laws)
     clock.append(time.perf_counter())
-    rows = tuple(
-        _write(s, tree, verdict, laws, index)
-        for index, (s, tree, verdict) in enumerate(zip(sequences, trees, verdicts, strict=True))
-    )
-    drafts = [Drafted(*given) for given in zip(offered, trees, kept, strict=True)]
-    _commit(parts, sequences, pending, drafts, verdicts, chunks)
+    rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
+    _commit(parts, turns, chunks)
     clock.append(time.perf_counter())
+    record = _record(parts, clock, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
+    parts.planner.observe(states, record)
+    for sequence, row in zip(sequences, rows, strict=True):
+        _count(sequence.counts, record, row)
+        if sequence.is_finished:
+            sequence.counts.explain = parts.planner.explain()
+    for chunk in chunks:
+        chunk.sequence.counts.prefill_seconds += record.total_seconds
+    return record
+
+
+def _record(
+    parts: Parts, clock: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
+) -> RoundRecord:
     plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(clock))
-    num_read = sum(chunk.num_tokens for chunk in chunks)
-    record = RoundRecord(
+    has_drafted = parts.drafter is not None and any(len(turn.offered) for turn in turns)
+    return RoundRecord(
         plan_seconds=plan + trim,
         draft_seconds=draft,
         score_seconds=score,
         verify_seconds=verify,
         commit_seconds=commit,
         total_seconds=clock[-1] - clock[0],
-        num_rows=num_read + sum(len(job.tokens) for job in jobs),
-        sequences=tuple(replace(row, offered=tree) for row, tree in zip(rows, offered, strict=True)),
-        part_seconds=parts.drafter.part_seconds if parts.drafter is not None and any(map(len, offered)) else (),
-        num_prompt_rows=num_read + sum(len(p) - 1 for p in pending),
+        num_rows=num_rows,
+        sequences=rows,
+        part_seconds=parts.drafter.part_seconds if parts.drafter is not None and has_drafted else (),
+        num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
     )
-    parts.planner.observe(states, record)
-    reason = parts.planner.explain() if any(s.is_finished for s in sequences) else ""
-    for sequence, row, tree, verdict in zip(sequences, rows, trees, verdicts, strict=True):
-        _count(sequence, record, row, tree, verdict)
-        if sequence.is_finished:
-            sequence.counts.explain = reason
-    for chunk in chunks:
-        chunk.sequence.counts.prefill_seconds += record.total_seconds
-    return record
 
 
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
@@ -105,8 +136,9 @@ def _read(parts: Parts, chunks: Series[Chunk]) -> None:
 
 
 def _chunk_job(chunk: Chunk) -> Extend:
-    tokens = _pending(chunk.sequence)[: chunk.num_tokens]
-    return Extend(_slot(chunk.sequence), tokens, range(-1, len(tokens) - 1), logits_at=())
+    slot = _slot(chunk.sequence)
+    tokens = chunk.sequence.history.since(slot.length)[: chunk.num_tokens]
+    return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())
 
 
 def _slot(sequence: WritingSequence) -> Slot:
@@ -114,27 +146,20 @@ def _slot(sequence: WritingSequence) -> Slot:
     return sequence.slot
 
 
-def _pending(sequence: WritingSequence) -> list[int]:
-    tokens: list[int] = sequence.history.tokens[_slot(sequence).length :].tolist()
-    return tokens
-
-
 def _held(budget: Budget, sequence: WritingSequence) -> Budget:
     # a round writes one token more than it drafts: the bonus needs room as well
-    return replace(budget.within(MAX_NODES, sequence.room - 1), room=min(MAX_NODES, sequence.room - 1))
+    return budget.in_room(sequence.room - 1)
 
 
-def _draft(parts: Parts, sequences: Series[WritingSequence], budgets: Series[Budget]) -> list[TokenTree]:
-    trees = [EMPTY] * len(sequences)
-    asked = [i for i, budget in enumerate(budgets) if _may_draft(sequences[i], budget)]
+def _draft(parts: Parts, turns: Series[Turn], budgets: Series[Budget]) -> None:
+    asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
     if parts.drafter is None or not asked:
-        return trees
-    drafted = parts.drafter.draft([sequences[i].draft_state for i in asked], [budgets[i] for i in asked])
-    for i, tree in zip(asked, drafted, strict=True):
+        return
+    drafted = parts.drafter.draft([turn.sequence.draft_state for turn, _ in asked], [budget for _, budget in asked])
+    for (turn, _), tree in zip(asked, drafted, strict=True):
         if not parts.target.supports_trees and not is_chain(tree.parents):
             raise AssertionError("a target that scores chains only was given a tree")
-        trees[i] = tree
-    return trees
+        turn.offered = turn.tree = tree
 
 
 def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
@@ -142,66 +167,45 @@ def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
     return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
 
 
-def _trim(
-    parts: Parts, states: Series[Any], offered: Series[TokenTree], draft_seconds: float
-) -> list[Series[int] | None]:
-    """What the planner keeps of each tree; of draws from a law everything, since one that was looked at must count."""
-    if not any(map(len, offered)) or any(tree.draw not in (Draw.FREE, Draw.POINT) for tree in offered):
-        return [None] * len(offered)
-    return parts.planner.trim(states, offered, draft_seconds=draft_seconds)
+def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds: float) -> None:
+    """Keep what the planner keeps of each tree; of draws from a law everything: one that was looked at must count."""
+    trees = [turn.offered for turn in turns]
+    if not any(map(len, trees)) or any(tree.draw not in (Draw.FREE, Draw.POINT) for tree in trees):
+        return
+    for turn, nodes in zip(turns, parts.planner.trim(states, trees, draft_seconds=draft_seconds), strict=True):
+        if nodes is not None:
+            turn.kept, turn.tree = nodes, prune(turn.offered, nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """A tree as it was drafted, what of it was scored, and which nodes those are (None: all)."""
-
-    offered: TokenTree
-    tree: TokenTree
-    kept: Series[int] | None
-
-    def heard(self, verdict: Verdict) -> Verdict:
-        """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
-        if self.kept is None:
-            return verdict
-        path = tuple(self.kept[node] for node in verdict.path)
-        if not verdict.picks:
-            return Verdict(path, verdict.bonus)
-        picks: list[int | None] = [verdict.picks[0]] + [None] * len(self.offered)
-        for node, pick in zip(self.kept, verdict.picks[1:], strict=True):
-            picks[1 + node] = pick
-        return Verdict(path, verdict.bonus, tuple(picks))
-
-
-def _job(sequence: WritingSequence, pending: Series[int], tree: TokenTree) -> Extend:
+def _job(turn: Turn) -> Extend:
     """The pending tokens as a chain, and the tree at its end, which is the root."""
-    root = len(pending) - 1
+    tree, root = turn.tree, len(turn.pending) - 1
     parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
-    return Extend(_slot(sequence), [*pending, *tree.tokens], parents, logits_at=range(root, root + 1 + len(tree)))
+    tokens = [*turn.pending, *tree.tokens]
+    return Extend(_slot(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
 
 
-def _rows(sequence: WritingSequence, tree: TokenTree) -> LawRows:
+def _rows(turn: Turn) -> LawRows:
     paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+    for token, parent in zip(turn.tree.tokens, turn.tree.parents, strict=True):
         paths.append((*paths[parent + 1], token))
-    return LawRows(sequence.history, sequence.controls, paths)
+    return LawRows(turn.sequence.history, turn.sequence.controls, paths)
 
 
-def _verify(
-    parts: Parts, sequences: Series[WritingSequence], trees: Series[TokenTree], laws: Laws
-) -> list[Verdict | None]:
-    chances = [NoiseChance(s.controls.noise.stream("verify", len(s.history))) for s in sequences]
-    found = parts.verifier.verify_many(trees, [laws.of(index) for index in range(len(laws))], chances)
+def _verify(parts: Parts, turns: Series[Turn], laws: Laws) -> None:
+    chances = [NoiseChance(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
+    each = [laws.of(index) for index in range(len(laws))]
+    found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
     if parts.drafter is not None and parts.drafter.wants_picks:
         # computed once for the whole batch: by the rule if it walks along picks, else here
-        found = [replace(verdict, picks=tuple(laws.of(index).picks())) for index, verdict in enumerate(found)]
-    verdicts: list[Verdict | None] = [*found]
+        found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
-    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in found]
-    for index, finite in enumerate(laws.finite(visited)):
-        if not finite:
-            verdicts[index] = None
-            _fail(sequences[index])
-    return verdicts
+    finite = laws.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
+    for turn, verdict, is_finite in zip(turns, found, finite, strict=True):
+        if is_finite:
+            turn.verdict = verdict
+        else:
+            _fail(turn.sequence)
 
 
 def _fail(sequence: WritingSequence) -> None:
@@ -214,35 +218,31 @@ def _fail(sequence: WritingSequence) -> None:
     )
 
 
-def _write(
-    sequence: WritingSequence, tree: TokenTree, verdict: Verdict | None, laws: Laws, index: int
-) -> SequenceRecord:
+def _write(turn: Turn, laws: Laws, index: int) -> SequenceRecord:
+    sequence, tree, verdict = turn.sequence, turn.tree, turn.verdict
     prefix, room = len(sequence.history), sequence.room
-    depth = max(depths(tree.parents), default=0)
-    if verdict is None:
-        return SequenceRecord(
-            sequence.request_id, prefix, len(tree), depth, 0, 0, 0, index=sequence.index, tree=tree, room=room
-        )
-    try:
-        _write_tokens(sequence, tree, verdict, laws, index)
-    except Exception as error:
-        # turning tokens into text is this sequence's own affair, and so is its failure
-        sequence.fail(error)
+    if verdict is not None:
+        try:
+            _write_tokens(sequence, tree, verdict, laws, index)
+        except Exception as error:
+            # turning tokens into text is this sequence's own affair, and so is its failure
+            sequence.fail(error)
     written = len(sequence.history) - prefix
-    accepted = min(written, len(verdict.path))
+    path = () if verdict is None else tuple(verdict.path)
     return SequenceRecord(
         sequence.request_id,
         prefix,
         len(tree),
-        depth,
-        accepted,
+        max(depths(tree.parents)) if len(tree) else 0,
+        min(written, len(path)),
         written,
-        len(verdict.path),
-        _matches(tree, verdict),
+        len(path),
+        () if verdict is None or not len(tree) else _matches(tree, verdict),
         index=sequence.index,
+        offered=turn.offered,
         tree=tree,
-        path=tuple(verdict.path),
-        bonus=verdict.bonus,
+        path=path,
+        bonus=None if verdict is None else verdict.bonus,
         room=room,
     )
 
@@ -267,55 +267,54 @@ def _matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _commit(
-    parts: Parts,
-    sequences: Series[WritingSequence],
-    pending: Series[Series[int]],
-    drafts: Series[Drafted],
-    verdicts: Series[Verdict | None],
-    chunks: Series[Chunk],
-) -> None:
-    going = [
-        (s, p, drafted, verdict)
-        for s, p, drafted, verdict in zip(sequences, pending, drafts, verdicts, strict=True)
-        if verdict is not None and not s.is_finished
-    ]
-    paths: list[Series[int]] = [[*range(len(p)), *(len(p) + node for node in v.path)] for _, p, _, v in going]
-    slots = [_slot(s) for s, _, _, _ in going]
+def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
+    going = [turn for turn in turns if turn.verdict is not None and not turn.sequence.is_finished]
+    slots, paths = [_slot(turn.sequence) for turn in going], [_committed(turn) for turn in going]
     if going or chunks:
         parts.target.commit_many(
             [*slots, *(_slot(c.sequence) for c in chunks)], [*paths, *(range(c.num_tokens) for c in chunks)]
         )
     if going and parts.drafter is not None:
-        heard = [drafted.heard(verdict) for _, _, drafted, verdict in going]
-        parts.drafter.observe([g[0].draft_state for g in going], [g[2].offered for g in going], heard)
+        states = [turn.sequence.draft_state for turn in going]
+        parts.drafter.observe(states, [turn.offered for turn in going], [turn.heard for turn in going])
 
 
-def _count(
-    sequence: WritingSequence, record: RoundRecord, row: SequenceRecord, tree: TokenTree, verdict: Verdict | None
-) -> None:
-    counts = sequence.counts
+def _committed(turn: Turn) -> Series[int]:
+    """The pending tokens and the accepted path, as nodes of the pass."""
+    assert turn.verdict is not None, "who failed commits nothing"
+    num_pending = len(turn.pending)
+    return [*range(num_pending), *(num_pending + node for node in turn.verdict.path)]
+
+
+def _count(counts: SequenceCounts, record: RoundRecord, row: SequenceRecord) -> None:
     if counts.rounds == 0:
         # the first round reads the prompt: its seconds are the wait for the first token
         counts.prefill_seconds += record.total_seconds
         counts.first_tokens = row.num_written
     else:
         counts.decode_seconds += record.total_seconds
-        for phase in ("plan", "draft", "score", "verify", "commit"):
-            name = f"{phase}_seconds"
-            setattr(counts, name, getattr(counts, name) + getattr(record, name))
+        counts.plan_seconds += record.plan_seconds
+        counts.draft_seconds += record.draft_seconds
+        counts.score_seconds += record.score_seconds
+        counts.verify_seconds += record.verify_seconds
+        counts.commit_seconds += record.commit_seconds
     counts.rounds += 1
+    if row.num_drafted:
+        _count_draft(counts, row)
+
+
+def _count_draft(counts: SequenceCounts, row: SequenceRecord) -> None:
+    tree = row.tree
     counts.draft_tokens += row.num_drafted
     counts.accepted_tokens += row.num_accepted
-    while len(counts.drafted_by_depth) < row.draft_depth:
-        counts.drafted_by_depth.append(0)
-        counts.accepted_by_depth.append(0)
+    missing = row.draft_depth - len(counts.drafted_by_depth)
+    counts.drafted_by_depth.extend([0] * missing)
+    counts.accepted_by_depth.extend([0] * missing)
     for depth in depths(tree.parents):
         counts.drafted_by_depth[depth - 1] += 1
     for depth in range(row.num_accepted):
         counts.accepted_by_depth[depth] += 1
     for names in tree.sources:
         counts.drafted_by_source.update(names)
-    if verdict is not None and tree.sources:
-        for node in verdict.path[: row.num_accepted]:
-            counts.accepted_by_source.update(tree.sources[node])
+    for node in row.path[: row.num_accepted] if tree.sources else ():
+        counts.accepted_by_source.update(tree.sources[node])

@@ -125,7 +125,9 @@ class WritingSequence:
         self.texts: list[str] = []
         self._detokenizer = detokenizer
         params = controls.params
-        self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+        self._stop = None
+        if params.stop_strings:
+            self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._unshown: list[Piece] = []
 
     @property
@@ -170,7 +172,7 @@ class WritingSequence:
     def _show(self, text: str, drafted: bool) -> None:
         if not text:
             return
-        if self.history.num_output_tokens < self.controls.params.min_tokens:
+        if self._stop is None or self.history.num_output_tokens < self.controls.params.min_tokens:
             self._add(text, drafted)
             return
         state = self._stop.push(text)
@@ -183,7 +185,7 @@ class WritingSequence:
         if rest:
             self._show(rest, drafted)
         if self.finish_reason is None:
-            self._add(self._stop.flush(), drafted)
+            self._add("" if self._stop is None else self._stop.flush(), drafted)
             self.finish_reason = reason
 
     def _add(self, text: str, drafted: bool) -> None:

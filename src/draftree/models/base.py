@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.memory import NOTHING, Footprint
+from draftree.sampling.searcher import RowsAt
 
 if TYPE_CHECKING:
     from draftree.models.check import CheckResult
@@ -90,10 +91,12 @@ class Scores:
     Attributes:
         logits: shape (asked rows, vocab); float32, or float64 for a float64 model.
         starts: first row of each job, and the total behind them.
+        at: where the logits lie, if that is known.
     """
 
     logits: Tensor
     starts: tuple[int, ...]
+    at: RowsAt | None = None
 
     def of(self, job: int) -> Tensor:
         """Logits of one job, shape (asked rows, vocab); a view."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT
 from draftree.models.base import Part
 from draftree.models.slots import KVSlot
+from draftree.sampling.searcher import RowsAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,12 @@ class Outcome:
     Attributes:
         logits: of the asked rows, shape (asked rows, vocab).
         hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
+        at: where the logits lie, if that is known.
     """
 
     logits: Tensor
     hidden: Tensor | None
+    at: RowsAt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class SlottedModel(LanguageModel):
         sketches = self._take_sketches(jobs)
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         stretch = self._resumed(jobs, nodes, sketches) if sketches else Stretch(0, self.num_layers)
-        return Scores(self._counted_pass(jobs, nodes, stretch).logits, starts_of(jobs))
+        outcome = self._counted_pass(jobs, nodes, stretch)
+        return Scores(outcome.logits, starts_of(jobs), outcome.at)
 
     def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers

@@ -15,7 +15,7 @@ class History:
         capacity: tokens to make room for at first; the array doubles when it is full.
     """
 
-    __slots__ = ("_buffer", "_length", "capacity", "prompt_length")
+    __slots__ = ("_buffer", "_length", "_numbers", "capacity", "prompt_length")
 
     def __init__(self, prompt: Sequence[int], *, capacity: int = 0) -> None:
         self.prompt_length = len(prompt)
@@ -23,6 +23,8 @@ class History:
         self._buffer = np.empty(max(capacity, len(prompt), 16), dtype=np.int64)
         self._buffer[: len(prompt)] = prompt
         self._length = len(prompt)
+        # the same numbers without numpy, whose code a pass drives out of the caches
+        self._numbers = self._buffer.data
 
     def __len__(self) -> int:
         return self._length
@@ -42,12 +44,18 @@ class History:
         """Tokens written behind the prompt."""
         return self._length - self.prompt_length
 
+    def since(self, start: int) -> list[int]:
+        """The tokens from one on, as a list of their own."""
+        found: list[int] = self._numbers[start : self._length].tolist()
+        return found
+
     def append(self, tokens: Sequence[int]) -> None:
         """Write tokens behind the others."""
         end = self._length + len(tokens)
-        if end > len(self._buffer):
+        if end > len(self._numbers):
             grown = np.empty(max(2 * len(self._buffer), end), dtype=np.int64)
             grown[: self._length] = self.tokens
-            self._buffer = grown
-        self._buffer[self._length : end] = tokens
+            self._buffer, self._numbers = grown, grown.data
+        for place, token in enumerate(tokens, self._length):
+            self._numbers[place] = token
         self._length = end

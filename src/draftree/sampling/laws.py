@@ -19,7 +19,7 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
 from draftree.sampling.search import argmax, decided, leading, log_total, read_pairs
-from draftree.sampling.searcher import RowNoise, can_search, exact_picks, search
+from draftree.sampling.searcher import RowNoise, RowsAt, can_search, exact_picks, rows_at, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,14 @@ class Laws:
         rows: whose rows they are, in order; together they cover `raw`.
         overwrites: work in `raw` itself, which nobody reads again: at this width fresh memory costs more than
             arithmetic.
+        at: where `raw` lies, if that is known.
     """
 
-    def __init__(self, raw: Tensor, rows: Sequence[LawRows], *, overwrites: bool = False) -> None:
+    def __init__(
+        self, raw: Tensor, rows: Sequence[LawRows], *, overwrites: bool = False, at: RowsAt | None = None
+    ) -> None:
         self.raw = raw
+        self._at = at
         self._overwrites = overwrites
         self.rows = rows
         starts = [0]
@@ -162,8 +166,8 @@ class Laws:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
             streams = [entry.controls.noise for entry in self.rows]
-            if self._can_search():
-                self._picks, self._sound = exact_picks(*self._searched(streams))
+            if self._can_search(1):
+                self._picks, self._sound = exact_picks(*self._searched(), self._noise(streams))
             elif transfer.on_host(self.raw):
                 self._picks = argmax(self.perturbed(streams))
             else:
@@ -184,27 +188,40 @@ class Laws:
             For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
         if self._can_search(count):
-            found = search(*self._searched(streams), count)
+            found = search(self._searched()[1], self._noise(streams), count)
             pairs = zip(found.scores, found.totals, strict=True)
             return found.tokens, [[score - total for score in scores] for scores, total in pairs]
         perturbed = self.perturbed(streams, in_place=in_place)
         tokens, scores = leading(perturbed, count)
         return read_pairs(tokens, scores - log_total(perturbed))
 
-    def _can_search(self, count: int = 1) -> bool:
-        return can_search(self.raw, count)
+    def _can_search(self, count: int) -> bool:
+        if not can_search(count):
+            return False
+        self._at = self._at or rows_at(self.raw)
+        return self._at is not None and count <= self._at.width
 
-    def _searched(self, streams: Sequence[Noise]) -> tuple[Tensor, RowNoise]:
-        """Logits and what a search adds to them; one that divides by the temperature itself spares a copy of them."""
-        is_raw = self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows)
-        noise = [
+    @property
+    def _is_raw(self) -> bool:
+        """Whether a search does it all: it divides by the temperature, which spares a copy of the logits."""
+        return self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows)
+
+    def _searched(self) -> tuple[Tensor, RowsAt]:
+        """What is searched, and where it lies."""
+        logits, at = (self.raw, self._at) if self._is_raw else (self.logits, rows_at(self.logits))
+        assert at is not None, "processed logits lie as the model's own"
+        return logits, at
+
+    def _noise(self, streams: Sequence[Noise]) -> RowNoise:
+        """What a search adds to each row."""
+        is_raw = self._is_raw
+        return [
             (stream.keys(position), entry.controls.temperature if is_raw else 1.0)
             if entry.controls.temperature
             else None
             for entry, stream in zip(self.rows, streams, strict=True)
             for position in entry.positions
         ]
-        return self.raw if is_raw else self.logits, noise
 
 
 def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:

@@ -22,6 +22,24 @@ RowNoise = Sequence[tuple[tuple[int, int], float] | None]
 NEAR = 1e-3
 """Scores this close to the largest are computed exactly; searchers are off by less than a tenth of it."""
 FEW = 4
+FLOAT_BYTES = 4
+
+
+class RowsAt(NamedTuple):
+    """Where float32 rows lie in the host's memory.
+
+    Whoever made them knows. To ask torch takes longer than a search: a pass has driven its code out of the caches.
+    """
+
+    address: int
+    rows: int
+    stride: int
+    """From row to row, in numbers."""
+    width: int
+
+    def row(self, index: int) -> RowsAt:
+        """One of them."""
+        return RowsAt(self.address + FLOAT_BYTES * index * self.stride, 1, self.stride, self.width)
 
 
 class Found(NamedTuple):
@@ -39,13 +57,13 @@ class Searcher(Protocol):
 
     max_count: int
 
-    def search(self, logits: Tensor, noise: RowNoise, count: int, *, totals: bool) -> Found:
+    def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool) -> Found:
         """The `count` largest scores of each row.
 
         Args:
-            logits: float32 on the CPU, shape (rows, vocab), rows contiguous.
-            noise: what is added to the rows.
-            count: at most `max_count` and vocab.
+            logits: the rows.
+            noise: what is added to them.
+            count: at most `max_count` and the width.
             totals: whether the sums are wanted.
         """
         ...
@@ -59,36 +77,46 @@ def search_with(searcher: Searcher) -> None:
     _searchers[:] = [searcher]
 
 
-def can_search(logits: Tensor, count: int = 1) -> bool:
-    """Whether there is a searcher, and these rows are for it."""
-    if not _searchers or not transfer.on_host(logits) or logits.dtype != torch.float32:
-        return False
-    return logits.stride(-1) == 1 and 0 < count <= min(_searchers[0].max_count, logits.shape[-1])
+def rows_at(logits: Tensor) -> RowsAt | None:
+    """Where these logits lie; None if they are not rows that a searcher reads."""
+    if not transfer.on_host(logits) or logits.dtype != torch.float32 or logits.stride(-1) != 1:
+        return None
+    return RowsAt(logits.data_ptr(), logits.shape[0], logits.stride(0), logits.shape[1])
 
 
-def search(logits: Tensor, noise: RowNoise, count: int) -> Found:
+def can_search(count: int) -> bool:
+    """Whether there is a searcher, and it ranks so many."""
+    return bool(_searchers) and 0 < count <= _searchers[0].max_count
+
+
+def search(logits: RowsAt, noise: RowNoise, count: int) -> Found:
     """As `Searcher.search`, sums included; only where `can_search` says so."""
     return _searchers[0].search(logits, noise, count, totals=True)
 
 
-def exact_picks(logits: Tensor, noise: RowNoise) -> tuple[list[int], list[bool]]:
+def exact_picks(logits: Tensor, at: RowsAt, noise: RowNoise) -> tuple[list[int], list[bool]]:
     """The largest entry of each row under its noise, decided in double precision where it is close.
+
+    Args:
+        logits: the rows.
+        at: where they lie.
+        noise: what is added to them.
 
     Returns:
         The picks, and whether each row has a token to choose and no NaN.
     """
-    count = min(1 if all(entry is None for entry in noise) else FEW, logits.shape[-1])
-    found = _searchers[0].search(logits, noise, count, totals=False)
+    count = min(1 if all(entry is None for entry in noise) else FEW, at.width)
+    found = _searchers[0].search(at, noise, count, totals=False)
     picks = [tokens[0] for tokens in found.tokens]
     for row, (entry, scores) in enumerate(zip(noise, found.scores, strict=True)):
         if entry is not None and count > 1 and scores[1] >= scores[0] - NEAR and scores[0] > -math.inf:
-            picks[row] = _decided(logits[row], *entry)
+            picks[row] = _decided(logits[row], at.row(row), *entry)
     return picks, [math.isfinite(scores[0]) for scores in found.scores]
 
 
-def _decided(row: Tensor, keys: tuple[int, int], temperature: float) -> int:
+def _decided(row: Tensor, at: RowsAt, keys: tuple[int, int], temperature: float) -> int:
     searcher = _searchers[0]
-    found = searcher.search(row[None], [(keys, temperature)], min(searcher.max_count, len(row)), totals=False)
+    found = searcher.search(at, [(keys, temperature)], min(searcher.max_count, at.width), totals=False)
     tokens, scores = found.tokens[0], found.scores[0]
     near = sorted(token for token, score in zip(tokens, scores, strict=True) if score >= scores[0] - NEAR)
     values = [value / temperature for value in row[near].tolist()]

@@ -32,15 +32,19 @@ class NoiseChance(Chance):
 
     Args:
         noise: a stream of this round alone, apart from the one that drafted and from the request's own.
+        salts: name that stream, where `noise` is another; it is made when a rule first decides by chance.
     """
 
-    __slots__ = ("_noise", "_taken")
+    __slots__ = ("_noise", "_salts", "_taken")
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: Noise, *salts: int | str) -> None:
         self._noise = noise
+        self._salts = salts
         self._taken = 0
 
     def _uniform(self) -> float:
+        if self._salts:
+            self._noise, self._salts = self._noise.stream(*self._salts), ()
         value = self._noise.uniform(self._taken)
         self._taken += 1
         return value

@@ -25,6 +25,7 @@ from draftree.models.native.pages import FilePages
 from draftree.models.native.rows import Rows
 from draftree.models.sketch import Outcome, Stretch
 from draftree.models.slots import KVMemory, LayerShape
+from draftree.sampling.searcher import RowsAt
 
 KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
@@ -220,7 +221,9 @@ class NativeDecoder:
     def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: Stretch) -> Outcome:
         """One pass over rows; their keys and values are written to the memory."""
         self._point_at(memory)
-        logits = torch.empty(len(logit_rows), self._blueprint.vocab)
+        count, vocab = len(logit_rows), self._blueprint.vocab
+        logits = torch.empty(count, vocab)
+        at = RowsAt(logits.data_ptr(), count, vocab, vocab)
         hidden = torch.empty(len(rows.tokens), self._blueprint.hidden) if stretch.keeps_hidden else None
         asked, skipped = array("q", logit_rows), stretch.skipped(self.num_layers)
         run = CPass(
@@ -235,14 +238,14 @@ class NativeDecoder:
             num_chunks=len(rows.chunks) - 1,
             places=memory.length,
             logit_rows=place_of(asked),
-            logits=logits.data_ptr(),
+            logits=at.address,
         )
         # without numpy and torch wherever that can be: a pass has driven their code out of the caches
         for name in ROW_COLUMNS:
             setattr(run, name, place_of(getattr(rows, name)))
         self._ropes.point(run, longest=max(rows.position) + 1)
         self._library.run(self._decoder, run)
-        return Outcome(logits, hidden)
+        return Outcome(logits, hidden, at)
 
     def _point_at(self, memory: KVMemory) -> None:
         layout = (memory.num_slots, memory.length)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.models.native.build import NativeUnavailableError, built_library
-from draftree.sampling.searcher import Found, RowNoise, search_with
+from draftree.sampling.searcher import Found, RowNoise, RowsAt, search_with
 
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
 LANES = 16
@@ -198,13 +198,13 @@ class Library:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
-    def search(self, logits: Tensor, noise: RowNoise, count: int, *, totals: bool) -> Found:
+    def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool) -> Found:
         """As `Searcher.search`.
 
         Raises:
             MemoryError: there is no room for the scores of a row.
         """
-        rows = len(logits)
+        rows = logits.rows
         keys, temperatures = (ctypes.c_uint32 * (2 * rows))(), (_float * rows)()
         for row, entry in enumerate(noise):
             if entry is not None:
@@ -212,10 +212,10 @@ class Library:
                 keys[2 * row + 1] = second | 1
         tokens, scores, sums = (_size * (rows * count))(), (_float * (rows * count))(), (_float * rows)()
         asked = CSearch(
-            logits=logits.data_ptr(),
+            logits=logits.address,
             rows=rows,
-            stride=logits.stride(0),
-            vocab=logits.shape[-1],
+            stride=logits.stride,
+            vocab=logits.width,
             count=count,
             keys=ctypes.addressof(keys),
             temperatures=ctypes.addressof(temperatures),
@@ -224,7 +224,7 @@ class Library:
             totals=ctypes.addressof(sums) if totals else None,
         )
         if rows and self._library.draftree_search(ctypes.byref(asked), torch.get_num_threads()):
-            raise MemoryError(f"no memory for the scores of {logits.shape[-1]} tokens")
+            raise MemoryError(f"no memory for the scores of {logits.width} tokens")
         starts = range(0, rows * count, count)
         return Found([tokens[at : at + count] for at in starts], [scores[at : at + count] for at in starts], sums[:])
 
