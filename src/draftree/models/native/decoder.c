@@ -21,9 +21,6 @@
 #include <sys/syscall.h>
 #endif
 
-#define EACH(index, count, phase) \
-    for (int64_t index; (index = atomic_fetch_add_explicit(&work->next[phase], 1, memory_order_relaxed)) < (count);)
-
 static void add_normed(const Work *work, int64_t row, const float *norm) { /* a product's normed result to the stream */
     const Decoder *decoder = work->decoder;
     const int64_t hidden = decoder->hidden;
@@ -34,15 +31,12 @@ static void add_normed(const Work *work, int64_t row, const float *norm) { /* a 
         store(to + i, load(to + i) + load(from + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
 }
 
-static void attention_part(Work *work, const Layer *layer, float *scratch, int phase, int threads) {
+static void attention_part(Work *work, const Layer *layer, float *scratch, int phase) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     EACH(row, work->rows, phase) put_input(work, row, work->x + row * decoder->hidden, decoder->hidden, layer->attention_norm);
-    barrier(threads);
     product(work, &layer->qkv, work->rows, phase + 1, TO_WIDE);
-    barrier(threads);
     EACH(row, work->rows, phase + 2) place_row(work, layer, row);
-    barrier(threads);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + 3) {
         /* the last rows see most: they go first */
         int64_t chunk = pass->num_chunks - 1 - item / decoder->kv_heads;
@@ -55,40 +49,32 @@ static void attention_part(Work *work, const Layer *layer, float *scratch, int p
 #endif
         attend(work, layer, scratch, from, to, kv_head);
     }
-    barrier(threads);
     const int64_t width = decoder->heads * decoder->head_dim;
     EACH(row, work->rows, phase + 4) put_input(work, row, work->mixed + row * width, width, NULL);
-    barrier(threads);
     product(work, &layer->output, work->rows, phase + 5, layer->attention_post_norm == NULL ? TO_STREAM : TO_WIDE);
-    barrier(threads);
     if (layer->attention_post_norm == NULL) return;
     EACH(row, work->rows, phase + 6) add_normed(work, row, layer->attention_post_norm);
-    barrier(threads);
 }
 
-static void mlp_part(Work *work, const Layer *layer, int phase, int threads) {
+static void mlp_part(Work *work, const Layer *layer, int phase) {
     const Decoder *decoder = work->decoder;
     EACH(row, work->rows, phase) put_input(work, row, work->x + row * decoder->hidden, decoder->hidden, layer->mlp_norm);
-    barrier(threads);
     product(work, &layer->gate_up, work->rows, phase + 1, TO_MLP);
-    barrier(threads);
     Work down = *work;
     if (decoder->format != INT8) { /* already in the right format */
         down.inputs = work->mixed;
     } else {
         EACH(row, work->rows, phase + 2) put_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
-        barrier(threads);
     }
     product(&down, &layer->down, work->rows, phase + 3, layer->mlp_post_norm == NULL ? TO_STREAM : TO_WIDE);
-    barrier(threads);
     if (layer->mlp_post_norm == NULL) return;
     EACH(row, work->rows, phase + 4) add_normed(work, row, layer->mlp_post_norm);
-    barrier(threads);
 }
 
 enum { PHASES = 12 };
 
-static void run_thread(Work *work, int thread, int threads) {
+static void run_thread(void *argument, int thread) {
+    Work *work = argument;
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     float *scratch = work->scratch + thread * work->scratch_size;
@@ -101,21 +87,18 @@ static void run_thread(Work *work, int thread, int threads) {
         if (pass->hidden_in == NULL) embed(work, row);
         else memcpy(work->x + row * decoder->hidden, pass->hidden_in + row * decoder->hidden, (size_t)decoder->hidden * sizeof(float));
     }
-    barrier(threads);
     int phase = 4;
     for (int64_t i = pass->first_layer; i < pass->last_layer; i++, phase += PHASES) {
         const Layer *layer = decoder->layers + i;
-        if (pass->skipped == NULL || !pass->skipped[2 * i]) attention_part(work, layer, scratch, phase, threads);
-        if (pass->skipped == NULL || !pass->skipped[2 * i + 1]) mlp_part(work, layer, phase + 7, threads);
+        if (pass->skipped == NULL || !pass->skipped[2 * i]) attention_part(work, layer, scratch, phase);
+        if (pass->skipped == NULL || !pass->skipped[2 * i + 1]) mlp_part(work, layer, phase + 7);
     }
     if (pass->hidden_out != NULL)
         EACH(row, work->rows, 1) memcpy(pass->hidden_out + row * decoder->hidden, work->x + row * decoder->hidden, (size_t)decoder->hidden * sizeof(float));
     if (pass->num_logits) {
         EACH(row, pass->num_logits, 2) put_input(work, row, work->x + pass->logit_rows[row] * decoder->hidden, decoder->hidden, decoder->final_norm);
-        barrier(threads);
         product(work, &decoder->head, pass->num_logits, 3, TO_LOGITS);
     }
-    barrier(threads);
 #if AMX
     /* another library may believe that its own configuration still stands */
     if (tiles) { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
@@ -143,7 +126,6 @@ int draftree_pass(const Decoder *decoder, Pass *pass) {
     const int64_t queries = ATTENTION_ROWS * (decoder->heads / decoder->kv_heads);
     const int64_t phases = 4 + PHASES * (pass->last_layer - pass->first_layer);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
-    if (openmp.parallel == NULL) pass->num_threads = start_threads((int)pass->num_threads);
     work.scratch_size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
 #if AMX
     work.scratch_size = most(work.scratch_size, (int64_t)(tiles_bytes(dim, ATTENTION_ROWS) + 127) / 64 * 16);
@@ -151,7 +133,7 @@ int draftree_pass(const Decoder *decoder, Pass *pass) {
     size_t used = 64;
     size_t x = put(NULL, &used, (size_t)(rows * decoder->hidden) * 4), wide = put(NULL, &used, (size_t)(rows * widest) * 4);
     size_t mixed = put(NULL, &used, (size_t)(rows * kept) * 4), input = put(NULL, &used, (size_t)(rows * inputs) * 4);
-    size_t scales = put(NULL, &used, (size_t)rows * 4), next = put(NULL, &used, (size_t)phases * sizeof(atomic_long));
+    size_t scales = put(NULL, &used, (size_t)rows * 4), next = put(NULL, &used, (size_t)phases * sizeof(Phase));
     size_t scratch = put(NULL, &used, (size_t)(work.scratch_size * pass->num_threads) * 4);
     if (used > arena.size) {
         free(arena.memory);
@@ -168,9 +150,9 @@ int draftree_pass(const Decoder *decoder, Pass *pass) {
     char *base = arena.memory;
     work.x = (float *)(base + x); work.wide = (float *)(base + wide); work.mixed = (float *)(base + mixed);
     work.inputs = base + input; work.input_scales = (float *)(base + scales);
-    work.scratch = (float *)(base + scratch); work.next = (atomic_long *)(base + next);
-    memset(base + next, 0, (size_t)phases * sizeof(atomic_long));
-    run_threads(&work, (int)pass->num_threads);
+    work.scratch = (float *)(base + scratch); work.phases = (Phase *)(base + next);
+    memset(base + next, 0, (size_t)phases * sizeof(Phase));
+    draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
     pthread_mutex_unlock(&one_pass);
     return 0;
 }

@@ -19,7 +19,6 @@ FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int
 LANES = 16
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
-OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads")
 
 
 class CLinear(ctypes.Structure):
@@ -126,7 +125,6 @@ class Library:
         self._library.draftree_search_limit.restype = _size
         self._library.draftree_search_size.restype = _size
         self._require_same_layout()
-        self._share_threads()
         if not self._library.draftree_ready():
             raise NativeUnavailableError("the system does not let this process use the processor's matrix tiles")
 
@@ -140,17 +138,6 @@ class Library:
             raise NativeUnavailableError("the search in C has a structure of another size than ours")
         self.rows_of_chunk = int(sizes[4])
         self.max_count = int(self._library.draftree_search_limit())
-
-    def _share_threads(self) -> None:
-        """Compute on the threads that torch computes on, where its OpenMP library can be found."""
-        for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
-            try:
-                openmp: Any = ctypes.CDLL(str(path))
-                functions = [ctypes.cast(getattr(openmp, name), _pointer) for name in OPENMP_FUNCTIONS]
-            except (OSError, AttributeError):
-                continue
-            self._library.draftree_use_openmp(*functions)
-            return
 
     @property
     def instructions(self) -> str:

@@ -1,6 +1,7 @@
 /* Products of rows and packed weights. */
 #pragma once
 #include "structures.h"
+#include "threads.h"
 
 INLINE vf activate(vf x, int64_t kind) {
     /* gelu by tanh is x times the logistic of 2 sqrt(2 / pi) (x + 0.044715 x^3) */
@@ -222,12 +223,11 @@ INLINE void product_of_group(const Work *work, const Linear *linear, int64_t row
     for (; row < rows; row++) product_rows(work, linear, row, 1, block, count, target);
 }
 
-/* a thread's share of a product: groups of blocks, taken as they come */
+/* groups of blocks, by whichever thread comes for them */
 INLINE void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
-    const int64_t blocks = blocks_of(linear->outputs, LANES);
-    for (;;) {
-        int64_t block = atomic_fetch_add_explicit(&work->next[phase], GROUP, memory_order_relaxed);
-        if (block >= blocks) return;
+    const int64_t blocks = blocks_of(linear->outputs, LANES), groups = blocks_of(blocks, GROUP);
+    EACH(group, groups, phase) {
+        int64_t block = group * GROUP;
         if (block + GROUP <= blocks) {
             product_of_group(work, linear, rows, block, GROUP, target);
         } else { /* the mlp's blocks come in pairs */

@@ -23,7 +23,7 @@ typedef struct {
     atomic_int failed;
 } Search;
 
-void draftree_in_parallel(void (*work)(void *), void *argument, int threads);
+void draftree_in_parallel(void (*task)(void *, int), void *argument, int threads);
 
 /* natural logarithm of positive normal numbers; relative error about 1e-7 */
 INLINE vf log16(vf x) {
@@ -181,7 +181,8 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
 /* fresh memory of this size costs more than the search; each thread keeps its own */
 static __thread struct { float *memory; int64_t size; } kept;
 
-static void search_rows(void *argument) {
+static void search_rows(void *argument, int thread) {
+    (void)thread;
     Search *search = argument;
     const int64_t groups = (search->vocab + GROUP - 1) / GROUP;
     if (kept.size < groups) {
@@ -203,8 +204,7 @@ int draftree_search(Search *search, int64_t threads) {
     atomic_store(&search->next, 0);
     atomic_store(&search->failed, 0);
     if (search->rows < threads) threads = search->rows;
-    if (threads > 1) draftree_in_parallel(search_rows, search, (int)threads);
-    else search_rows(search);
+    draftree_in_parallel(search_rows, search, (int)threads);
     return atomic_load(&search->failed);
 }
 

@@ -64,6 +64,10 @@ typedef struct {
 } Pass;
 
 typedef struct {
+    atomic_long taken, done;
+} Phase; /* pieces of a step of a pass that threads have taken and done */
+
+typedef struct {
     const Decoder *decoder;
     const Pass *pass;
     int64_t rows, row_blocks; /* padded to tiles */
@@ -74,7 +78,7 @@ typedef struct {
     float *input_scales;      /* int8: one for each row */
     float *scratch;           /* of each thread */
     int64_t scratch_size;
-    atomic_long *next;        /* the next piece of each phase */
+    Phase *phases;
 } Work;
 
 INLINE int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }

@@ -1,20 +1,32 @@
-/* Threads: they sleep between passes and spin within one. */
+/* Threads that come when they can: they take pieces of the work, and only those that have come are waited for.
+ *
+ * On a machine that does something else as well, a thread may get its core milliseconds late, several times as long as a
+ * small pass. Whoever calls begins at once and does all that nobody else has taken.
+ */
 #pragma once
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 #include "structures.h"
 
+typedef void (*Task)(void *argument, int thread);
+
+enum {
+    PATIENCE = 20000, /* spins, some tenths of a millisecond: who yields to another program may wait for milliseconds */
+    WAKEFUL = 60000   /* spins between two works before a thread sleeps */
+};
+
 static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t wake, done;
-    pthread_t threads[MAX_THREADS];
-    int started, wanted, finished;
-    long round;
+    pthread_mutex_t busy, lock;
+    pthread_cond_t wake;
+    int started;
     pid_t owner;
-    Work *work;
-    atomic_long arrived, generation;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+    Task task;
+    void *argument;
+    int wanted;
+    atomic_long round; /* odd: who comes may enter */
+    atomic_int inside, sleeping;
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 INLINE void pause_briefly(void) {
 #if defined(__x86_64__)
@@ -22,34 +34,35 @@ INLINE void pause_briefly(void) {
 #endif
 }
 
-static void barrier(int threads) {
-    if (threads == 1) return;
-    long generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&pool.arrived, 1, memory_order_acq_rel) == threads - 1) {
-        atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
-        atomic_fetch_add_explicit(&pool.generation, 1, memory_order_release);
-        return;
-    }
-    for (long spins = 0; atomic_load_explicit(&pool.generation, memory_order_acquire) == generation; spins++) {
-        pause_briefly();
-        if (spins > 4000) sched_yield(); /* someone else computes here as well */
-    }
+INLINE void wait_a_little(long spins) {
+    pause_briefly();
+    if (spins > PATIENCE) sched_yield();
 }
 
-static void run_thread(Work *work, int thread, int threads);
+static int is_new(long round, long seen) { return round % 2 && round != seen; }
 
-static void *sleeper(void *argument) {
-    int thread = (int)(intptr_t)argument;
-    long seen = 0;
+static long next_round(long seen) {
+    long round;
+    for (long spins = 0; spins < WAKEFUL; spins++) {
+        if (is_new(round = atomic_load(&pool.round), seen)) return round;
+        pause_briefly();
+    }
     pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        while (pool.round == seen) pthread_cond_wait(&pool.wake, &pool.lock);
-        seen = pool.round;
-        if (thread >= pool.wanted) continue;
-        pthread_mutex_unlock(&pool.lock);
-        run_thread(pool.work, thread, pool.wanted);
-        pthread_mutex_lock(&pool.lock);
-        if (++pool.finished == pool.wanted - 1) pthread_cond_signal(&pool.done);
+    atomic_fetch_add(&pool.sleeping, 1);
+    while (!is_new(round = atomic_load(&pool.round), seen)) pthread_cond_wait(&pool.wake, &pool.lock);
+    atomic_fetch_sub(&pool.sleeping, 1);
+    pthread_mutex_unlock(&pool.lock);
+    return round;
+}
+
+static void *member(void *argument) {
+    const int thread = (int)(intptr_t)argument;
+    for (long seen = 0;;) {
+        seen = next_round(seen);
+        atomic_fetch_add(&pool.inside, 1);
+        /* still open: the caller can not leave before this thread does */
+        if (atomic_load(&pool.round) == seen && thread < pool.wanted) pool.task(pool.argument, thread);
+        atomic_fetch_sub(&pool.inside, 1);
     }
     return NULL;
 }
@@ -58,17 +71,18 @@ static int start_threads(int wanted) { /* returns how many there are, the caller
     if (pool.owner != getpid()) { /* threads do not survive a fork */
         pool.owner = getpid();
         pool.started = 0;
-        pool.round = 0;
+        atomic_store(&pool.inside, 0);
+        atomic_store(&pool.sleeping, 0);
         pthread_mutex_init(&pool.lock, NULL);
         pthread_cond_init(&pool.wake, NULL);
-        pthread_cond_init(&pool.done, NULL);
     }
     if (wanted > MAX_THREADS) wanted = MAX_THREADS;
     while (pool.started < wanted - 1) {
+        pthread_t thread;
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        int failed = pthread_create(&pool.threads[pool.started], &attributes, sleeper, (void *)(intptr_t)(pool.started + 1));
+        int failed = pthread_create(&thread, &attributes, member, (void *)(intptr_t)(pool.started + 1));
         pthread_attr_destroy(&attributes);
         if (failed) break;
         pool.started++;
@@ -76,54 +90,40 @@ static int start_threads(int wanted) { /* returns how many there are, the caller
     return wanted < pool.started + 1 ? wanted : pool.started + 1;
 }
 
-/* Where the process has an OpenMP library already, its threads are taken: they may still be spinning behind the last
- * operator of somebody else, and would keep ours from the cores. */
-static struct {
-    void (*parallel)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
-    int (*num_threads)(void);
-} openmp;
-
-void draftree_use_openmp(void *parallel, void *num_threads) {
-    openmp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))parallel;
-    openmp.num_threads = (int (*)(void))num_threads;
-}
-
-typedef struct {
-    Work *work;
-    atomic_int next_thread;
-} Team;
-
-static void run_in_team(void *argument) {
-    Team *team = argument;
-    run_thread(team->work, atomic_fetch_add(&team->next_thread, 1), openmp.num_threads());
-}
-
-/* calls `work` on every thread of a team, where there is one; else once */
-void draftree_in_parallel(void (*work)(void *), void *argument, int threads) {
-    if (openmp.parallel != NULL) openmp.parallel(work, argument, (unsigned)threads, 0);
-    else work(argument);
-}
-
-static void run_threads(Work *work, int threads) {
-    if (threads == 1) {
-        run_thread(work, 0, 1);
+/* Calls `task` here and on every thread that comes before the caller's own call ends. */
+void draftree_in_parallel(Task task, void *argument, int threads) {
+    if (threads <= 1) {
+        task(argument, 0);
         return;
     }
-    atomic_store(&pool.arrived, 0);
-    if (openmp.parallel != NULL) {
-        Team team = {.work = work};
-        openmp.parallel(run_in_team, &team, (unsigned)threads, 0);
-        return;
+    pthread_mutex_lock(&pool.busy);
+    pool.task = task;
+    pool.argument = argument;
+    pool.wanted = start_threads(threads);
+    atomic_fetch_add(&pool.round, 1);
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
     }
-    pthread_mutex_lock(&pool.lock);
-    pool.work = work;
-    pool.wanted = threads;
-    pool.finished = 0;
-    pool.round++;
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    run_thread(work, 0, threads);
-    pthread_mutex_lock(&pool.lock);
-    while (pool.finished < threads - 1) pthread_cond_wait(&pool.done, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
+    task(argument, 0);
+    atomic_fetch_add(&pool.round, 1);
+    for (long spins = 0; atomic_load(&pool.inside); spins++) wait_a_little(spins);
+    pthread_mutex_unlock(&pool.busy);
 }
+
+INLINE int64_t take(const Work *work, int phase) {
+    return atomic_fetch_add_explicit(&work->phases[phase].taken, 1, memory_order_relaxed);
+}
+
+/* Behind the last piece that a thread could take: until all are done. */
+static int complete(const Work *work, int phase, int64_t own, int64_t pieces) {
+    atomic_long *done = &work->phases[phase].done;
+    if (own) atomic_fetch_add_explicit(done, own, memory_order_release);
+    for (long spins = 0; atomic_load_explicit(done, memory_order_acquire) < pieces; spins++) wait_a_little(spins);
+    return 0;
+}
+
+/* every piece of a phase once, by whichever thread comes for it; behind the loop all are done */
+#define EACH(index, pieces, phase) \
+    for (int64_t own = 0, index; (index = take(work, phase)) < (pieces) || complete(work, phase, own, pieces); own++)
