@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import random
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,18 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         assert torch.equal(alone(lm, text(20)), wanted)
     finally:
         torch.set_num_threads(before)
+
+
+def test_passes_of_two_callers_at_once_on_more_threads_than_cores_keep_their_bits() -> None:
+    models = [lowered("llama", "bfloat16"), lowered("qwen3", "int8")]
+    wanted, before = [alone(lm, text(30)) for lm in models], torch.get_num_threads()
+    try:
+        torch.set_num_threads(2 * (os.cpu_count() or 1) + 3)
+        with ThreadPoolExecutor(2) as callers:
+            rounds = [list(callers.map(alone, models, [text(30)] * 2)) for _ in range(5)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found, known) for each in rounds for found, known in zip(each, wanted, strict=True))
 
 
 @pytest.mark.parametrize("kind", DTYPES)
