@@ -2,8 +2,9 @@
 
     python benchmarks/quantization_parts.py MODEL_FOLDER TEXT_FILE --limit 2048 --output FILE
 
-The float32 model of transformers, with weights rounded to 8 bits for each output, and inputs for each row, as the
-passes in C do it; compared with itself unrounded, over windows of 1024 tokens that overlap by half.
+The float32 model of transformers, with weights rounded to 8 bits with a scale for each output, and inputs to 16 bits
+with a scale for each row, as the passes in C do it, or to 8; compared with itself unrounded, over windows of 1024
+tokens that overlap by half.
 """
 
 from __future__ import annotations
@@ -23,30 +24,35 @@ WINDOW, STEP = 1024, 512
 NOTHING: frozenset[str] = frozenset()
 QKV = frozenset({"q_proj", "k_proj", "v_proj"})
 PARTS = QKV | {"o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+LARGEST_WEIGHT, LARGEST_INPUT = 127, 127 * 256 + 127
+BYTES: dict[str, Any] = {"largest_input": 127}
 VARIANTS: dict[str, dict[str, Any]] = {
     "all": {},
     "inputs whole": {"whole_inputs": PARTS},
-    "down whole": {"whole": frozenset({"down_proj"})},
-    "inputs of down whole": {"whole_inputs": frozenset({"down_proj"})},
-    "head whole": {"whole": frozenset({"lm_head"})},
-    "down and head whole": {"whole": frozenset({"down_proj", "lm_head"})},
-    "output whole": {"whole": frozenset({"o_proj"})},
-    "qkv whole": {"whole": QKV},
-    "gate and up whole": {"whole": frozenset({"gate_proj", "up_proj"})},
-    "inputs in groups of 64": {"input_group": 64},
-    "inputs and weights in groups of 64": {"input_group": 64, "weight_group": 64},
+    "weights whole": {"whole_weights": True},
+    "weights in groups of 64": {"weight_group": 64},
+    "inputs of 8 bits": BYTES,
+    "inputs of 8 bits, down whole": BYTES | {"whole": frozenset({"down_proj"})},
+    "inputs of 8 bits, those of down whole": BYTES | {"whole_inputs": frozenset({"down_proj"})},
+    "inputs of 8 bits, head whole": BYTES | {"whole": frozenset({"lm_head"})},
+    "inputs of 8 bits, down and head whole": BYTES | {"whole": frozenset({"down_proj", "lm_head"})},
+    "inputs of 8 bits, output whole": BYTES | {"whole": frozenset({"o_proj"})},
+    "inputs of 8 bits, qkv whole": BYTES | {"whole": QKV},
+    "inputs of 8 bits, gate and up whole": BYTES | {"whole": frozenset({"gate_proj", "up_proj"})},
+    "inputs of 8 bits in groups of 64": BYTES | {"input_group": 64},
+    "inputs of 8 bits and weights in groups of 64": BYTES | {"input_group": 64, "weight_group": 64},
 }
 
 
-def rounded(x: Tensor, group: int | None) -> Tensor:
+def rounded(x: Tensor, *, largest: int, group: int | None) -> Tensor:
     parts = x if group is None or x.shape[-1] % group else x.reshape(*x.shape[:-1], -1, group)
-    scale = parts.abs().amax(-1, keepdim=True) / 127
+    scale = parts.abs().amax(-1, keepdim=True) / largest
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return ((parts / scale).round() * scale).reshape(x.shape)
 
 
-def forward(x: Tensor, *, weight: Tensor, bias: Tensor | None, group: int | None, whole: bool) -> Tensor:
-    return F.linear(x if whole else rounded(x, group), weight, bias)
+def forward(x: Tensor, *, weight: Tensor, bias: Tensor | None, largest: int | None, group: int | None) -> Tensor:
+    return F.linear(x if largest is None else rounded(x, largest=largest, group=group), weight, bias)
 
 
 def set_up(
@@ -54,15 +60,19 @@ def set_up(
     *,
     whole: frozenset[str] = NOTHING,
     whole_inputs: frozenset[str] = NOTHING,
+    whole_weights: bool = False,
+    largest_input: int = LARGEST_INPUT,
     input_group: int | None = None,
     weight_group: int | None = None,
 ) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear):
             part = name.rpartition(".")[2]
-            weight = layer.weight if part in whole else rounded(layer.weight, weight_group)
-            inputs_whole = part in whole or part in whole_inputs
-            layer.forward = partial(forward, weight=weight, bias=layer.bias, group=input_group, whole=inputs_whole)
+            weight = layer.weight
+            if not whole_weights and part not in whole:
+                weight = rounded(weight, largest=LARGEST_WEIGHT, group=weight_group)
+            largest = None if part in whole | whole_inputs else largest_input
+            layer.forward = partial(forward, weight=weight, bias=layer.bias, largest=largest, group=input_group)
 
 
 @torch.inference_mode()

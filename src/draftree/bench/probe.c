@@ -18,6 +18,14 @@
 #else
 #define AMX 0
 #endif
+#if defined(__AVX512F__)
+enum { WIDTH = 64 };
+#elif defined(__AVX2__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+typedef int32_t part_i __attribute__((vector_size(WIDTH)));
 
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
@@ -121,23 +129,34 @@ int64_t probe_bfloat16(int64_t rounds) {
 #endif
 }
 
+/* an input beside 8-bit weights has 16 bits: both of its bytes are multiplied, and it counts once */
 int64_t probe_int8(int64_t rounds) {
 #if AMX
-    return probe_tiles(rounds, 1);
-#else
+    return probe_tiles(rounds, 1) / 2;
+#elif defined(__AVX512VNNI__)
     vi sums[CHAINS] = {0}, a = {0x01020304}, b = {0x04030201};
     for (int64_t round = 0; round < rounds; round++)
-        for (int i = 0; i < CHAINS; i++) {
-#if defined(__AVX512VNNI__)
-            sums[i] = (vi)_mm512_dpbusd_epi32((__m512i)sums[i], (__m512i)a, (__m512i)b);
+        for (int i = 0; i < CHAINS; i++) sums[i] = (vi)_mm512_dpbusd_epi32((__m512i)sums[i], (__m512i)a, (__m512i)b);
+    int32_t found = 0;
+    for (int i = 0; i < CHAINS; i++) found += sums[i][0];
+    sink = (float)found;
+    return rounds * CHAINS * 32 * 2;
 #else
-            for (int shift = 24; shift >= 0; shift -= 8) sums[i] += ((a << shift) >> 24) * ((b << shift) >> 24);
-            __asm__ volatile("" : "+m"(a)); /* or the products are computed once */
+    part_i sums[CHAINS] = {0}, a = {0x00010002}, b = {0x00040003};
+    for (int64_t round = 0; round < rounds; round++)
+        for (int i = 0; i < CHAINS; i++) {
+#if defined(__AVX512BW__)
+            sums[i] += (part_i)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+            sums[i] += (part_i)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+            sums[i] += ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
+            __asm__ volatile("" : "+m"(a)); /* or the products are computed once */
         }
     int32_t found = 0;
     for (int i = 0; i < CHAINS; i++) found += sums[i][0];
     sink = (float)found;
-    return rounds * CHAINS * 64 * 2;
+    return rounds * CHAINS * (WIDTH / 2) * 2;
 #endif
 }

@@ -54,8 +54,12 @@ INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, i
         for (int i = 0; i < count; i++) finish(work, linear, row, block + i, values[i], target);
 }
 
-INLINE vf dequantised(const Work *work, const Linear *linear, int64_t row, int64_t block, vi sums) {
-    return __builtin_convertvector(sums, vf) * (load(linear->scale + block * LANES) * work->input_scales[row]);
+INLINE vf dequantised(const Work *work, const Linear *linear, int64_t row, int64_t block, vf sums) {
+    return sums * (load(linear->scale + block * LANES) * work->input_scales[row]);
+}
+
+INLINE vf of_both_bytes(vi high, vi low) {
+    return fma16(__builtin_convertvector(high, vf), splat(256.0f), __builtin_convertvector(low, vf));
 }
 
 #if defined(__AVX512F__)
@@ -63,6 +67,7 @@ enum { GROUP = 4, ROWS_AT_ONCE = 4 };
 #else
 enum { GROUP = 2, ROWS_AT_ONCE = 2 };
 #endif
+enum { INT8_AT_ONCE = BYTES_APART ? ROWS_AT_ONCE / 2 : ROWS_AT_ONCE };
 
 #if AMX
 typedef struct {
@@ -81,43 +86,77 @@ static void configure_tiles(void) {
     _tile_loadconfig(&config);
 }
 
-/* one tile of rows by four blocks of outputs */
-INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t row_block, int64_t block, int count, int target, int64_t rows) {
-    const int64_t format = work->decoder->format, units = blocks_of(linear->inputs, inner_block(format));
-    const char *weight = (const char *)linear->weight + block * units * 1024;
-    const char *input = (const char *)work->inputs + row_block * units * 1024;
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-#define STEP(tile, place, dot) { _tile_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
-    if (format == BFLOAT16) {
-        for (int64_t unit = 0; unit < units; unit++) {
-            _tile_loadd(4, input + unit * 1024, 64);
-            STEP(0, 0, _tile_dpbf16ps)
-            if (count > 1) STEP(1, 1, _tile_dpbf16ps)
-            if (count > 2) STEP(2, 2, _tile_dpbf16ps)
-            if (count > 3) STEP(3, 3, _tile_dpbf16ps)
-        }
-    } else {
-        for (int64_t unit = 0; unit < units; unit++) {
-            _tile_loadd(4, input + unit * 1024, 64);
-            STEP(0, 0, _tile_dpbssd)
-            if (count > 1) STEP(1, 1, _tile_dpbssd)
-            if (count > 2) STEP(2, 2, _tile_dpbssd)
-            if (count > 3) STEP(3, 3, _tile_dpbssd)
-        }
-    }
-#undef STEP
-    union { vf value; vi sum; } found[4][16] __attribute__((aligned(64)));
-    _tile_stored(0, found[0], 64);
-    if (count > 1) _tile_stored(1, found[1], 64);
-    if (count > 2) _tile_stored(2, found[2], 64);
-    if (count > 3) _tile_stored(3, found[3], 64);
-    for (int64_t r = 0; r < 16 && row_block * 16 + r < rows; r++) {
-        int64_t row = row_block * 16 + r;
-        vf values[4];
+typedef union { vf value[16]; vi sum[16]; } __attribute__((aligned(64))) Found;
+
+INLINE void finish_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block, int count, const Found *found, int target, int64_t rows) {
+    const int64_t format = work->decoder->format, in_tile = TILE_ROWS / tile_rows(format);
+    for (int64_t r = 0; r < in_tile && row_tile * in_tile + r < rows; r++) {
+        const int64_t row = row_tile * in_tile + r;
+        vf values[GROUP];
         for (int i = 0; i < count; i++)
-            values[i] = format == INT8 ? dequantised(work, linear, row, block + i, found[i][r].sum) : found[i][r].value;
+            values[i] = format != INT8 ? found[i].value[r]
+                : dequantised(work, linear, row, block + i, of_both_bytes(found[i].sum[2 * r], found[i].sum[2 * r + 1]));
         finish_blocks(work, linear, row, block, count, values, target);
     }
+}
+
+/* one tile of rows by up to four blocks of outputs */
+INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block, int count, int target, int64_t rows) {
+    const int64_t format = work->decoder->format, units = blocks_of(linear->inputs, inner_block(format));
+    const char *weight = (const char *)linear->weight + block * units * 1024;
+    const char *input = (const char *)work->inputs + row_tile * units * 1024;
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+#define STEP(tile, place, dot) { _tile_loadd(5, weight + (place) * units * 1024 + unit * 1024, 64); dot(tile, 4, 5); }
+#define UNITS(dot) for (int64_t unit = 0; unit < units; unit++) { \
+        _tile_loadd(4, input + unit * 1024, 64); \
+        STEP(0, 0, dot) \
+        if (count > 1) STEP(1, 1, dot) \
+        if (count > 2) STEP(2, 2, dot) \
+        if (count > 3) STEP(3, 3, dot) \
+    }
+    if (format == BFLOAT16) UNITS(_tile_dpbf16ps) else UNITS(_tile_dpbssd)
+#undef UNITS
+#undef STEP
+    Found found[4];
+    _tile_stored(0, &found[0], 64);
+    if (count > 1) _tile_stored(1, &found[1], 64);
+    if (count > 2) _tile_stored(2, &found[2], 64);
+    if (count > 3) _tile_stored(3, &found[3], 64);
+    finish_tile(work, linear, row_tile, block, count, found, target, rows);
+}
+
+/* two tiles of rows by two blocks of outputs: each tile that is read is used twice */
+INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t row_tile, int64_t block, int target, int64_t rows) {
+    const int64_t format = work->decoder->format, units = blocks_of(linear->inputs, inner_block(format));
+    const char *weight = (const char *)linear->weight + block * units * 1024;
+    const char *input = (const char *)work->inputs + row_tile * units * 1024;
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+#define UNITS(dot) for (int64_t unit = 0; unit < units; unit++) { \
+        _tile_loadd(4, input + unit * 1024, 64); \
+        _tile_loadd(6, weight + unit * 1024, 64); \
+        dot(0, 4, 6); \
+        _tile_loadd(7, weight + (units + unit) * 1024, 64); \
+        dot(1, 4, 7); \
+        _tile_loadd(5, input + (units + unit) * 1024, 64); \
+        dot(2, 5, 6); \
+        dot(3, 5, 7); \
+    }
+    if (format == BFLOAT16) UNITS(_tile_dpbf16ps) else UNITS(_tile_dpbssd)
+#undef UNITS
+    Found found[4];
+    _tile_stored(0, &found[0], 64); _tile_stored(1, &found[1], 64);
+    _tile_stored(2, &found[2], 64); _tile_stored(3, &found[3], 64);
+    finish_tile(work, linear, row_tile, block, 2, found, target, rows);
+    finish_tile(work, linear, row_tile + 1, block, 2, found + 2, target, rows);
+}
+
+INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t rows, int64_t block, int count, int target) {
+    const int64_t tiles = blocks_of(rows * tile_rows(work->decoder->format), TILE_ROWS);
+    int64_t tile = 0;
+    if (count % 2 == 0)
+        for (; tile + 2 <= tiles; tile += 2)
+            for (int i = 0; i < count; i += 2) product_by_tile_pair(work, linear, tile, block + i, target, rows);
+    for (; tile < tiles; tile++) product_by_tile(work, linear, tile, block, count, target, rows);
 }
 #endif
 
@@ -164,63 +203,112 @@ INLINE void product_bfloat16(const Work *work, const Linear *linear, int64_t row
     for (int r = 0; r < num_rows; r++) finish_blocks(work, linear, row + r, block, count, sums[r], target);
 }
 
-INLINE vi dot_of_quads(vi sum, vi a, vi w) { /* four signed products in each lane */
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(a ^ (vi)((vu){0} + 0x80808080u)), (__m512i)w);
-#else
-    for (int shift = 24; shift >= 0; shift -= 8) sum += ((a << shift) >> 24) * ((w << shift) >> 24);
-    return sum;
-#endif
+#if BYTES_APART
+INLINE vi dot_of_quads(vi sum, vi a, vi w) { /* four products of an unsigned byte and a signed one in each lane */
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)w);
+}
+
+INLINE vi four_times_sixteen(const char *from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return (vi){0} + four;
 }
 
 INLINE void product_int8(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
     const int64_t units = blocks_of(linear->inputs, 64);
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input[ROWS_AT_ONCE];
-    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(row + r, 0, units);
-    vi sums[ROWS_AT_ONCE][GROUP] = {0};
+    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(2 * (row + r), 0, units);
+    vi high[ROWS_AT_ONCE][GROUP] = {0}, low[ROWS_AT_ONCE][GROUP] = {0};
     for (int64_t unit = 0; unit < units; unit++) {
         for (int quad = 0; quad < 16; quad++) {
             vi w[GROUP];
             for (int i = 0; i < count; i++) w[i] = *(const vi_loose *)(weight + ((i * units + unit) * 16 + quad) * 64);
             for (int r = 0; r < num_rows; r++) {
-                int32_t four;
-                memcpy(&four, input[r] + unit * 1024 + quad * 4, 4);
-                for (int i = 0; i < count; i++) sums[r][i] = dot_of_quads(sums[r][i], (vi){0} + four, w[i]);
+                const char *at = input[r] + unit * 1024 + quad * 4;
+                const vi highs = four_times_sixteen(at), lows = four_times_sixteen(at + 64);
+                for (int i = 0; i < count; i++) high[r][i] = dot_of_quads(high[r][i], highs, w[i]);
+                for (int i = 0; i < count; i++) low[r][i] = dot_of_quads(low[r][i], lows, w[i]);
             }
         }
     }
     for (int r = 0; r < num_rows; r++) {
         vf values[GROUP];
         for (int i = 0; i < count; i++) {
-#if defined(__AVX512VNNI__) /* activations were read as unsigned, 128 too large */
-            sums[r][i] -= *(const vi_loose *)(linear->sums + (block + i) * LANES) * 128;
-#endif
-            values[i] = dequantised(work, linear, row + r, block + i, sums[r][i]);
+            const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * INPUT_OFFSET;
+            values[i] = dequantised(work, linear, row + r, block + i, of_both_bytes(high[r][i] - extra, low[r][i] - extra));
         }
         finish_blocks(work, linear, row + r, block, count, values, target);
     }
 }
+#else
+enum { UNITS_IN_SUM = 8 }; /* 8 * 64 products of 16 and 8 bits fit into 32 */
 
-INLINE void product_rows(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
-    switch (work->decoder->format) {
-    case FLOAT32: product_float32(work, linear, row, num_rows, block, count, target); break;
-    case BFLOAT16: product_bfloat16(work, linear, row, num_rows, block, count, target); break;
-    default: product_int8(work, linear, row, num_rows, block, count, target);
-    }
+INLINE part_i dot_of_pairs(part_i sum, part_i a, part_i w) { /* two products of 16 bits in each lane */
+#if defined(__AVX512BW__)
+    return sum + (part_i)_mm512_madd_epi16((__m512i)a, (__m512i)w);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (part_i)_mm256_madd_epi16((__m256i)a, (__m256i)w);
+#else
+    return sum + ((a << 16) >> 16) * ((w << 16) >> 16) + (a >> 16) * (w >> 16);
+#endif
 }
 
+INLINE void product_int8(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
+    const int64_t units = blocks_of(linear->inputs, 64);
+    const int parts = count * PARTS;
+    const char *weight = (const char *)linear->weight + block * units * 1024;
+    const char *input[ROWS_AT_ONCE];
+    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(2 * (row + r), 0, units);
+    vf values[ROWS_AT_ONCE][GROUP] = {0};
+    for (int64_t first = 0; first < units; first += UNITS_IN_SUM) {
+        part_i sums[ROWS_AT_ONCE][GROUP * PARTS] = {0};
+        for (int64_t unit = first; unit < units && unit < first + UNITS_IN_SUM; unit++) {
+            for (int quad = 0; quad < 16; quad++) {
+                part_i even[GROUP * PARTS], odd[GROUP * PARTS];
+                for (int i = 0; i < parts; i++) {
+                    const char *at = weight + ((i / PARTS * units + unit) * 16 + quad) * 64 + i % PARTS * WIDTH;
+                    const part_s w = (part_s) *(const part_i_loose *)at;
+                    even[i] = (part_i)((w << 8) >> 8);
+                    odd[i] = (part_i)(w >> 8);
+                }
+                for (int r = 0; r < num_rows; r++) {
+                    int32_t pairs[2];
+                    memcpy(pairs, input[r] + unit * 1024 + quad * 8, 8);
+                    for (int i = 0; i < parts; i++) sums[r][i] = dot_of_pairs(sums[r][i], (part_i){0} + pairs[0], even[i]);
+                    for (int i = 0; i < parts; i++) sums[r][i] = dot_of_pairs(sums[r][i], (part_i){0} + pairs[1], odd[i]);
+                }
+            }
+        }
+        for (int r = 0; r < num_rows; r++)
+            for (int i = 0; i < count; i++) values[r][i] += __builtin_convertvector(vi_of_parts(&sums[r][i * PARTS]), vf);
+    }
+    for (int r = 0; r < num_rows; r++) {
+        for (int i = 0; i < count; i++) values[r][i] = dequantised(work, linear, row + r, block + i, values[r][i]);
+        finish_blocks(work, linear, row + r, block, count, values[r], target);
+    }
+}
+#endif
+
 INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block, int count, int target) {
+    const int64_t format = work->decoder->format;
+    int64_t row = 0;
 #if AMX
-    if (work->decoder->format != FLOAT32) {
-        for (int64_t row_block = 0; row_block * 16 < rows; row_block++)
-            product_by_tiles(work, linear, row_block, block, count, target, rows);
+    if (format != FLOAT32) {
+        product_by_tiles(work, linear, rows, block, count, target);
         return;
     }
 #endif
-    int64_t row = 0;
-    for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE) product_rows(work, linear, row, ROWS_AT_ONCE, block, count, target);
-    for (; row < rows; row++) product_rows(work, linear, row, 1, block, count, target);
+#define ROWS_BY(product, at_once) do { \
+        for (; row + at_once <= rows; row += at_once) product(work, linear, row, at_once, block, count, target); \
+        for (; row < rows; row++) product(work, linear, row, 1, block, count, target); \
+    } while (0)
+    switch (format) {
+    case FLOAT32: ROWS_BY(product_float32, ROWS_AT_ONCE); break;
+    case BFLOAT16: ROWS_BY(product_bfloat16, ROWS_AT_ONCE); break;
+    default: ROWS_BY(product_int8, INT8_AT_ONCE);
+    }
+#undef ROWS_BY
 }
 
 /* groups of blocks, by whichever thread comes for them */

@@ -9,6 +9,23 @@ INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
 }
 
+#define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: high and low byte fit when both are signed */
+
+INLINE void store_whole(char *to, int64_t column, vi whole) {
+#if BYTES_APART
+    typedef int8_t bytes __attribute__((vector_size(16)));
+    const vi high = (whole + 128) >> 8, low = whole - (high << 8);
+    const bytes first = __builtin_convertvector(high + INPUT_OFFSET, bytes), second = __builtin_convertvector(low + INPUT_OFFSET, bytes);
+    memcpy(to + column, &first, 16);
+    memcpy(to + 64 + column, &second, 16);
+#else
+    typedef int16_t shorts __attribute__((vector_size(32)));
+    const vi in_pairs = __builtin_shufflevector(whole, whole, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const shorts out = __builtin_convertvector(in_pairs, shorts);
+    memcpy(to + 2 * column, &out, 32);
+#endif
+}
+
 /* a row becomes the next product's input, normed first if there is a norm */
 static void put_input(const Work *work, int64_t row, const float *from, int64_t size, const float *norm) {
     const Decoder *decoder = work->decoder;
@@ -30,17 +47,15 @@ static void put_input(const Work *work, int64_t row, const float *from, int64_t 
             vf size_of = (vf)((vi)value & 0x7fffffff);
             largest = choose((size_of > largest) | (size_of != size_of), size_of, largest);
         }
-        float most = max_of(largest), scale = most / 127.0f;
+        float most = max_of(largest), scale = most / LARGEST_INPUT;
         for (int lane = 0; lane < LANES; lane++) if (largest[lane] != largest[lane]) scale = largest[lane];
         work->input_scales[row] = scale;
-        const vf inverse_scale = splat(scale > 0.0f ? 127.0f / most : 0.0f), shift = splat(12582912.0f);
+        const vf inverse_scale = splat(most > 1e-30f ? LARGEST_INPUT / most : 0.0f), shift = splat(12582912.0f);
         int64_t units = blocks_of(size, 64);
         for (int64_t i = 0; i < units * 64; i += LANES) {
             vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
             vi whole = __builtin_convertvector(choose(value == value, (value + shift) - shift, splat(0.0f)), vi);
-            typedef int8_t bytes __attribute__((vector_size(16)));
-            bytes out = __builtin_convertvector(whole, bytes);
-            memcpy((char *)work->inputs + tile_at(row, i / 64, units) + i % 64, &out, 16);
+            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64, whole);
         }
     }
 #undef VALUE

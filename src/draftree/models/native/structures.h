@@ -16,6 +16,14 @@
 #define AMX 0
 #endif
 
+/* inputs beside int8 weights have 16 bits: their bytes lie apart where bytes are multiplied in fours */
+#if AMX || defined(__AVX512VNNI__)
+#define BYTES_APART 1
+#else
+#define BYTES_APART 0
+#endif
+enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products outside tiles take one side unsigned */
+
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 enum { SILU = 0, GELU_TANH = 1 };
 enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 8, MAX_THREADS = 256 };
@@ -86,6 +94,9 @@ INLINE int64_t inner_block(int64_t format) { return format == INT8 ? 64 : format
 INLINE int64_t block_bytes(int64_t inputs, int64_t format) { /* of 16 outputs */
     return format == FLOAT32 ? inputs * 64 : blocks_of(inputs, inner_block(format)) * 1024;
 }
-/* bfloat16 and int8 rows lie in tiles of 16 rows by 64 bytes; float32 rows lie as they are */
+/* bfloat16 and int8 rows lie in tiles of 16 rows by 64 bytes; float32 rows lie as they are. A row beside int8 weights
+ * takes two rows of tiles: its high bytes and its low ones, both signed, or where bytes are not apart 16 bits whole, in
+ * the order 0 2 1 3 of each quad. */
+INLINE int64_t tile_rows(int64_t format) { return format == INT8 ? 2 : 1; }
 INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) { return ((row / 16 * units + unit) * 16 + row % 16) * 64; }
 

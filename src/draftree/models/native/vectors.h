@@ -3,6 +3,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -46,6 +47,26 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #else
     return a * b + c;
 #endif
+}
+
+/* What one register holds: sums that live through a long loop are kept in these, as compilers spill wider ones. */
+#if defined(__AVX512F__)
+enum { WIDTH = 64 };
+#elif defined(__AVX2__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+enum { PARTS = 64 / WIDTH, PART_LANES = LANES / PARTS };
+typedef int32_t part_i __attribute__((vector_size(WIDTH), may_alias));
+typedef uint32_t part_u __attribute__((vector_size(WIDTH)));
+typedef int16_t part_s __attribute__((vector_size(WIDTH)));
+typedef part_i part_i_loose __attribute__((aligned(4)));
+
+INLINE vi vi_of_parts(const part_i *parts) {
+    vi whole;
+    memcpy(&whole, parts, sizeof(whole));
+    return whole;
 }
 
 INLINE float sum_of(vf x) {
