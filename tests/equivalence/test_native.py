@@ -53,7 +53,12 @@ OTHERS = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 BUILDS: dict[str, list[str]] = {"this processor": []}
 if platform.machine() == "x86_64":
-    BUILDS |= {"AVX-512": ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512vnni"], "AVX2": ["-march=haswell"]}
+    BUILDS |= {
+        "no tiles": ["-mno-amx-tile"],
+        "AVX-512": ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512vnni"],
+        "AVX2": ["-march=haswell"],
+        "SSE": ["-march=x86-64"],
+    }
 
 
 def lowered(family: str, kind: str = "float32") -> NativeModel:
@@ -203,6 +208,29 @@ def test_every_set_of_instructions_agrees(name: str, kind: str, monkeypatch: pyt
     assert torch.equal(at_once, rows)
     spread = rows.max() - rows.min()
     assert (rows - alone(native("gemma3_text", kind), tokens)).pow(2).mean().sqrt() < 0.01 * spread
+
+
+@torch.no_grad()
+def with_bytes_for_weights(family: str) -> Any:
+    model = fresh(family, **(SIZES | FAMILIES[family]))
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            scale = layer.weight.abs().amax(1, keepdim=True) / 127
+            layer.weight.copy_((layer.weight / scale).round() * scale)
+    return model
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_int8_rounds_weights_and_hardly_anything_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(built_library(extra_flags=BUILDS[name]))
+    monkeypatch.setattr(decoder, "library", lambda: library)
+    rows = []
+    for quantization in (None, "int8"):
+        lm = lower(HFModel(with_bytes_for_weights("mistral")), quantization=quantization)
+        slot = lm.open()
+        rows.append(lm.extend([Extend(slot, text(60), range(-1, 59))]).logits)
+    spread = rows[0].max() - rows[0].min()
+    assert (rows[1] - rows[0]).abs().max() < 3e-4 * spread  # inputs of 8 bits: 3e-2
 
 
 @pytest.mark.parametrize("family", OTHERS)

@@ -62,12 +62,12 @@ INLINE vf of_both_bytes(vi high, vi low) {
     return fma16(__builtin_convertvector(high, vf), splat(256.0f), __builtin_convertvector(low, vf));
 }
 
+/* blocks of outputs at once, and rows at once: as many sums as there are registers for, beside what is multiplied */
 #if defined(__AVX512F__)
-enum { GROUP = 4, ROWS_AT_ONCE = 4 };
+enum { GROUP = 4, ROWS_AT_ONCE = 6 };
 #else
-enum { GROUP = 2, ROWS_AT_ONCE = 2 };
+enum { GROUP = 2, ROWS_AT_ONCE = PARTS == 2 ? 3 : 1 };
 #endif
-enum { INT8_AT_ONCE = BYTES_APART ? ROWS_AT_ONCE / 2 : ROWS_AT_ONCE };
 
 #if AMX
 typedef struct {
@@ -125,8 +125,14 @@ INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_
     finish_tile(work, linear, row_tile, block, count, found, target, rows);
 }
 
-/* two tiles of rows by two blocks of outputs: each tile that is read is used twice */
+INLINE void fetch_tile(const char *at) {
+    for (int i = 0; i < 16; i++) __builtin_prefetch(at + i * 64, 0, 2);
+}
+
+/* two tiles of rows by two blocks of outputs: each tile that is read is used twice. While these are multiplied memory
+ * would rest, so the weights of the groups behind those in work are fetched (one tile of rows waits for memory anyway) */
 INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t row_tile, int64_t block, int target, int64_t rows) {
+    const int64_t ahead = work->pass->num_threads * GROUP * block_bytes(linear->inputs, work->decoder->format);
     const int64_t format = work->decoder->format, units = blocks_of(linear->inputs, inner_block(format));
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_tile * units * 1024;
@@ -134,8 +140,10 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
 #define UNITS(dot) for (int64_t unit = 0; unit < units; unit++) { \
         _tile_loadd(4, input + unit * 1024, 64); \
         _tile_loadd(6, weight + unit * 1024, 64); \
+        if (row_tile == 0) fetch_tile(weight + unit * 1024 + ahead); \
         dot(0, 4, 6); \
         _tile_loadd(7, weight + (units + unit) * 1024, 64); \
+        if (row_tile == 0) fetch_tile(weight + (units + unit) * 1024 + ahead); \
         dot(1, 4, 7); \
         _tile_loadd(5, input + (units + unit) * 1024, 64); \
         dot(2, 5, 6); \
@@ -160,89 +168,101 @@ INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t row
 }
 #endif
 
-INLINE void product_float32(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
-    const float *weight = (const float *)linear->weight + block * linear->inputs * LANES;
-    const float *input = (const float *)work->inputs + row * linear->inputs;
-    vf sums[ROWS_AT_ONCE][GROUP] = {0};
-    for (int64_t k = 0; k < linear->inputs; k++) {
-        vf w[GROUP];
-        for (int i = 0; i < count; i++) w[i] = load(weight + (i * linear->inputs + k) * LANES);
-        for (int r = 0; r < num_rows; r++) {
-            vf a = splat(input[r * linear->inputs + k]);
-            for (int i = 0; i < count; i++) sums[r][i] = fma16(a, w[i], sums[r][i]);
+/* Without tiles a few rows are multiplied at once by a few inputs of a group of blocks, and their sums are kept between
+ * these; so the weights of those inputs come from the nearest cache for all rows but the first. Inputs are added one
+ * behind the other all the same, and the bits of a row do not depend on the rows beside it. */
+enum { ROWS_IN_TURN = 48, UNITS_IN_SUM = 8 /* 8 * 64 products of 16 and 8 bits fit into 32 */ };
+
+typedef union {
+    part_f value[GROUP * PARTS];
+    part_i bytes[2][GROUP * PARTS];
+} Sums;
+
+typedef struct {
+    const Work *work;
+    const Linear *linear;
+    int64_t row, block, from, to; /* of these inputs */
+    Sums *kept;                   /* of these rows */
+} Piece;
+
+#define EACH_PART(i) for (int i = 0; i < count * PARTS; i++)
+#define EACH_ROW(r) for (int r = 0; r < num_rows; r++)
+
+INLINE void add_float32(Piece piece, int num_rows, int count) {
+    const int64_t inputs = piece.linear->inputs;
+    const float *weight = (const float *)piece.linear->weight + piece.block * inputs * LANES;
+    const float *input = (const float *)piece.work->inputs + piece.row * inputs;
+    part_f sums[6][GROUP * PARTS];
+    EACH_ROW(r) EACH_PART(i) sums[r][i] = piece.kept[r].value[i];
+    for (int64_t k = piece.from; k < piece.to; k++) {
+        part_f w[GROUP * PARTS];
+        EACH_PART(i) w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES + i % PARTS * PART_LANES);
+        EACH_ROW(r) {
+            const part_f a = (part_f){0} + input[r * inputs + k];
+            EACH_PART(i) sums[r][i] = fma_part(a, w[i], sums[r][i]);
         }
     }
-    for (int r = 0; r < num_rows; r++) finish_blocks(work, linear, row + r, block, count, sums[r], target);
+    EACH_ROW(r) EACH_PART(i) piece.kept[r].value[i] = sums[r][i];
 }
 
-INLINE void product_bfloat16(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
-    const int64_t units = blocks_of(linear->inputs, 32);
-    const char *weight = (const char *)linear->weight + block * units * 1024;
-    const char *input[ROWS_AT_ONCE];
-    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(row + r, 0, units);
-    vf sums[ROWS_AT_ONCE][GROUP] = {0};
-    for (int64_t unit = 0; unit < units; unit++) {
+INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 32);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024, *input[6];
+    part_f sums[6][GROUP * PARTS];
+    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
+    EACH_ROW(r) EACH_PART(i) sums[r][i] = piece.kept[r].value[i];
+    for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
         for (int pair = 0; pair < 16; pair++) {
-            vu w[GROUP];
-            for (int i = 0; i < count; i++) w[i] = *(const vu_loose *)(weight + ((i * units + unit) * 16 + pair) * 64);
-            for (int r = 0; r < num_rows; r++) {
-                uint32_t both;
-                memcpy(&both, input[r] + unit * 1024 + pair * 4, 4);
-                vu a = (vu){0} + both;
-                for (int i = 0; i < count; i++) {
+            part_u w[GROUP * PARTS];
+            uint32_t both[6];
+            EACH_PART(i) w[i] = *(const part_u_loose *)(weight + ((i / PARTS * units + unit) * 16 + pair) * 64 + i % PARTS * WIDTH);
+            EACH_ROW(r) memcpy(&both[r], input[r] + unit * 1024 + pair * 4, 4);
 #if defined(__AVX512BF16__)
-                    sums[r][i] = (vf)_mm512_dpbf16_ps((__m512)sums[r][i], (__m512bh)a, (__m512bh)w[i]);
+            EACH_ROW(r) EACH_PART(i)
+                sums[r][i] = (part_f)_mm512_dpbf16_ps((__m512)sums[r][i], (__m512bh)((part_u){0} + both[r]), (__m512bh)w[i]);
 #else
-                    sums[r][i] = fma16((vf)(a << 16), (vf)(w[i] << 16), sums[r][i]);
-                    sums[r][i] = fma16((vf)(a & 0xffff0000u), (vf)(w[i] & 0xffff0000u), sums[r][i]);
+            EACH_ROW(r) EACH_PART(i) sums[r][i] = fma_part((part_f)((part_u){0} + (both[r] << 16)), (part_f)(w[i] << 16), sums[r][i]);
+            EACH_ROW(r) EACH_PART(i)
+                sums[r][i] = fma_part((part_f)((part_u){0} + (both[r] & 0xffff0000u)), (part_f)(w[i] & 0xffff0000u), sums[r][i]);
 #endif
-                }
-            }
         }
     }
-    for (int r = 0; r < num_rows; r++) finish_blocks(work, linear, row + r, block, count, sums[r], target);
+    EACH_ROW(r) EACH_PART(i) piece.kept[r].value[i] = sums[r][i];
+}
+
+INLINE part_i whole_part(const char *from) {
+    int32_t number;
+    memcpy(&number, from, 4);
+    return (part_i){0} + number;
 }
 
 #if BYTES_APART
-INLINE vi dot_of_quads(vi sum, vi a, vi w) { /* four products of an unsigned byte and a signed one in each lane */
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)w);
+enum { INT8_AT_ONCE = ROWS_AT_ONCE / 2 };
+
+INLINE part_i dot_of_quads(part_i sum, part_i a, part_i w) { /* four products of an unsigned byte and a signed one in each lane */
+    return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)w);
 }
 
-INLINE vi four_times_sixteen(const char *from) {
-    int32_t four;
-    memcpy(&four, from, 4);
-    return (vi){0} + four;
-}
-
-INLINE void product_int8(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
-    const int64_t units = blocks_of(linear->inputs, 64);
-    const char *weight = (const char *)linear->weight + block * units * 1024;
-    const char *input[ROWS_AT_ONCE];
-    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(2 * (row + r), 0, units);
-    vi high[ROWS_AT_ONCE][GROUP] = {0}, low[ROWS_AT_ONCE][GROUP] = {0};
-    for (int64_t unit = 0; unit < units; unit++) {
+INLINE void add_int8(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 64);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024, *input[6];
+    part_i sums[6][2][GROUP * PARTS];
+    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
+    EACH_ROW(r) EACH_PART(i) sums[r][0][i] = piece.kept[r].bytes[0][i], sums[r][1][i] = piece.kept[r].bytes[1][i];
+    for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
         for (int quad = 0; quad < 16; quad++) {
-            vi w[GROUP];
-            for (int i = 0; i < count; i++) w[i] = *(const vi_loose *)(weight + ((i * units + unit) * 16 + quad) * 64);
-            for (int r = 0; r < num_rows; r++) {
-                const char *at = input[r] + unit * 1024 + quad * 4;
-                const vi highs = four_times_sixteen(at), lows = four_times_sixteen(at + 64);
-                for (int i = 0; i < count; i++) high[r][i] = dot_of_quads(high[r][i], highs, w[i]);
-                for (int i = 0; i < count; i++) low[r][i] = dot_of_quads(low[r][i], lows, w[i]);
+            part_i w[GROUP * PARTS];
+            EACH_PART(i) w[i] = *(const part_i_loose *)(weight + ((i * units + unit) * 16 + quad) * 64);
+            EACH_ROW(r) for (int byte = 0; byte < 2; byte++) {
+                const part_i a = whole_part(input[r] + unit * 1024 + byte * 64 + quad * 4);
+                EACH_PART(i) sums[r][byte][i] = dot_of_quads(sums[r][byte][i], a, w[i]);
             }
         }
     }
-    for (int r = 0; r < num_rows; r++) {
-        vf values[GROUP];
-        for (int i = 0; i < count; i++) {
-            const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * INPUT_OFFSET;
-            values[i] = dequantised(work, linear, row + r, block + i, of_both_bytes(high[r][i] - extra, low[r][i] - extra));
-        }
-        finish_blocks(work, linear, row + r, block, count, values, target);
-    }
+    EACH_ROW(r) EACH_PART(i) piece.kept[r].bytes[0][i] = sums[r][0][i], piece.kept[r].bytes[1][i] = sums[r][1][i];
 }
 #else
-enum { UNITS_IN_SUM = 8 }; /* 8 * 64 products of 16 and 8 bits fit into 32 */
+enum { INT8_AT_ONCE = ROWS_AT_ONCE };
 
 INLINE part_i dot_of_pairs(part_i sum, part_i a, part_i w) { /* two products of 16 bits in each lane */
 #if defined(__AVX512BW__)
@@ -254,61 +274,76 @@ INLINE part_i dot_of_pairs(part_i sum, part_i a, part_i w) { /* two products of 
 #endif
 }
 
-INLINE void product_int8(const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, int count, int target) {
-    const int64_t units = blocks_of(linear->inputs, 64);
-    const int parts = count * PARTS;
-    const char *weight = (const char *)linear->weight + block * units * 1024;
-    const char *input[ROWS_AT_ONCE];
-    for (int r = 0; r < num_rows; r++) input[r] = (const char *)work->inputs + tile_at(2 * (row + r), 0, units);
-    vf values[ROWS_AT_ONCE][GROUP] = {0};
-    for (int64_t first = 0; first < units; first += UNITS_IN_SUM) {
-        part_i sums[ROWS_AT_ONCE][GROUP * PARTS] = {0};
-        for (int64_t unit = first; unit < units && unit < first + UNITS_IN_SUM; unit++) {
-            for (int quad = 0; quad < 16; quad++) {
-                part_i even[GROUP * PARTS], odd[GROUP * PARTS];
-                for (int i = 0; i < parts; i++) {
-                    const char *at = weight + ((i / PARTS * units + unit) * 16 + quad) * 64 + i % PARTS * WIDTH;
-                    const part_s w = (part_s) *(const part_i_loose *)at;
-                    even[i] = (part_i)((w << 8) >> 8);
-                    odd[i] = (part_i)(w >> 8);
-                }
-                for (int r = 0; r < num_rows; r++) {
-                    int32_t pairs[2];
-                    memcpy(pairs, input[r] + unit * 1024 + quad * 8, 8);
-                    for (int i = 0; i < parts; i++) sums[r][i] = dot_of_pairs(sums[r][i], (part_i){0} + pairs[0], even[i]);
-                    for (int i = 0; i < parts; i++) sums[r][i] = dot_of_pairs(sums[r][i], (part_i){0} + pairs[1], odd[i]);
-                }
-            }
+INLINE void add_int8(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 64);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024, *input[6];
+    part_i sums[6][GROUP * PARTS] = {0};
+    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
+    for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
+        for (int quad = 0; quad < 16; quad++) {
+            part_s w[GROUP * PARTS];
+            EACH_PART(i) w[i] = (part_s) *(const part_i_loose *)(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 + i % PARTS * WIDTH);
+            const int64_t at = unit * 1024 + quad * 8;
+            EACH_ROW(r) EACH_PART(i) sums[r][i] = dot_of_pairs(sums[r][i], whole_part(input[r] + at), (part_i)((w[i] << 8) >> 8));
+            EACH_ROW(r) EACH_PART(i) sums[r][i] = dot_of_pairs(sums[r][i], whole_part(input[r] + at + 4), (part_i)(w[i] >> 8));
         }
-        for (int r = 0; r < num_rows; r++)
-            for (int i = 0; i < count; i++) values[r][i] += __builtin_convertvector(vi_of_parts(&sums[r][i * PARTS]), vf);
     }
-    for (int r = 0; r < num_rows; r++) {
-        for (int i = 0; i < count; i++) values[r][i] = dequantised(work, linear, row + r, block + i, values[r][i]);
-        finish_blocks(work, linear, row + r, block, count, values[r], target);
-    }
+    EACH_ROW(r) EACH_PART(i) piece.kept[r].value[i] += __builtin_convertvector(sums[r][i], part_f);
 }
 #endif
 
+/* kernels know how many rows and blocks they have */
+#define ROWS_CASE(add, rows) case rows: switch (count) { \
+        case 4: if (GROUP == 4) add(piece, rows, 4); break; \
+        case 2: add(piece, rows, 2); break; \
+        default: add(piece, rows, 1); \
+    } break;
+#define BY_ROWS(add) switch (num_rows) { \
+        ROWS_CASE(add, 1) ROWS_CASE(add, 2) ROWS_CASE(add, 3) ROWS_CASE(add, 4) ROWS_CASE(add, 5) ROWS_CASE(add, 6) \
+    }
+
+static __attribute__((noinline)) void add_rows(Piece piece, int num_rows, int count) {
+    switch (piece.work->decoder->format) {
+    case FLOAT32: BY_ROWS(add_float32) break;
+    case BFLOAT16: BY_ROWS(add_bfloat16) break;
+    default: BY_ROWS(add_int8)
+    }
+}
+
+INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE void product_in_pieces(const Work *work, const Linear *linear, int64_t row, int64_t num_rows, int64_t block, int count, int target) {
+    const int64_t format = work->decoder->format, at_once = format == INT8 ? INT8_AT_ONCE : ROWS_AT_ONCE;
+    /* sums of 8-bit weights that pass through float32 are of the same inputs for any number of rows */
+    const int64_t step = format == INT8 ? UNITS_IN_SUM * 64 : num_rows <= at_once ? linear->inputs : format == BFLOAT16 ? 128 : 64;
+    Sums kept[ROWS_IN_TURN];
+    memset(kept, 0, (size_t)num_rows * sizeof(Sums));
+    for (int64_t from = 0; from < linear->inputs; from += step)
+        for (int64_t r = 0; r < num_rows; r += at_once)
+            add_rows((Piece){work, linear, row + r, block, from, lesser(from + step, linear->inputs), kept + r}, (int)lesser(at_once, num_rows - r), count);
+    for (int64_t r = 0; r < num_rows; r++) {
+        vf values[GROUP];
+        memcpy(values, &kept[r], sizeof(values));
+        for (int i = 0; i < count && format == INT8; i++) {
+#if BYTES_APART
+            const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * INPUT_OFFSET;
+            values[i] = of_both_bytes((vi)kept[r].bytes[0][i] - extra, (vi)kept[r].bytes[1][i] - extra);
+#endif
+            values[i] = dequantised(work, linear, row + r, block + i, values[i]);
+        }
+        finish_blocks(work, linear, row + r, block, count, values, target);
+    }
+}
+
 INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block, int count, int target) {
-    const int64_t format = work->decoder->format;
-    int64_t row = 0;
 #if AMX
-    if (format != FLOAT32) {
+    if (work->decoder->format != FLOAT32) {
         product_by_tiles(work, linear, rows, block, count, target);
         return;
     }
 #endif
-#define ROWS_BY(product, at_once) do { \
-        for (; row + at_once <= rows; row += at_once) product(work, linear, row, at_once, block, count, target); \
-        for (; row < rows; row++) product(work, linear, row, 1, block, count, target); \
-    } while (0)
-    switch (format) {
-    case FLOAT32: ROWS_BY(product_float32, ROWS_AT_ONCE); break;
-    case BFLOAT16: ROWS_BY(product_bfloat16, ROWS_AT_ONCE); break;
-    default: ROWS_BY(product_int8, INT8_AT_ONCE);
-    }
-#undef ROWS_BY
+    for (int64_t row = 0; row < rows; row += ROWS_IN_TURN)
+        product_in_pieces(work, linear, row, lesser(ROWS_IN_TURN, rows - row), block, count, target);
 }
 
 /* groups of blocks, by whichever thread comes for them */

@@ -9,13 +9,21 @@ INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
 }
 
+#define ROUNDING 12582912.0f /* its last bit is 1: what is added to it is rounded to a whole number */
 #define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: high and low byte fit when both are signed */
+
+INLINE float most_of(vi sizes) { /* of floats without their signs; NaN, whose bits are the largest, if one is among them */
+    int32_t most = 0;
+    float found;
+    for (int lane = 0; lane < LANES; lane++) most = sizes[lane] > most ? sizes[lane] : most;
+    memcpy(&found, &most, 4);
+    return found;
+}
 
 INLINE void store_whole(char *to, int64_t column, vi whole) {
 #if BYTES_APART
     typedef int8_t bytes __attribute__((vector_size(16)));
-    const vi high = (whole + 128) >> 8, low = whole - (high << 8);
-    const bytes first = __builtin_convertvector(high + INPUT_OFFSET, bytes), second = __builtin_convertvector(low + INPUT_OFFSET, bytes);
+    const bytes first = __builtin_convertvector(((whole + 128) >> 8) + INPUT_OFFSET, bytes), second = __builtin_convertvector(whole + INPUT_OFFSET, bytes);
     memcpy(to + column, &first, 16);
     memcpy(to + 64 + column, &second, 16);
 #else
@@ -41,21 +49,15 @@ static void put_input(const Work *work, int64_t row, const float *from, int64_t 
             store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32, VALUE(i));
         if (size % 32) store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16, splat(0.0f));
     } else {
-        vf largest = splat(0.0f);
-        for (int64_t i = 0; i < size; i += LANES) {
-            vf value = VALUE(i);
-            vf size_of = (vf)((vi)value & 0x7fffffff);
-            largest = choose((size_of > largest) | (size_of != size_of), size_of, largest);
-        }
-        float most = max_of(largest), scale = most / LARGEST_INPUT;
-        for (int lane = 0; lane < LANES; lane++) if (largest[lane] != largest[lane]) scale = largest[lane];
+        vi largest = {0};
+        for (int64_t i = 0; i < size; i += LANES) largest = larger(largest, (vi)VALUE(i) & 0x7fffffff);
+        const float most = most_of(largest), scale = most / LARGEST_INPUT;
         work->input_scales[row] = scale;
-        const vf inverse_scale = splat(most > 1e-30f ? LARGEST_INPUT / most : 0.0f), shift = splat(12582912.0f);
-        int64_t units = blocks_of(size, 64);
+        const vf inverse_scale = splat(most > 1e-30f ? LARGEST_INPUT / most : 0.0f);
+        const int64_t units = blocks_of(size, 64);
         for (int64_t i = 0; i < units * 64; i += LANES) {
-            vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
-            vi whole = __builtin_convertvector(choose(value == value, (value + shift) - shift, splat(0.0f)), vi);
-            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64, whole);
+            const vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
+            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64, (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
         }
     }
 #undef VALUE
@@ -99,7 +101,13 @@ static void place_head(const Work *work, float *head, const float *norm, int64_t
     }
     if (rope < 0) return;
     const float *cosine = pass->cosines[rope] + pass->position[row] * rotary, *sine = pass->sines[rope] + pass->position[row] * rotary;
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const vf low = load(head + i), high = load(head + i + half);
+        store(head + i, low * load(cosine + i) - high * load(sine + i));
+        store(head + i + half, high * load(cosine + i + half) + low * load(sine + i + half));
+    }
+    for (; i < half; i++) {
         float low = head[i], high = head[i + half];
         head[i] = low * cosine[i] - high * sine[i];
         head[i + half] = high * cosine[i + half] + low * sine[i + half];

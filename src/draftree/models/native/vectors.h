@@ -30,6 +30,14 @@ INLINE vf load(const float *p) { return *(const vf_loose *)p; }
 INLINE void store(float *p, vf x) { *(vf_loose *)p = x; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
+INLINE vi larger(vi a, vi b) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    return (vi)choose(a > b, (vf)a, (vf)b);
+#endif
+}
+
 INLINE vf fma16(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -58,15 +66,24 @@ enum { WIDTH = 32 };
 enum { WIDTH = 16 };
 #endif
 enum { PARTS = 64 / WIDTH, PART_LANES = LANES / PARTS };
+typedef float part_f __attribute__((vector_size(WIDTH), may_alias));
 typedef int32_t part_i __attribute__((vector_size(WIDTH), may_alias));
 typedef uint32_t part_u __attribute__((vector_size(WIDTH)));
 typedef int16_t part_s __attribute__((vector_size(WIDTH)));
+typedef part_f part_f_loose __attribute__((aligned(4)));
 typedef part_i part_i_loose __attribute__((aligned(4)));
+typedef part_u part_u_loose __attribute__((aligned(4), may_alias));
 
-INLINE vi vi_of_parts(const part_i *parts) {
-    vi whole;
-    memcpy(&whole, parts, sizeof(whole));
-    return whole;
+INLINE part_f fma_part(part_f a, part_f b, part_f c) {
+#if defined(__AVX512F__)
+    return (part_f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(__AVX2__)
+    return (part_f)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (part_f)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
 }
 
 INLINE float sum_of(vf x) {
