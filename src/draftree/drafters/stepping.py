@@ -287,9 +287,10 @@ class ModelStepper(Stepper[SteppedSequence]):
         return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed."""
+        """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""
         for state in states:
-            self._advance(state)
+            if state.fed:
+                self._advance(state)
         touched = [(state, path) for state, path in zip(states, paths, strict=True) if state.fed]
         if not touched:
             return
@@ -308,7 +309,8 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
         """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
-        for state in states:
+        touched = [(state, tree) for state, tree in zip(states, trees, strict=True) if state.fed]
+        for state, _ in touched:
             self._advance(state)
-        unseen = [state.reading.tokens(state.covered) for state in states]
-        self.keep(states, [follow(tree, tokens) for tree, tokens in zip(trees, unseen, strict=True)])
+        paths = [follow(tree, state.reading.tokens(state.covered)) for state, tree in touched]
+        self.keep([state for state, _ in touched], paths)
