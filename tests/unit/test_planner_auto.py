@@ -25,6 +25,9 @@ class Table:
         costs: seconds of a pass by rows, straight between.
         right: chance that the pick is the first, second, … child, for each drafter.
         level: seconds of each drafter's level.
+        unread: seconds for each token of the text that the drafter has not read, when it is to draft.
+        read: tokens that it has read.
+        length: tokens of the text.
     """
 
     costs: dict[int, float]
@@ -32,6 +35,9 @@ class Table:
     level: dict[str, float]
     depth: int = 6
     batch: int = 1
+    unread: float = 0.0
+    read: int = 0
+    length: int = 100
     seconds: float = 0.0
     tokens: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -62,8 +68,11 @@ class Table:
     def round(self) -> None:
         budgets = self.planner.budgets(self.states)
         drafted = [self.draft(budget) for budget in budgets]
+        reads = any(len(tree) for _, tree in drafted)
+        catching_up = self.unread * (self.length - self.read) if reads else 0.0
         parts = tuple(
-            max(max(depths(own[name].parents), default=0) if name in own else 0 for own, _ in drafted)
+            catching_up
+            + max(max(depths(own[name].parents), default=0) if name in own else 0 for own, _ in drafted)
             * self.level[name]
             for name in self.right
         )
@@ -79,6 +88,8 @@ class Table:
         part_seconds = parts if len(parts) > 1 else ()
         record = RoundRecord(0, sum(parts), score, 0, 0, total, num_rows, tuple(rows), part_seconds)
         self.planner.observe(self.states, record)
+        self.length += rows[0].num_written
+        self.read = self.length if reads else self.read
         self.seconds += total
         self.tokens += sum(row.num_written for row in rows)
         self.budgets.append(budgets[0])
@@ -122,8 +133,26 @@ class Table:
         count = len(path)
         depth = max(depths(tree.parents), default=0)
         return SequenceRecord(
-            "r", 100, len(tree), depth, count, count + 1, count, offered=offered, tree=tree, path=tuple(path), bonus=1
+            "r",
+            self.length,
+            len(tree),
+            depth,
+            count,
+            count + 1,
+            count,
+            offered=offered,
+            tree=tree,
+            path=tuple(path),
+            bonus=1,
         )
+
+    def texts(self, count: int, rounds: int) -> list[float]:
+        """The speed of texts one after the other, each of a prompt of 100 tokens and so many rounds."""
+        found = []
+        for _ in range(count):
+            self.states, self.length, self.read = [self.planner.open() for _ in range(self.batch)], 100, 0
+            found.append(self.play(rounds).speedup)
+        return found
 
     @property
     def speedup(self) -> float:
@@ -141,6 +170,29 @@ def test_a_drafter_that_is_never_right_costs_next_to_nothing(costs: dict[int, fl
     table.play(40)
     assert table.play(600).speedup > 0.985
     assert sum(budget.num_nodes > 0 for budget in table.budgets) >= 1
+
+
+@pytest.mark.parametrize(("level", "unread"), [(0.0001, 0.0), (0.01, 0.0002), (0.05, 0.0015)])
+def test_short_texts_pay_little_for_a_drafter_that_is_never_right(level: float, unread: float) -> None:
+    """A draft behind a text that it has not read costs up to two passes, in texts of 40."""
+    first, *others = lone(FLAT, 0.0, level=level, unread=unread).texts(20, 40)
+    assert first > 0.9
+    assert sum(others) / len(others) > 0.985
+    assert min(others) > 0.93
+
+
+@pytest.mark.parametrize(("level", "unread"), [(0.0001, 0.0), (0.01, 0.0002), (0.02, 0.0005)])
+def test_short_texts_have_a_good_drafter_at_once(level: float, unread: float) -> None:
+    speeds = lone(FLAT, 0.85, level=level, unread=unread).texts(20, 40)
+    assert sum(speeds) / len(speeds) > 0.9 * lone(FLAT, 0.85, level=level).play(60).play(1500).speedup
+
+
+def test_a_dear_drafter_comes_back_in_later_texts() -> None:
+    table = lone(FLAT, 0.0, level=0.02, unread=0.0005)
+    table.texts(10, 40)
+    table.right = {"d": (0.9,)}
+    table.texts(20, 40)
+    assert sum(table.texts(10, 40)) / 10 > 1.5
 
 
 def test_tries_become_rare_where_they_are_dear() -> None:

@@ -75,10 +75,10 @@ def test_curves_never_fall() -> None:
 
 def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
     costs = DraftCosts()
-    costs.observe(5.0, 3, is_first=True)
+    costs.observe(5.0, 3, behind=100)
     assert costs.level is None
     for _ in range(50):
-        costs.observe(0.3, 3, is_first=False)
+        costs.observe(0.3, 3, behind=2)
     assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
     assert costs.is_instant(20.0)
     assert not costs.is_instant(10.0)

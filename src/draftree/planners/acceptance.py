@@ -1,9 +1,10 @@
 """How likely drafted nodes are to be written: learned from what was, apart for every drafter and kind of guess.
 
 A node's chance behind its parent is that of its bin. A drafter that scores its guesses has a bin for each range of its
-own probability, so that a drafter that is too sure of itself is corrected; one that does not has a bin for each depth
-and rank. A merged tree has such bins for every set of drafters that guessed a node. What one sequence shows beyond that
-shifts the odds of its own nodes, the less it has shown the less. Survival is the product along the path.
+own probability, so that a drafter that is too sure of itself is corrected: where little was seen, by what all its bins
+showed together. One that does not has a bin for each depth and rank. A merged tree has such bins for every set of
+drafters that guessed a node. What one sequence shows beyond that shifts the odds of its own nodes, the less it has
+shown the less. Survival is the product along the path.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ LATER_WEIGHT = 4.0
 misses would cut for good."""
 OWN_WEIGHT = 6.0
 OWN_MEMORY = 32.0
+ASSUMED_MEMORY = 200.0
 UNSCORED = 100
 
 Sources = tuple[str, ...]
@@ -40,15 +42,32 @@ Key = tuple[Sources, int]
 
 @dataclass(slots=True)
 class Bin:
-    """Tries and hits of one kind of guess, the prior among them. Mutated by `Acceptance`."""
+    """Tries and hits of one kind of guess. Mutated by `Acceptance`.
+
+    Attributes:
+        hits: seen, or assumed at first.
+        tries: likewise.
+        assumed: what the drafter's own probability says; None where it says nothing.
+    """
 
     hits: float
     tries: float
+    assumed: float | None = None
 
-    @property
-    def chance(self) -> float:
-        """How likely such a node is to be accepted behind its parent."""
-        return self.hits / self.tries
+    def chance(self, odds: float) -> float:
+        """How likely such a node is to be accepted behind its parent.
+
+        Args:
+            odds: factor of the odds of what is assumed, as all bins of these drafters showed.
+        """
+        if self.assumed is None:
+            return self.hits / self.tries
+        return (self.hits + PRIOR_WEIGHT * shifted(self.assumed, odds)) / (self.tries + PRIOR_WEIGHT)
+
+
+def shifted(chance: float, odds: float) -> float:
+    """The chance whose odds are so many times as high."""
+    return chance * odds / (1.0 - chance + chance * odds)
 
 
 @dataclass(slots=True)
@@ -65,12 +84,28 @@ class Own:
         """The factor of the odds of its nodes."""
         return self.hits / self.expected_hits * self.expected_misses / self.misses
 
+    def observe(self, expected: float, hit: float, *, memory: float) -> None:
+        """One node, and how likely it was."""
+        # towards the prior, not towards zero: what is forgotten was as expected
+        rest, keep = OWN_WEIGHT / memory, 1.0 - 1.0 / memory
+        self.hits = keep * self.hits + rest + hit
+        self.expected_hits = keep * self.expected_hits + rest + expected
+        self.misses = keep * self.misses + rest + 1.0 - hit
+        self.expected_misses = keep * self.expected_misses + rest + 1.0 - expected
+
 
 @dataclass(slots=True)
 class OwnAcceptance:
     """One sequence's shifts, by sources."""
 
     by_sources: dict[Sources, Own] = field(default_factory=dict)
+
+    def of(self, sources: Sources) -> Own:
+        """The shift for these."""
+        found = self.by_sources.get(sources)
+        if found is None:
+            found = self.by_sources[sources] = Own()
+        return found
 
 
 class Acceptance:
@@ -83,17 +118,19 @@ class Acceptance:
     def __init__(self, memory: float) -> None:
         self._keep = 1.0 - 1.0 / memory
         self._bins: dict[Key, Bin] = {}
+        self._assumed = OwnAcceptance()
 
     def survivals(self, own: OwnAcceptance, tree: TokenTree) -> list[float]:
         """How likely each node is to be written, its ancestors with it."""
         found: list[float] = []
         bins = self._bins
         shifts = {sources: shift.odds for sources, shift in own.by_sources.items()}
+        odds = {sources: shift.odds for sources, shift in self._assumed.by_sources.items()}
         for parent, key in zip(tree.parents, keys_of(tree), strict=True):
-            chance = (bins.get(key) or self._new(key)).chance
-            odds = shifts.get(key[0])
-            if odds is not None:
-                chance = chance * odds / (1.0 - chance + chance * odds)
+            chance = (bins.get(key) or self._new(key)).chance(odds.get(key[0], 1.0))
+            shift = shifts.get(key[0])
+            if shift is not None:
+                chance = shifted(chance, shift)
             found.append(chance if parent < 0 else chance * found[parent])
         return found
 
@@ -104,33 +141,23 @@ class Acceptance:
             if parent not in visited:
                 continue
             bin_, hit = self._bins.get(key) or self._new(key), 1.0 if node in visited else 0.0
-            self._observe_own(own, key, chance=bin_.chance, hit=hit)
+            # drafters that are too sure are so in all bins: few tries tell it of all that were not seen yet
+            assumed = self._assumed.of(key[0])
+            own.of(key[0]).observe(bin_.chance(assumed.odds), hit, memory=OWN_MEMORY)
+            if bin_.assumed is not None:
+                assumed.observe(bin_.assumed, hit, memory=ASSUMED_MEMORY)
             bin_.hits = self._keep * bin_.hits + hit
             bin_.tries = self._keep * bin_.tries + 1.0
 
-    @staticmethod
-    def _observe_own(own: OwnAcceptance, key: Key, *, chance: float, hit: float) -> None:
-        shift = own.by_sources.get(key[0])
-        if shift is None:
-            shift = own.by_sources[key[0]] = Own()
-        # towards the prior, not towards zero: what is forgotten was as expected
-        rest = OWN_WEIGHT / OWN_MEMORY
-        keep = 1.0 - 1.0 / OWN_MEMORY
-        shift.hits = keep * shift.hits + rest + hit
-        shift.expected_hits = keep * shift.expected_hits + rest + chance
-        shift.misses = keep * shift.misses + rest + 1.0 - hit
-        shift.expected_misses = keep * shift.expected_misses + rest + 1.0 - chance
-
     def _new(self, key: Key) -> Bin:
         sources, kind = key
-        weight = PRIOR_WEIGHT
         if kind < UNSCORED:
-            chance = CENTRES[kind]
-        else:
-            depth, rank = divmod(kind - UNSCORED, len(BY_RANK))
-            above = self._bins.get((sources, kind - len(BY_RANK))) if depth else None
-            chance = BY_RANK[rank] if above is None else above.chance
-            weight = LATER_WEIGHT if rank else FIRST_WEIGHT
+            self._bins[key] = Bin(0.0, 0.0, CENTRES[kind])
+            return self._bins[key]
+        depth, rank = divmod(kind - UNSCORED, len(BY_RANK))
+        above = self._bins.get((sources, kind - len(BY_RANK))) if depth else None
+        chance = BY_RANK[rank] if above is None else above.chance(1.0)
+        weight = LATER_WEIGHT if rank else FIRST_WEIGHT
         self._bins[key] = Bin(weight * chance, weight)
         return self._bins[key]
 

@@ -26,22 +26,27 @@ from draftree.planners.base import Planner
 from draftree.planners.choosing import choose_depth, choose_nodes
 from draftree.planners.costs import PassCosts
 from draftree.planners.credit import Credits
-from draftree.planners.drafting import Levels, OwnLevels, PartPlan, Rest
+from draftree.planners.drafting import SOON, Levels, OwnLevels, PartPlan, Rest
 from draftree.planners.reasons import sentence
 
+NOTHING = Budget(0, 0)
 MAX_ROWS = 1024
-ON_AGAIN = 1.02
-"""How many times as fast as without it a drafter that is off must be expected to be."""
-CAUGHT_UP = 16
-"""Tokens behind the text from which a draft is no measure of what a level costs."""
+ON, ON_AGAIN = 1.01, 1.03
+"""How many times as fast as without it a dear drafter must be expected to be, and one that is off."""
+NAP = 16
+"""Rounds at most in which nothing is weighed, because nothing is drafted and no try is due."""
+SAMPLED = 4
+"""Every so many of these rounds one teaches what a pass takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
-    """What is known of one sequence: shifts of its chances, and what each drafter brought."""
+    """What is known of one sequence: shifts of its chances, and what each drafter brought. Mutated every round."""
 
     acceptance: OwnAcceptance
     parts: tuple[OwnLevels, ...]
+    length: int = 0
+    """Tokens of the text, as of the last round."""
 
 
 @final
@@ -77,6 +82,8 @@ class AutoPlanner(Planner[Known]):
         self._scored: list[list[float]] | None = None
         self._worthy: set[int] = set()
         self._blind = Rest()
+        self._nap = self._slept = 0
+        """Rounds in which nothing is weighed: those to come, and those since something was."""
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
         """Measured passes of the target."""
@@ -91,26 +98,50 @@ class AutoPlanner(Planner[Known]):
         """How deep each drafter goes, for every sequence."""
         batch = len(states)
         if not self._limit or not batch:
-            return [Budget(0, 0)] * batch
-        curve = self._curve(batch)
+            return [NOTHING] * batch
+        if self._nap and batch == self._batch:
+            self._nap -= 1
+            self._slept += 1
+            return [NOTHING] * batch
+        curve, rounds = self._curve(batch), 1 + self._slept
+        self._wake(states)
         tokens, seconds = float(batch), curve[batch]
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         for index in sorted(range(len(self._plans)), key=self._is_dear):
             plan = self._plans[index]
             gains = plan.gains([state.parts[index] for state in states])
-            levels = plan.level_seconds(curve, batch)
             whole = [sum(column) for column in zip(*gains, strict=True)]
             if self._is_dear(index):
-                best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=1.0 if plan.depth else ON_AGAIN)
-                plan.decide(best.levels, curve, batch)
+                catching_up = plan.costs.catching_up(self._behind(states, index))
+                levels = plan.level_seconds(curve, batch)
+                levels[0] += catching_up / SOON
+                bias = ON if plan.depth else ON_AGAIN
+                best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=bias)
+                plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
                 asked[index] = self._shares(plan, gains, best.speed)
                 tokens, seconds = (best.tokens, best.seconds) if best.levels else (tokens, seconds)
             else:
-                plan.decide_instant(curve, batch)
+                plan.decide_instant(curve, batch, rounds=rounds)
                 asked[index] = [plan.depth] * batch
                 tokens += sum(whole) if plan.depth else 0.0
         self._scored, self._asked, self._worthy = None, asked, set(range(batch))
+        if not any(plan.depth for plan in self._plans):
+            self._nap = min([NAP, *(plan.rest.left(curve[batch], plan.try_seconds) - 1 for plan in self._plans)])
+            self._nap = max(0, self._nap)
         return [self._budget(depths) for depths in zip(*asked, strict=True)]
+
+    def _wake(self, states: Sequence[Known]) -> None:
+        """What was not tried in the rounds that were slept through is believed less."""
+        if self._slept:
+            for plan in self._plans:
+                plan.levels.fade(self._slept)
+            for own in (own for state in states for own in state.parts):
+                own.levels.fade(self._slept)
+        self._nap = self._slept = 0
+
+    def _behind(self, states: Sequence[Known], index: int) -> list[int]:
+        """Tokens of each text that a drafter has not read; of a new text as many as others have."""
+        return [(state.length or self._prefix) - state.parts[index].read for state in states]
 
     def _curve(self, batch: int) -> Sequence[float]:
         rows = min(batch * (1 + self._limit), MAX_ROWS)
@@ -126,9 +157,7 @@ class AutoPlanner(Planner[Known]):
     def _shares(plan: PartPlan, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
         """Of a level's cost half is shared by the batch; a sequence that does not bring its own half is left out."""
         batch = len(gains)
-        least = (
-            speed * plan.costs.of(plan.depth, otherwise=0.0) / (2 * batch) if batch > 1 and not plan.is_probe else 0.0
-        )
+        least = speed * plan.costs.of(plan.depth) / (2 * batch) if batch > 1 and not plan.is_probe else 0.0
         return [plan.depth if sum(own[: plan.depth]) >= least else 0 for own in gains]
 
     def _budget(self, asked: tuple[int, ...]) -> Budget:
@@ -159,37 +188,46 @@ class AutoPlanner(Planner[Known]):
     def observe(self, states: Sequence[Known], record: RoundRecord) -> None:
         """Learn costs, chances and gains."""
         batch = len(states)
+        for state, row in zip(states, record.sequences, strict=True):
+            state.length = row.prefix_length + row.num_written
+        if self._slept % SAMPLED:
+            return
         self._batch, self._prefix = batch, sum(row.prefix_length for row in record.sequences) // max(1, batch)
         if batch and record.num_rows == batch + sum(row.num_drafted for row in record.sequences):
             # rounds that read a prompt are no measure
             self._passes.observe(
                 record.num_rows, batch, self._prefix, seconds=record.total_seconds - record.draft_seconds
             )
+        if self._slept:
+            return
         if any(len(row.offered) for row in record.sequences):
             self._cuts = self._scored is not None
         self._observe_costs(states, record)
         for plan in self._plans:
             plan.fruitless += 1 if plan.depth else 0
         for place, (state, row) in enumerate(zip(states, record.sequences, strict=True)):
-            if any(plan.depth for plan in self._plans):
-                self._observe_gains(state, row, place)
-            else:
-                self._observe_silence(state, row)
+            self._observe_gains(state, row, place)
             if row.bonus is not None and len(row.tree):
                 self._acceptance.observe(state.acceptance, row.tree, row.path)
 
     def _observe_costs(self, states: Sequence[Known], record: RoundRecord) -> None:
         seconds = record.part_seconds or (record.draft_seconds,)
-        offered = [row.offered for row in record.sequences]
         for index, plan in enumerate(self._plans):
             asked = [place for place, depth in enumerate(self._asked[index]) if depth] if plan.depth else []
             if asked and index < len(seconds):
-                is_first = any(states[place].parts[index].behind > CAUGHT_UP for place in asked)
-                depth = max(self._credits.depth_of(index, offered[place]) for place in asked)
-                plan.costs.observe(seconds[index], depth, is_first=is_first)
+                rows = [record.sequences[place] for place in asked]
+                owns = [states[place].parts[index] for place in asked]
+                behind = sum(max(0, row.prefix_length - own.read) for row, own in zip(rows, owns, strict=True))
+                depth = max(self._credits.depth_of(index, row.offered) for row in rows)
+                plan.costs.observe(seconds[index], depth, behind=behind)
 
     def _observe_gains(self, state: Known, row: SequenceRecord, place: int) -> None:
         """A level's gain is what its scored nodes were expected to bring."""
+        if not any(plan.depth for plan in self._plans):
+            for plan, own in zip(self._plans, state.parts, strict=True):
+                own.levels.fade(1)
+                plan.levels.fade(1)
+            return
         if self._scored is None:
             survivals = self._acceptance.survivals(state.acceptance, row.tree)
         else:
@@ -200,15 +238,11 @@ class AutoPlanner(Planner[Known]):
             depth = self._asked[index][place] if plan.depth else 0
             own.levels.observe(credit.gains, credit.rows, depth)
             plan.levels.observe(credit.gains, credit.rows, depth)
-            own.behind = 0 if depth else own.behind + row.num_written
+            own.read = state.length if depth else own.read
             if depth and place in self._worthy and plan.has_paid(credit, curve, batch):
                 plan.wake()
-
-    def _observe_silence(self, state: Known, row: SequenceRecord) -> None:
-        for plan, own in zip(self._plans, state.parts, strict=True):
-            own.levels.observe((), (), 0)
-            plan.levels.observe((), (), 0)
-            own.behind += row.num_written
+            elif depth and plan.is_probe and self._credits.has_hit(index, row.tree, row.path):
+                plan.rest.again(curve[batch], plan.repeat_seconds)
 
     def explain(self) -> str:
         """Why the last budgets are as they are."""

@@ -23,6 +23,10 @@ MAX_JUMP = 1.5
 """A round that took longer than this times what was expected counts as this: something else ran beside."""
 
 
+CAUGHT_UP = 16
+"""Tokens behind the text from which a draft is no measure of what a level costs."""
+
+
 @dataclass(slots=True)
 class _Cell:
     """What is learned of one batch size and one range of prefixes. Mutated by `PassCosts`."""
@@ -110,21 +114,31 @@ def _settled(mean: float, count: int) -> float:
 
 @dataclass(slots=True)
 class DraftCosts:
-    """What one drafter's calls and levels take. Mutated by `observe`."""
+    """What one drafter's calls and levels take, and following a text that it has not read. Mutated by `observe`."""
 
     level: float | None = None
     call: float | None = None
+    guessed: float = 0.0
+    """What a level took, as far as a call that had to catch up first can tell."""
+    unread: float = 0.0
+    """Seconds for each token that it had to catch up with before it could draft."""
     is_rough: bool = True
     """Whether `call` is of a draft that had to catch up first."""
 
-    def observe(self, seconds: float, depth: int, *, is_first: bool) -> None:
+    def observe(self, seconds: float, depth: int, *, behind: int) -> None:
         """Learn from a round.
 
         Args:
             seconds: of this drafter.
             depth: levels that it drafted; 0 if it had nothing to offer.
-            is_first: whether it had to catch up with a text: such a call is only kept until there is a better one.
+            behind: tokens that it had to catch up with: a call with many is no measure of those without.
         """
+        is_first = behind > CAUGHT_UP
+        if is_first:
+            # a guess: that catching up took as long as a level
+            self.guessed = self.guessed or seconds / (1 + depth)
+            each = max(0.0, seconds - self.of(depth)) / behind
+            self.unread = each if not self.unread else self.unread + (min(each, 3 * self.unread) - self.unread) / 2
         if is_first and self.call is not None:
             return
         if self.call is None or self.is_rough:
@@ -135,9 +149,13 @@ class DraftCosts:
             each = seconds / depth
             self.level = each if self.level is None else self.level + (min(each, 3 * self.level) - self.level) / MEMORY
 
-    def of(self, depth: int, *, otherwise: float) -> float:
-        """Seconds of a draft of so many levels; each counts as `otherwise` where none was seen yet."""
-        return depth * (otherwise if self.level is None else self.level)
+    def catching_up(self, behind: Sequence[int]) -> float:
+        """Seconds until it has read so many tokens of each text; a few are part of every call."""
+        return self.unread * sum(count for count in behind if count > CAUGHT_UP)
+
+    def of(self, depth: int, *, otherwise: float = 0.0) -> float:
+        """Seconds of a draft of so many levels; each counts as `otherwise` where nothing was seen yet."""
+        return depth * ((self.guessed or otherwise) if self.level is None else self.level)
 
     def is_instant(self, plain_seconds: float) -> bool:
         """Whether a draft costs next to nothing, so that it is made before it is judged."""

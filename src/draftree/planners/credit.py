@@ -36,6 +36,12 @@ class Credits:
         shared = (level for level, names in zip(levels, tree.sources, strict=True) if part in self.guessers(names))
         return max(shared, default=0)
 
+    def has_hit(self, part: int, tree: TokenTree, path: Sequence[int]) -> bool:
+        """Whether a drafter guessed the first token that was accepted."""
+        return bool(path) and (
+            len(self._parts) == 1 or not tree.sources or part in self.guessers(tree.sources[path[0]])
+        )
+
     def guessers(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """The drafters that are named; the first if none is."""
         found = self._guessers.get(names)

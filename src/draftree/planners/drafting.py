@@ -19,7 +19,7 @@ FIRST_GAIN = 0.5
 """What the first level brings before anything was seen."""
 FADING = 0.98
 """What is left, a round later, of the weight of a level that was not tried."""
-KNOWN = 3.0
+KNOWN = 8.0
 """Weight that the first level keeps: what is off because it was bad is not believed to be good for want of news."""
 MEMORY = 16
 SHARED_WEIGHT = 4.0
@@ -28,10 +28,16 @@ PATIENCE = 6
 """Drafts in a row of which nothing is worth scoring, before a drafter rests."""
 PROBE_SHARE = 0.004
 """Share of all time that may be spent on trying again what did not pay."""
+FIRST_TRIES = 1.5
+"""Plain passes that may be spent on it before any time has passed."""
 MAX_GAP = 512
 PROBE_DEPTH = 2
+DEAR_LEVEL = 0.2
+"""Share of a plain pass from which a level is tried alone."""
 LIKELY_LEVEL = 0.08
 """What a level costs before one was seen, as a share of a plain pass."""
+SOON = 32
+"""Rounds within which what it takes to catch up with a text must come back."""
 
 
 @dataclass(slots=True)
@@ -58,6 +64,11 @@ class Levels:
             self.gains[level] += (gains[level] - self.gains[level]) / weight
             self.rows[level] += (rows[level] - self.rows[level]) / weight
 
+    def fade(self, rounds: int) -> None:
+        """So many rounds without news."""
+        for level, weight in enumerate(self.weights):
+            self.weights[level] = max(FADING**rounds * weight, 0.0 if level else min(weight, KNOWN))
+
     def expected(self) -> list[float]:
         """The gain of every level; where little was seen, as those above suggest."""
         found: list[float] = []
@@ -71,31 +82,49 @@ class Levels:
 
 @dataclass(slots=True)
 class OwnLevels:
-    """One sequence's view of one drafter: its gains, and how many tokens the drafter has not followed."""
+    """One sequence's view of one drafter: its gains, and how many tokens of the text the drafter has read."""
 
     levels: Levels
-    behind: float = math.inf
+    read: int = 0
 
 
 @dataclass(slots=True)
 class Rest:
-    """Growing intervals between tries of what does not pay. Mutated by both methods."""
+    """Growing intervals between tries of what does not pay, and what may be spent on these. Mutated by its methods.
+
+    Attributes:
+        idle: rounds since the last try.
+        gap: rounds that a rest takes at least.
+        saved: plain passes that tries may take.
+    """
 
     idle: int = 0
     gap: int = 1
+    saved: float = FIRST_TRIES
 
-    def goes_on(self, plain_seconds: float, try_seconds: float) -> bool:
-        """Whether this round is rested as well; if not, the next rest is twice as long, up to what tries may cost."""
-        self.idle += 1
-        if self.idle < self.gap:
+    def goes_on(self, plain_seconds: float, try_seconds: float, rounds: int = 1) -> bool:
+        """Whether the rest goes on behind so many rounds; if not, the next is twice as long, up to what tries cost."""
+        self.idle += rounds
+        self.saved = min(self.saved + PROBE_SHARE * rounds, FIRST_TRIES + try_seconds / plain_seconds)
+        if self.left(plain_seconds, try_seconds):
             return True
+        self.saved -= try_seconds / plain_seconds
         longest = math.ceil(try_seconds / (PROBE_SHARE * plain_seconds))
         self.idle, self.gap = 0, max(1, min(2 * self.gap, longest, MAX_GAP))
         return False
 
+    def left(self, plain_seconds: float, try_seconds: float) -> int:
+        """Rounds until the next try."""
+        missing = try_seconds / plain_seconds - self.saved
+        return max(0, self.gap - self.idle, min(MAX_GAP, math.ceil(missing / PROBE_SHARE)))
+
+    def again(self, plain_seconds: float, try_seconds: float) -> None:
+        """Try once more: the last try was right, which may be luck."""
+        self.idle, self.gap, self.saved = 0, 1, max(self.saved, try_seconds / plain_seconds)
+
     def end(self) -> None:
         """It pays."""
-        self.idle, self.gap = 0, 1
+        self.idle, self.gap, self.saved = 0, 1, max(self.saved, FIRST_TRIES)
 
 
 @dataclass(slots=True)
@@ -111,6 +140,10 @@ class PartPlan:
     rest: Rest = field(default_factory=Rest)
     fruitless: int = 0
     """Drafts in a row of which nothing was worth scoring."""
+    try_seconds: float = 0.0
+    """What the next try is expected to take, while it rests."""
+    repeat_seconds: float = 0.0
+    """And one more right behind it."""
 
     @classmethod
     def of(cls, part: DraftPart) -> PartPlan:
@@ -139,20 +172,38 @@ class PartPlan:
             seconds = now
         return found
 
-    def decide(self, levels: int, curve: Sequence[float], batch: int) -> None:
-        """Draft as many levels as pay; if none does, try it again now and then."""
+    def decide(
+        self, levels: int, curve: Sequence[float], batch: int, *, catching_up: float = 0.0, rounds: int = 1
+    ) -> None:
+        """Draft as many levels as pay; if none does, try it again now and then.
+
+        Args:
+            levels: that pay.
+            curve: seconds of a pass by rows.
+            batch: sequences that are written at once.
+            catching_up: seconds until the drafter has read the texts.
+            rounds: since the last decision.
+        """
         self.is_probe = False
-        row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
         if levels:
             self.rest.end()
-        elif not self.rest.goes_on(curve[batch], (self.costs.call or 0.0) + row):
-            levels, self.is_probe = min(PROBE_DEPTH, self.part.depth), True
+        else:
+            tried = self._tried(curve[batch])
+            row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
+            self.try_seconds = catching_up + self.costs.of(tried, otherwise=self.costs.call or 0.0) + row
+            self.repeat_seconds = self.try_seconds - catching_up
+            if not self.rest.goes_on(curve[batch], self.try_seconds, rounds):
+                levels, self.is_probe = tried, True
         self.depth = levels
 
-    def decide_instant(self, curve: Sequence[float], batch: int) -> None:
+    def _tried(self, plain_seconds: float) -> int:
+        is_dear = self.costs.of(1) > DEAR_LEVEL * plain_seconds
+        return min(1 if is_dear else PROBE_DEPTH, self.part.depth)
+
+    def decide_instant(self, curve: Sequence[float], batch: int, *, rounds: int = 1) -> None:
         """Draft first and judge then; when nothing is worth scoring again and again, not every time."""
-        tired = self.fruitless >= PATIENCE
-        rests = tired and self.rest.goes_on(curve[batch], self.costs.call or 0.0)
+        self.try_seconds = self.costs.call or 0.0
+        rests = self.fruitless >= PATIENCE and self.rest.goes_on(curve[batch], self.try_seconds, rounds)
         self.is_probe, self.depth = False, 0 if rests else self.part.depth
 
     def has_paid(self, credit: Credit, curve: Sequence[float], batch: int) -> bool:
