@@ -116,7 +116,7 @@ def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str,
     """By name, what writes a group of prompts."""
     found: dict[str, Callable[[Sequence[list[int]]], Any]] = {}
     for name in given.drafts:
-        llm = LLM(loaded.model, name, tokenizer=tokenizer, max_batch_size=max(given.at_once))
+        llm = LLM(loaded, name, tokenizer=tokenizer, max_batch_size=max(given.at_once))
         found[f"draftree {name}"] = lambda prompts, llm=llm: ours(llm, prompts, given.max_tokens)
     if given.peers:
         from transformers import AutoModelForCausalLM
@@ -158,7 +158,7 @@ def beside(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[d
     """Three texts are being written when a long prompt comes; for each budget the gaps between their tokens."""
     tasks = sorted((encode(task, tokenizer)[0] for task in read_workload().tasks), key=len)
     long = (tasks[-1] * 4)[: given.long_prompt]
-    llm = LLM(loaded.model, None, tokenizer=tokenizer)
+    llm = LLM(loaded, None, tokenizer=tokenizer)
     for repeat in range(given.repeats):
         for budget in given.budgets:
             engine = Engine(llm.engine.parts, Limits(8, read_beside=budget, keep_prefixes=0))

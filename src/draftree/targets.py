@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,22 @@ def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantizati
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, LanguageModel):
-        return LoadedModel(model, None, (), type(model).__name__)
+        return LoadedModel(model, None, (), type(model).__name__, why_torch="it computes its passes by itself")
     if not hasattr(model, "config") or not callable(model):
         raise ConfigurationError(
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
         )
-    return wrap_model(model, shapes=Shapes() if kernels == "graphs" else None)
+    if kernels == "graphs":
+        return wrap_model(model, shapes=Shapes())
+    why = None if kernels == "torch" else "it was loaded before, and its weights stay as they are"
+    return replace(wrap_model(model), why_torch=why)
 
 
 def kernels_of_drafter(target: LoadedModel) -> str:
-    """What computes the passes of a drafter's model: as the target's, where that was chosen."""
+    """What computes the passes of a drafter's model: as the target's, where that was chosen.
+
+    A target that could not run otherwise says why, and has no say about its drafter.
+    """
     if target.kernels.startswith("graphs"):
         return "graphs"
     return "torch" if target.kernels == "torch" and target.why_torch is None else "auto"

@@ -114,7 +114,7 @@ class OurWriter(Writer):
 def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_round: OnRound | None) -> LLM:
     assert isinstance(how, OurMethod)
     return LLM(
-        target.model,
+        target,
         how.draft,
         verify=how.verify,
         plan=how.plan,

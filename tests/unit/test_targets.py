@@ -1,0 +1,39 @@
+"""Whatever a target is given as, its drafter's passes run in the best way there is, unless the user chose another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree.models.loading import load_model
+from draftree.models.table import TableLM, hashed
+from draftree.targets import kernels_of_drafter, load_target
+from families import drafter_folder, fresh
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "of_drafter"),
+    [
+        ("behind the seam", "auto", "auto"),
+        ("of transformers", "auto", "auto"),
+        ("of transformers", "torch", "torch"),
+        ("of transformers", "graphs", "graphs"),
+        ("folder", "auto", "auto"),
+        ("folder", "torch", "torch"),
+        ("loaded", "auto", "auto"),
+        ("loaded with torch", "auto", "torch"),
+    ],
+)
+def test_a_drafter_follows_a_choice_and_nothing_else(model: str, kernels: str, of_drafter: str, tmp_path: Path) -> None:
+    folder = drafter_folder("llama", tmp_path)
+    given: dict[str, Any] = {
+        "behind the seam": lambda: TableLM(hashed(8, seed=1)),
+        "of transformers": lambda: fresh("llama"),
+        "folder": lambda: folder,
+        "loaded": lambda: load_model(folder),
+        "loaded with torch": lambda: load_model(folder, kernels="torch"),
+    }
+    target = load_target(given[model](), "auto", "auto", kernels=kernels, quantization=None)
+    assert kernels_of_drafter(target) == of_drafter
