@@ -16,7 +16,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT, path
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.hf import HFModel
-from draftree.models.native.model import lower
+from draftree.models.native.lowering import lower
 from draftree.models.sequential import SequentialModel
 from draftree.models.static.buckets import Shapes
 from draftree.models.table import TableLM, hashed

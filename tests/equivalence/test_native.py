@@ -24,7 +24,8 @@ from draftree.models.loading import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
-from draftree.models.native.model import NativeModel, lower
+from draftree.models.native.lowering import lower
+from draftree.models.native.model import NativeModel
 from families import VOCAB_SIZE, drafter_folder, fresh
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")

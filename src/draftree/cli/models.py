@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,42 @@ def remove_models(names: Names) -> None:
         freed_bytes = folder_bytes(cache.folder(name))
         cache.remove(name)
         console.print(f"removed {name} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
+
+
+@app.command("cache")
+def show_cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next starts take longer.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lists what is kept of models that were loaded, so that their next start is short."""
+    # here, since it imports torch
+    from draftree.models.native.store import LIMIT_VARIABLE, Store
+
+    store = Store()
+    if clear:
+        Console(stderr=True).print(f"removed {store.clear()} records", highlight=False)
+        return
+    kept = [
+        {"folder": facts.get("folder"), "dtype": facts.get("dtype"), "quantization": facts.get("quantization")}
+        | {"bytes": status.st_size, "used": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
+        for path, status in store.entries()
+        for facts in [store.facts(path)]
+    ]
+    if as_json:
+        typer.echo(json.dumps({"cache": str(store.folder), "limit_bytes": store.limit_bytes, "kept": kept}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("last used", "weights", "bytes"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
+    table.add_column("model", overflow="fold")
+    for one in kept:
+        weights = one["quantization"] or one["dtype"] or "?"
+        table.add_row(str(one["used"]), str(weights), f"{one['bytes']:,}", str(one["folder"] or "can not be read"))
+    console = Console()
+    if kept:
+        console.print(table)
+    limit = f"at most {store.limit_bytes:,} bytes ({LIMIT_VARIABLE})" if store.is_on else f"off ({LIMIT_VARIABLE}=0)"
+    console.print(f"cache: {store.folder}, {limit}", highlight=False, soft_wrap=True)
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:

@@ -82,6 +82,11 @@ class Judgement:
         return max(float(row.amax() - row.amin()) for rows in self.logits.values() for row in rows) or 1.0
 
 
+def tokens_of_check(vocab: int) -> tuple[int, ...]:
+    """The tokens that are scored, out of so many: the prefix, then the nodes of the tree."""
+    return tuple((7 + max(1, vocab // 17) * i) % vocab for i in range(PREFIX_LENGTH + len(TREE_PARENTS)))
+
+
 @torch.inference_mode()
 def judge(model: Any) -> Judgement:
     """Score every branch alone, without a cache.
@@ -90,7 +95,7 @@ def judge(model: Any) -> Judgement:
         model: the transformers model.
     """
     vocab = int(model.config.get_text_config().vocab_size)
-    ids = tuple((7 + max(1, vocab // 17) * i) % vocab for i in range(PREFIX_LENGTH + len(TREE_PARENTS)))
+    ids = tokens_of_check(vocab)
     logits: dict[tuple[int, ...], Tensor] = {}
     branch: tuple[int, ...]
     for branch in BRANCHES:
@@ -124,8 +129,7 @@ def sketch_error(model: LanguageModel) -> float:
     """
     if model.num_layers < 2:
         return 0.0
-    step = max(1, model.vocab_size // 17)
-    ids = [(7 + step * i) % model.vocab_size for i in range(PREFIX_LENGTH + len(TREE_PARENTS))]
+    ids = tokens_of_check(model.vocab_size)
     prefix, nodes = ids[:PREFIX_LENGTH], ids[PREFIX_LENGTH:]
     parents: Sequence[int] = TREE_PARENTS if model.supports_trees else range(-1, len(nodes) - 1)
     sketched = [0, 1, 3] if model.supports_trees else [0, 1]

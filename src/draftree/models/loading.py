@@ -20,7 +20,10 @@ from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.identity import fingerprint
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
-from draftree.models.native.model import lower
+from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.model import NativeModel
+from draftree.models.native.recall import Occasion, occasion_of, recall, remember
+from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.packing import can_pack, pack
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
@@ -149,10 +152,14 @@ def load_model(
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
+    lowers = kernels in ("auto", "native") and where.type == "cpu"
+    occasion = occasion_of(folder, kind, quantization) if lowers else None
+    if occasion is not None and (found := recall(occasion)) is not None:
+        return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
     model, why = _read(folder, kind, where), None
     if kernels in ("auto", "native"):
         try:
-            return lower_model(model, folder=folder, name=str(name), quantization=quantization)
+            return lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
         except NativeUnavailableError as reason:
             why = str(reason)
             if kernels == "native" or quantization is not None:
@@ -166,9 +173,21 @@ def load_model(
 
 
 def lower_model(
-    model: Any, *, folder: Path | None = None, name: str = "", quantization: str | None = None
+    model: Any,
+    *,
+    folder: Path | None = None,
+    name: str = "",
+    quantization: str | None = None,
+    occasion: Occasion | None = None,
 ) -> LoadedModel:
     """Put a transformers model behind the seam with passes in C, and check it. It gives up its own weights.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: where it came from, if from files.
+        name: what messages call it.
+        quantization: "int8" for weights of 8 bits, None for the model's own.
+        occasion: what is kept for the next start goes under it; None keeps nothing.
 
     Raises:
         NativeUnavailableError: its kind can not, or there is no C pass here; the model is whole.
@@ -176,9 +195,12 @@ def lower_model(
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
+    eos_ids, found = _eos_ids(model), name or type(model).__name__
     try:
         wanted = judge(model)
-        ours = lower(HFModel(model), quantization=quantization)
+        blueprint = plan_lowering(HFModel(model))
+        places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
+        ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise
@@ -188,8 +210,15 @@ def lower_model(
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
     ours.is_exact, ours.self_check = result.is_exact, result
-    found = name or type(model).__name__
-    return LoadedModel(ours, folder, _eos_ids(model), found, f"native ({ours.instructions})", quantization)
+    if occasion is not None and places is not None:
+        remember(occasion, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
+    return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
+
+
+def _lowered(
+    model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
+) -> LoadedModel:
+    return LoadedModel(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ built from it is checked against the model's own logits.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,42 +18,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.models.attention import LayerCall
+from draftree.models.hf import HFModel
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.rotary import Rope, read_ropes
 
 SILU, GELU_TANH = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class LayerBlueprint:
-    """One layer. Norms are None where there is none; projections that read the same rows stand together."""
+class LinearBlueprint:
+    """A linear layer.
 
-    attention_norm: Any
-    attention_post_norm: Any | None
-    mlp_norm: Any
-    mlp_post_norm: Any | None
-    query_norm: Any | None
-    key_norm: Any | None
-    qkv: Sequence[nn.Linear]
-    output: nn.Linear
-    gate_up: Sequence[nn.Linear]
-    down: nn.Linear
+    Attributes:
+        weight: its name.
+        bias: its name; None for none.
+        inputs: numbers of a row that it reads.
+        outputs: numbers of a row that it writes.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: int
+    outputs: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlueprint:
+    """One layer. Norms are named, None where there is none; projections that read the same rows stand together."""
+
+    attention_norm: str
+    attention_post_norm: str | None
+    mlp_norm: str
+    mlp_post_norm: str | None
+    query_norm: str | None
+    key_norm: str | None
+    qkv: tuple[LinearBlueprint, ...]
+    output: LinearBlueprint
+    gate_up: tuple[LinearBlueprint, ...]
+    down: LinearBlueprint
     window: int | None
     scaling: float
-    rope: str | None
+    rope: int | None
     """Which kind of rotary positions; None for none."""
+
+    @property
+    def linears(self) -> tuple[LinearBlueprint, ...]:
+        """All projections."""
+        return (*self.qkv, self.output, *self.gate_up, self.down)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """All norms that there are."""
+        found = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        return tuple(name for name in (*found, self.query_norm, self.key_norm) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A decoder.
+    """A decoder, without its weights: these are named as the model of transformers names them.
 
     Attributes:
-        ropes: kinds of rotary positions, in the order of their tables; "" where there is only one.
+        kind: what messages call it.
+        fingerprint: tells it from others.
+        context: positions that it knows.
+        dtype: of its weights, keys and values, as torch calls it.
         norm_offset: what is added to the norms' weights.
         residual_scale: factor of what is added to the residual stream.
         logit_scale: factor of the logits.
+        ropes: kinds of rotary positions.
     """
 
+    kind: str
+    fingerprint: str
+    context: int
+    dtype: str
     hidden: int
     heads: int
     kv_heads: int
@@ -66,64 +109,93 @@ class Blueprint:
     embedding_scale: float
     residual_scale: float
     logit_scale: float
-    embedding: Any
-    final_norm: Any
-    head: nn.Linear
-    rotary: Any
-    ropes: tuple[str, ...]
+    embedding: str
+    final_norm: str
+    head: LinearBlueprint
+    ropes: tuple[Rope, ...]
     layers: tuple[LayerBlueprint, ...]
 
     @property
     def is_tied(self) -> bool:
         """Whether the head's weights are the embedding's."""
-        return self.head.weight is self.embedding.weight
+        return self.head.weight == self.embedding
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All parameters."""
+        found = [self.embedding, self.final_norm, *self.head.names]
+        for layer in self.layers:
+            found += [*layer.norms, *(name for linear in layer.linears for name in linear.names)]
+        return frozenset(found)
 
 
-def read(model: Any, calls: Mapping[int, LayerCall]) -> Blueprint:
+def read(model: HFModel) -> Blueprint:
     """Read a model.
 
     Args:
-        model: a `…ForCausalLM` with its weights.
-        calls: what each layer asks of its attention.
+        model: behind the seam, with its weights.
 
     Raises:
         NativeUnavailableError: it is built otherwise; the message says where.
     """
-    config, base = model.config.get_text_config(), model.base_model
-    first = _part(base, "layers")[0]
+    names = _Names(model.model)
+    config, base, inner = model.config, model.model.base_model, model.model
+    modules = list(_part(base, "layers"))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    norm = _part(base, "norm")
-    rotary = _part(base, "rotary_emb")
-    kinds = _kinds(rotary, config)
-    layers = tuple(_layer(layer, calls[index], kinds[index]) for index, layer in enumerate(_part(base, "layers")))
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    norm, rotary = _part(base, "norm"), _part(base, "rotary_emb")
+    of_layers = _kinds(rotary, config, modules)
+    kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
+    if any("dynamic" in str(kind) for kind in _rope_types(config)):
+        raise NativeUnavailableError("its rotary positions change with the length of the text")
+    layers = tuple(
+        _layer(layer, model.calls[index], None if kind is None else kinds.index(kind), names=names)
+        for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
+    )
+    embedding = inner.get_input_embeddings()
     if getattr(config, "final_logit_softcapping", None):
         raise NativeUnavailableError("its logits are capped")
-    ropes = tuple(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
     found = Blueprint(
+        kind=model.kind,
+        fingerprint=model.fingerprint,
+        context=model.max_length,
+        dtype=str(model.dtype).removeprefix("torch."),
         hidden=int(config.hidden_size),
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=head_dim,
-        mlp=layers[0].down.in_features,
-        vocab=int(config.vocab_size),
-        activation=_activation(_part(first, "mlp")),
+        mlp=layers[0].down.inputs,
+        vocab=model.vocab_size,
+        activation=_activation(_part(modules[0], "mlp")),
         epsilon=_epsilon(norm),
         norm_offset=_norm_offset(norm),
         embedding_scale=_embedding_scale(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
         logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
-        embedding=embedding,
-        final_norm=norm,
-        head=head,
-        rotary=rotary,
-        ropes=ropes,
+        embedding=names.of(embedding),
+        final_norm=names.of(norm),
+        head=_linear(inner.get_output_embeddings(), "the head", names=names),
+        ropes=read_ropes(rotary, kinds, context=model.max_length),
         layers=layers,
     )
-    _require_sizes(found)
-    _require_nothing_else(model, found)
+    _require_sizes(found, names)
+    _require_nothing_else(names, found)
     return found
+
+
+class _Names:
+    """The names of a model's parameters. One that has two is known by the first."""
+
+    def __init__(self, model: Any) -> None:
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+
+    def of(self, module: Any) -> str:
+        """Of a module's weight."""
+        return self._names[id(_part(module, "weight"))]
+
+    def of_bias(self, module: Any) -> str | None:
+        """Of a module's bias, if it has one."""
+        return None if module.bias is None else self._names[id(module.bias)]
 
 
 def _part(module: Any, name: str) -> Any:
@@ -137,45 +209,57 @@ def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _kinds(rotary: Any, config: Any) -> Sequence[str]:
-    """Each layer's kind of rotary positions."""
+def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
+    """Each layer's kind of rotary positions; "" where there is only one, None for none."""
+    known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
-        return [str(kind) for kind in config.layer_types]
-    return [""] * int(config.num_hidden_layers)
+        known = [str(kind) for kind in config.layer_types]
+    uses = [getattr(_part(layer, "self_attn"), "use_rope", True) for layer in layers]
+    return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
-def _layer(layer: Any, call: LayerCall, kind: str) -> LayerBlueprint:
+def _rope_types(config: Any) -> list[Any]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
+    return [rope.get("rope_type") for rope in own]
+
+
+def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: _Names) -> LayerBlueprint:
     attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
     if call.softcap is not None or call.sinks is not None:
         raise NativeUnavailableError("its attention has capped scores or sinks")
     sandwich = hasattr(layer, "pre_feedforward_layernorm")
+
+    def norm(owner: Any, name: str) -> str | None:
+        return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
+
     return LayerBlueprint(
-        attention_norm=_part(layer, "input_layernorm"),
-        attention_post_norm=_part(layer, "post_attention_layernorm") if sandwich else None,
-        mlp_norm=_part(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
-        mlp_post_norm=_part(layer, "post_feedforward_layernorm") if sandwich else None,
-        query_norm=getattr(attention, "q_norm", None),
-        key_norm=getattr(attention, "k_norm", None),
-        qkv=_linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj"),
-        output=_linear(attention, "o_proj"),
-        gate_up=_linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj"),
-        down=_linear(mlp, "down_proj"),
+        attention_norm=names.of(_part(layer, "input_layernorm")),
+        attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
+        mlp_norm=names.of(_part(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")),
+        mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
+        query_norm=norm(attention, "q_norm"),
+        key_norm=norm(attention, "k_norm"),
+        qkv=_linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", names=names),
+        output=_linear(_part(attention, "o_proj"), "'o_proj'", names=names),
+        gate_up=_linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", names=names),
+        down=_linear(_part(mlp, "down_proj"), "'down_proj'", names=names),
         window=call.window,
         scaling=call.scaling,
-        rope=kind if getattr(attention, "use_rope", True) else None,
+        rope=rope,
     )
 
 
-def _linear(module: Any, name: str) -> nn.Linear:
-    found = _part(module, name)
-    if type(found) is not nn.Linear:
-        raise NativeUnavailableError(f"'{name}' is a {type(found).__name__}, not a plain linear layer")
-    return found
+def _linear(module: Any, name: str, *, names: _Names) -> LinearBlueprint:
+    if type(module) is not nn.Linear:
+        raise NativeUnavailableError(f"{name} is a {type(module).__name__}, not a plain linear layer")
+    return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
 
 
-def _linears(module: Any, names: Sequence[str], fused: str) -> list[nn.Linear]:
+def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> tuple[LinearBlueprint, ...]:
     """The layers of these names, or the one that holds them all."""
-    return [_linear(module, fused)] if hasattr(module, fused) else [_linear(module, name) for name in names]
+    chosen = [fused] if hasattr(owner, fused) else list(parts)
+    return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
 
 
 def _activation(mlp: Any) -> int:
@@ -214,7 +298,7 @@ def _embedding_scale(embedding: Any, config: Any) -> float:
     return own * float(getattr(config, "embedding_multiplier", 1.0))
 
 
-def _require_sizes(found: Blueprint) -> None:
+def _require_sizes(found: Blueprint, names: _Names) -> None:
     units = {"hidden size": (found.hidden, 16), "size of a head": (found.head_dim, 16), "inner size": (found.mlp, 32)}
     for name, (size, unit) in units.items():
         if size % unit:
@@ -222,28 +306,21 @@ def _require_sizes(found: Blueprint) -> None:
     heads = (found.heads + 2 * found.kv_heads) * found.head_dim
     for layer in found.layers:
         sizes = (
-            sum(part.out_features for part in layer.qkv),
-            layer.output.in_features,
-            sum(part.out_features for part in layer.gate_up),
-            layer.down.in_features,
+            sum(part.outputs for part in layer.qkv),
+            layer.output.inputs,
+            sum(part.outputs for part in layer.gate_up),
+            layer.down.inputs,
         )
         if sizes != (heads, found.heads * found.head_dim, 2 * found.mlp, found.mlp):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
-        norms = (layer.query_norm, layer.key_norm)
-        if any(norm is not None and norm.weight.numel() != found.head_dim for norm in norms):
+        norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
+        if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
             raise NativeUnavailableError("it norms queries and keys of all heads together")
     if len(found.ropes) > 2:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 
 
-def _require_nothing_else(model: Any, found: Blueprint) -> None:
-    known: set[int] = set()
-    parts: list[nn.Module | None] = [found.embedding, found.final_norm, found.head]
-    for layer in found.layers:
-        parts += [layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
-        parts += [layer.query_norm, layer.key_norm, *layer.qkv, layer.output, *layer.gate_up, layer.down]
-    for part in parts:
-        known.update(id(parameter) for parameter in (part.parameters() if part is not None else ()))
-    strange = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
+def _require_nothing_else(names: _Names, found: Blueprint) -> None:
+    strange = [name for name in names.parameters if name not in found.names]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

@@ -1,6 +1,6 @@
-"""A decoder whose passes run in C: packs the weights of a model of transformers and steps them over slots.
+"""A decoder whose passes run in C: packs the weights of a model and steps them over slots.
 
-The packed weights replace the model's own, part by part, so that nothing large is held twice.
+Weights are let go as they are packed, part by part, so that nothing large is held twice.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from draftree.models.attention import LayerCall
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, read
-from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
-from draftree.models.native.pages import FilePages
+from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
+from draftree.models.native.weights import Weights
 from draftree.models.sketch import Outcome, Stretch
-from draftree.models.slots import KVMemory, LayerShape
+from draftree.models.slots import KVMemory
 from draftree.sampling.searcher import RowsAt
 
-KEPT = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
 FIRST_POSITIONS = 1024
@@ -37,47 +33,35 @@ ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start",
 
 
 class NativeDecoder:
-    """Runs passes of one model in C. Takes the weights out of the model that it is given.
+    """Runs passes of one model in C.
 
     Args:
-        model: a `…ForCausalLM` on a CPU in float32 or bfloat16, which can not compute any more afterwards.
-        calls: what each layer asks of its attention.
+        blueprint: of the model.
+        weights: taken one after the other, and let go once they are packed.
         quantization: "int8" for weights of 8 bits, None for the model's own.
 
     Raises:
-        NativeUnavailableError: the model is built otherwise, or there is no C pass here; the model is whole then.
+        NativeUnavailableError: there is no C pass here.
     """
 
-    def __init__(self, model: Any, calls: dict[int, LayerCall], *, quantization: str | None = None) -> None:
-        parameter = next(model.parameters())
-        if parameter.device.type != "cpu" or parameter.dtype not in KEPT:
-            raise NativeUnavailableError(f"passes in C are for float32 and bfloat16 on CPUs, not {parameter.dtype}")
+    def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
         self._library = library()
-        self._blueprint = read(model, calls)
+        self._blueprint = blueprint
+        self._weights = weights
         self._kept: list[Tensor] = []
-        self._format = FORMATS[quantization or KEPT[parameter.dtype]]
-        self.dtype = parameter.dtype
+        self._format = FORMATS[quantization or blueprint.dtype]
+        self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_layout: tuple[int, int] | None = None
-        self._ropes = _Ropes(self._blueprint, model.config.get_text_config())
+        self._ropes = _Ropes(blueprint.ropes)
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
-        self._file_pages = FilePages()
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
+        del self._weights
 
     @property
     def num_layers(self) -> int:
         """Layers."""
         return len(self._blueprint.layers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens."""
-        return self._blueprint.vocab
-
-    @property
-    def layer_shape(self) -> LayerShape:
-        """Of a token's keys and values in each layer."""
-        return LayerShape(self._blueprint.kv_heads, self._blueprint.head_dim, self._blueprint.head_dim)
 
     @property
     def instructions(self) -> str:
@@ -104,16 +88,16 @@ class NativeDecoder:
 
     def _pack(self, pool: Executor) -> CDecoder:
         plan = self._blueprint
-        embedding = plan.embedding.weight
         # a tied embedding is read back from the packed head, where that keeps it as it is
-        tied = plan.is_tied and self._format == FORMATS[KEPT[self.dtype]]
-        own = None if tied else self._keep(embedding.detach())
+        tied = plan.is_tied and self._format == FORMATS[plan.dtype]
+        own = None
+        if not tied:
+            embedding = self._weights.get(plan.embedding)
+            own = self._keep(embedding.to(self.dtype, copy=True).contiguous())
+            if not plan.is_tied:
+                self._weights.let_go(plan.embedding)
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         head = self._linear([plan.head], pool)
-        if tied:
-            self._file_pages.give_back(embedding)
-        kept = torch.empty(0, dtype=self.dtype) if tied else embedding.detach()
-        plan.embedding.weight = nn.Parameter(kept, requires_grad=False)
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -123,7 +107,7 @@ class NativeDecoder:
             num_layers=len(plan.layers),
             vocab=plan.vocab,
             format=self._format,
-            kv_format=FORMATS[KEPT[self.dtype]],
+            kv_format=FORMATS[plan.dtype],
             activation=plan.activation,
             epsilon=plan.epsilon,
             embedding_scale=plan.embedding_scale,
@@ -149,7 +133,7 @@ class NativeDecoder:
             gate_up=self._linear(layer.gate_up, pool, in_turns=True),
             down=self._linear([layer.down], pool),
             window=layer.window or 0,
-            rope=NO_ROPE if layer.rope is None else self._blueprint.ropes.index(layer.rope),
+            rope=NO_ROPE if layer.rope is None else layer.rope,
             scaling=layer.scaling,
         )
 
@@ -157,19 +141,23 @@ class NativeDecoder:
         self._kept.append(tensor)
         return tensor
 
-    def _norm(self, norm: Any) -> int | None:
-        return None if norm is None else self._keep(norm.weight.detach().float().contiguous()).data_ptr()
+    def _norm(self, name: str | None) -> int | None:
+        if name is None:
+            return None
+        weight = self._weights.get(name).to(self.dtype).to(torch.float32, copy=True).contiguous()
+        self._weights.let_go(name)
+        return self._keep(weight).data_ptr()
 
-    def _linear(self, linears: Sequence[nn.Linear], pool: Executor, *, in_turns: bool = False) -> CLinear:
-        """Pack layers one behind the other, or (gate and up) in turns, and free their weights."""
-        inputs, outputs = linears[0].in_features, sum(linear.out_features for linear in linears)
+    def _linear(self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False) -> CLinear:
+        """Pack layers one behind the other, or (gate and up) in turns, and let their weights go."""
+        inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
         packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, self._format)))
         is_int8 = self._format == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights: list[Tensor] = [linear.weight for linear in linears]
-        biases: list[Tensor | None] = [linear.bias for linear in linears]
+        weights = [self._weights.get(linear.weight) for linear in linears]
+        biases = [None if linear.bias is None else self._weights.get(linear.bias) for linear in linears]
         if in_turns and len(weights) == 1:
             weights = list(weights[0].chunk(2))
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
@@ -182,11 +170,9 @@ class NativeDecoder:
             pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
             first += weight.shape[0] // LANES
         pack = partial(self._library.pack, packed=packed, kind=self._format, step=step, scales=scales, sums=sums)
-        list(pool.map(lambda piece: pack(piece[0], first=piece[1]), pieces))
-        for linear in linears:
-            if linear.weight is not self._blueprint.embedding.weight:
-                self._file_pages.give_back(linear.weight)
-            linear.weight = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
+        list(pool.map(lambda piece: pack(piece[0].to(self.dtype), first=piece[1]), pieces))
+        for name in (name for linear in linears for name in linear.names):
+            self._weights.let_go(name)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 
     def _room(self, num_bytes: int) -> Tensor:
@@ -200,8 +186,7 @@ class NativeDecoder:
         for layer in plan.layers:
             projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
         return sum(
-            -(-sum(part.out_features for part in parts) // LANES)
-            * self._library.block_bytes(parts[0].in_features, self._format)
+            -(-sum(part.outputs for part in parts) // LANES) * self._library.block_bytes(parts[0].inputs, self._format)
             + PAGE
             for parts in projections
         )
@@ -210,7 +195,7 @@ class NativeDecoder:
         if all(bias is None for bias in biases):
             return None
         full = [
-            torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+            torch.zeros(weight.shape[0]) if bias is None else bias.to(self.dtype).to(torch.float32, copy=True)
             for weight, bias in zip(weights, biases, strict=True)
         ]
         if in_turns:
@@ -274,38 +259,20 @@ def huge_pages(num_bytes: int) -> Tensor:
 
 
 class _Ropes:
-    """Cosines and sines of positions, by the model's own rotary embedding, made once for every position."""
+    """Tables of cosines and sines, made once for every position."""
 
-    def __init__(self, plan: Blueprint, config: Any) -> None:
-        self._rotary = plan.rotary
-        self._kinds = plan.ropes
-        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        self._addresses: list[tuple[int, int]] = []
+    def __init__(self, ropes: Sequence[Rope]) -> None:
+        self._ropes = ropes
+        self._tables: list[tuple[Tensor, Tensor]] = []
         self._length = self._width = 0
-        if any("dynamic" in str(kind) for kind in _rope_types(config)):
-            raise NativeUnavailableError("its rotary positions change with the length of the text")
 
     def point(self, run: CPass, *, longest: int) -> None:
         """Let a pass over positions below this one find its cosines and sines."""
         if longest > self._length:
-            self._make(max(2 * self._length, longest, FIRST_POSITIONS))
+            self._length = max(2 * self._length, longest, FIRST_POSITIONS)
+            self._tables = [rope.table(self._length) for rope in self._ropes]
+            self._addresses = [(cosines.data_ptr(), sines.data_ptr()) for cosines, sines in self._tables]
+            self._width = self._tables[0][0].shape[-1] if self._tables else 0
         for kind, (cosines, sines) in enumerate(self._addresses):
             run.cosines[kind], run.sines[kind] = cosines, sines
         run.rotary_dim = self._width
-
-    def _make(self, length: int) -> None:
-        ids, like = torch.arange(length).unsqueeze(0), torch.zeros(1, 1, 1)
-        self._tables = []
-        with torch.inference_mode():
-            for kind in self._kinds:
-                found = self._rotary(like, ids, kind) if kind else self._rotary(like, ids)
-                self._tables.append((found[0][0].contiguous().numpy(), found[1][0].contiguous().numpy()))
-        self._addresses = [(cosines.ctypes.data, sines.ctypes.data) for cosines, sines in self._tables]
-        self._width = self._tables[0][0].shape[-1] if self._tables else 0
-        self._length = length
-
-
-def _rope_types(config: Any) -> list[Any]:
-    settings = getattr(config, "rope_parameters", None) or {}
-    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
-    return [rope.get("rope_type") for rope in own]

@@ -1,0 +1,140 @@
+"""A model whose first start was recorded, made from its record and its files. No module of transformers is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.models.base import Extend
+from draftree.models.check import PREFIX_LENGTH, TREE_PARENTS, CheckResult, tokens_of_check
+from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.model import NativeModel
+from draftree.models.native.store import Record, Store
+from draftree.models.native.weights import FileWeights, StoredWeight
+from draftree.version import __version__
+
+logger = logging.getLogger(__name__)
+
+SETTINGS = ("config.json", "generation_config.json")
+PATTERNS = ("*.json", "*.safetensors")
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """What is about to be loaded, and how.
+
+    Attributes:
+        name: of its record.
+        folder: of the model's files.
+        quantization: of its packed weights; None for none.
+        facts: all that a record of it depends on.
+    """
+
+    name: str
+    folder: Path
+    quantization: str | None
+    facts: Mapping[str, Any]
+
+
+def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> Occasion | None:
+    """What a start with passes in C is recorded under; None if nothing is to be recorded."""
+    if not Store().is_on:
+        return None
+    where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
+    try:
+        facts = {
+            "folder": where,
+            "dtype": kind,
+            "quantization": quantization,
+            "library": built_library().name,
+            "versions": [__version__, _digest_of(SOURCES), torch.__version__, version("transformers")],
+            "files": [[name, *facts] for name, facts in _files(folder)],
+            "settings": _digest_of(path for name in SETTINGS if (path := folder / name).exists()),
+        }
+    except (NativeUnavailableError, OSError) as error:
+        logger.info("%s: nothing is kept of it: %s", folder, error)
+        return None
+    key = hashlib.sha256("\0".join((where, kind, str(quantization))).encode()).hexdigest()
+    return Occasion(f"{folder.name}-{key[:16]}", folder, quantization, facts)
+
+
+def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
+    files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    statuses = [(path.name, path.stat()) for path in files]
+    return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
+
+
+def _digest_of(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A model and what was kept of it."""
+
+    model: NativeModel
+    record: Record
+
+
+def recall(occasion: Occasion) -> Recalled | None:
+    """The model, if it was loaded in this way before and still computes the very same; else None."""
+    record = Store().get(occasion.name, occasion.facts)
+    if record is None:
+        return None
+    try:
+        weights = FileWeights(occasion.folder, record.places)
+        try:
+            model = NativeModel(record.blueprint, weights, quantization=occasion.quantization)
+        finally:
+            weights.close()
+    except (NativeUnavailableError, OSError, ValueError) as error:
+        logger.info("%s: nothing is recalled: %s", occasion.folder, error)
+        return None
+    if digest(model) != record.digest:
+        logger.warning("%s: what was kept of it gives other logits now: it is read anew", occasion.folder)
+        return None
+    model.is_exact, model.self_check = record.check.is_exact, record.check
+    return Recalled(model, record)
+
+
+def remember(
+    occasion: Occasion,
+    model: NativeModel,
+    *,
+    blueprint: Blueprint,
+    places: Mapping[str, StoredWeight],
+    check: CheckResult,
+    eos_ids: tuple[int, ...],
+) -> None:
+    """Keep what the next start needs.
+
+    Args:
+        occasion: what was loaded.
+        model: as it came out.
+        blueprint: of it.
+        places: of its weights.
+        check: what the self-check found.
+        eos_ids: tokens that end a text.
+    """
+    Store().put(occasion.name, Record(occasion.facts, blueprint, places, check, eos_ids, digest(model)))
+
+
+@torch.inference_mode()
+def digest(model: NativeModel) -> str:
+    """Of the logits behind a few tokens and in a small tree."""
+    tokens = tokens_of_check(model.vocab_size)
+    slot = model.open()
+    chain = model.extend([Extend(slot, tokens[:PREFIX_LENGTH], range(-1, PREFIX_LENGTH - 1))]).logits
+    model.commit(slot, range(PREFIX_LENGTH))
+    tree = model.extend([Extend(slot, tokens[PREFIX_LENGTH:], TREE_PARENTS)]).logits
+    model.close(slot)
+    return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()

@@ -1,0 +1,70 @@
+"""Cosines and sines of positions: what is left of a model's rotary embedding is its frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.native.build import NativeUnavailableError
+
+NEAR, FAR = 64, 97
+"""The first positions are all compared with the model's own, and others in steps of this many."""
+TOLERANCE = 1e-3
+"""Of a cosine: an angle of thousands has few digits left behind the point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One kind of rotary positions.
+
+    Attributes:
+        frequencies: radians a position, for each pair of numbers.
+        scaling: factor of cosines and sines.
+    """
+
+    frequencies: tuple[float, ...]
+    scaling: float
+
+    def table(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions below this one, shape (length, rotary size)."""
+        return self.at(torch.arange(length))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions, shape (positions, rotary size)."""
+        angles = positions.float()[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None]
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos() * self.scaling, both.sin() * self.scaling
+
+
+@torch.inference_mode()
+def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
+    """The kinds of rotary positions of a model.
+
+    Args:
+        rotary: its rotary embedding, a module of transformers.
+        kinds: their names; "" where there is only one.
+        context: positions that the model knows.
+
+    Raises:
+        NativeUnavailableError: they are computed otherwise.
+    """
+    positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, FAR)))
+    return tuple(_read(rotary, kind, positions) for kind in kinds)
+
+
+def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
+    prefix = f"{kind}_" if kind else ""
+    found = getattr(rotary, f"{prefix}inv_freq", None)
+    if not isinstance(found, Tensor):
+        raise NativeUnavailableError(f"{type(rotary).__name__} keeps its frequencies where they are not found")
+    like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
+    wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
+    rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
+    for ours, theirs in zip(rope.at(positions), wanted, strict=True):
+        if ours.shape != theirs[0].shape or not torch.allclose(ours, theirs[0], rtol=0, atol=TOLERANCE):
+            raise NativeUnavailableError("its rotary positions are computed otherwise")
+    return rope

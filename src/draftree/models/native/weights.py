@@ -1,0 +1,177 @@
+"""Where weights come from while they are packed: a model of transformers, or the files that it was read from."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.models.native.pages import FilePages
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ROWS = 1024
+"""Rows of a weight that are compared as one piece of work."""
+
+
+class Weights(ABC):
+    """Weights by the names that a model of transformers gives them."""
+
+    @abstractmethod
+    def get(self, name: str) -> Tensor:
+        """A weight, in the model's dtype or in that of its file."""
+
+    @abstractmethod
+    def let_go(self, name: str) -> None:
+        """It was packed: what it takes is given back."""
+
+
+class ModelWeights(Weights):
+    """The weights of a model in memory, which can not compute any more once they are let go.
+
+    Args:
+        model: a `…ForCausalLM`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self._pages = FilePages()
+
+    def get(self, name: str) -> Tensor:
+        """A weight, in the model's dtype."""
+        return self._parameters[name].detach()
+
+    def let_go(self, name: str) -> None:
+        """Give back its pages if they are of a file, and empty the parameter."""
+        weight = self._parameters.pop(name)
+        self._pages.give_back(weight)
+        owner, _, attribute = name.rpartition(".")
+        empty = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+        setattr(self._model.get_submodule(owner), attribute, empty)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """Where a weight lies.
+
+    Attributes:
+        file: in the model's folder.
+        key: its name there.
+        shape: what it has there.
+    """
+
+    file: str
+    key: str
+    shape: tuple[int, ...]
+
+
+class FileWeights(Weights):
+    """The weights of safetensors files, mapped. Closed by `close`.
+
+    Args:
+        folder: of the files.
+        places: where each weight lies.
+
+    Raises:
+        OSError, ValueError: a file is not there, or is another one.
+    """
+
+    def __init__(self, folder: Path, places: Mapping[str, StoredWeight]) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._places = places
+        self._stack = ExitStack()
+        try:
+            names = sorted({place.file for place in places.values()})
+            self._files = {name: self._stack.enter_context(safe_open(folder / name, framework="pt")) for name in names}
+            for place in places.values():
+                shape = tuple(self._files[place.file].get_slice(place.key).get_shape())
+                if shape != place.shape:
+                    raise ValueError(f"'{place.key}' of '{place.file}' has the shape {shape}, expected {place.shape}")
+        except SafetensorError as error:
+            self._stack.close()
+            raise ValueError(f"'{folder}' can not be read: {error}") from error
+        self._mapped: dict[str, Tensor] = {}
+        self._pages: dict[str, FilePages] = {}
+
+    def get(self, name: str) -> Tensor:
+        """A weight, in the dtype of its file."""
+        if name not in self._mapped:
+            place = self._places[name]
+            self._mapped[name] = self._files[place.file].get_tensor(place.key)
+            if place.file not in self._pages:
+                self._pages[place.file] = FilePages()
+        return self._mapped[name]
+
+    def let_go(self, name: str) -> None:
+        """Give back its pages."""
+        self._pages[self._places[name].file].give_back(self._mapped.pop(name))
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._mapped.clear()
+        self._stack.close()
+
+
+@torch.inference_mode()
+def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str, StoredWeight] | None:
+    """Where a model's weights lie in the files that it was read from; None if they are not there as they are.
+
+    Every value is compared: libraries rename, split and convert weights while they read them.
+
+    Args:
+        model: a `…ForCausalLM` with its weights.
+        names: of the weights.
+        folder: of the files.
+    """
+    parameters = dict(model.named_parameters())
+    places = _candidates(folder)
+    found = {name: places[name] for name in names if name in places}
+    if len(found) < len(set(names)) or any(found[name].shape != tuple(parameters[name].shape) for name in found):
+        return None
+    try:
+        stored = FileWeights(folder, found)
+    except (OSError, ValueError):
+        return None
+    try:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for name in found:
+                pieces = zip(parameters[name].detach().split(ROWS), stored.get(name).split(ROWS), strict=True)
+                if not all(pool.map(_are_same, pieces)):
+                    return None
+                stored.let_go(name)
+    finally:
+        stored.close()
+    return found
+
+
+def _are_same(pair: tuple[Tensor, Tensor]) -> bool:
+    ours, theirs = pair
+    return torch.equal(ours, theirs.to(ours.dtype))
+
+
+def _candidates(folder: Path) -> dict[str, StoredWeight]:
+    """All weights of a folder, by name, in the files that transformers reads."""
+    from safetensors import SafetensorError, safe_open
+
+    found = {}
+    try:
+        index = folder / INDEX
+        files = [WHOLE]
+        if not (folder / WHOLE).exists():
+            files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        for name in files:
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118, it is no dictionary
+                    found[key] = StoredWeight(name, key, tuple(file.get_slice(key).get_shape()))
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return {}
+    return found
