@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.options import Device, Dtype
 from draftree.cli.render import Colour, Ink, say, waiting
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def demo(
     *,
     model: Annotated[str, typer.Option(help="A model with a chat template.", metavar="NAME")] = MODEL,
     draft: Annotated[str, typer.Option(help="What guesses ahead.", metavar="SPEC")] = "ngram",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     colour: Annotated[
         Colour, typer.Option("--colour", "--color", help="auto, always or never.", metavar="WHEN")
     ] = Colour.AUTO,

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftree.cli.options import Device, Dtype, Kernels, Quantization, Threads
+
 if TYPE_CHECKING:
     from draftree.bench.diagnosis_records import Diagnosis, DraftReport, MachineReport, ModelReport
     from draftree.models.memory import MemoryEstimate
@@ -48,25 +50,11 @@ def doctor(
             rich_help_panel=MODEL,
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=MODEL)
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
-    ] = "auto",
-    kernels: Annotated[
-        str, typer.Option(help="What computes passes: auto, native or torch.", metavar="NAME", rich_help_panel=MODEL)
-    ] = "auto",
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8 for weights of 8 bits; as they come if not given.", metavar="NAME", rich_help_panel=MODEL
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=MODEL),
-    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
     measure: Annotated[
         bool,
         typer.Option(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.options import Device, Dtype, Model
 from draftree.cli.render import say
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
@@ -16,14 +17,7 @@ PROMPT = "Once upon a time"
 
 
 def explain(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-            metavar="MODEL",
-            rich_help_panel="Arguments",
-        ),
-    ],
+    model: Model,
     prompt: Annotated[
         str, typer.Argument(help="What is written on.", metavar="PROMPT", rich_help_panel="Arguments")
     ] = PROMPT,
@@ -32,8 +26,8 @@ def explain(
     plan: Annotated[str | None, typer.Option(help="A planner that can say why.", metavar="POLICY")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the text at most.", metavar="N")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X")] = 0.0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
 ) -> None:
     """Write a text plainly and with the drafter, and say what the planner made of it."""
     from draftree.cli.writing import Setup, fetch_and_load, warm_up

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import takes_sampling
+from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
 from draftree.sampling.params import SamplingParams
@@ -23,21 +24,13 @@ __all__ = ["generate"]
 
 TEXT = "Text"
 SPECULATION = "Speculation"
-MODEL = "Model"
 OUTPUT = "Output"
 
 
 @takes_sampling
 def generate(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-            metavar="MODEL",
-            rich_help_panel="Arguments",
-        ),
-    ],
+    model: Model,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -77,32 +70,16 @@ def generate(
     system: Annotated[
         str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=MODEL)
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=MODEL)
-    ] = "auto",
-    kernels: Annotated[
-        str,
-        typer.Option(
-            help="What computes passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=MODEL
-        ),
-    ] = "auto",
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8 for weights of 8 bits: faster, and another model; as they come if not given.",
-            metavar="NAME",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
     exact: Annotated[
         bool,
         typer.Option(
             "--exact",
             help="Refuse to run unless drafts can not change a text by rounding either.",
-            rich_help_panel=MODEL,
+            rich_help_panel=RUNNING,
         ),
     ] = False,
     stream: Annotated[

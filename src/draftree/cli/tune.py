@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
 
 if TYPE_CHECKING:
     from draftree.models.layer_sets import LayerSet
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 SEARCH = "The search"
-COMPUTING = "How the model is run"
 INTERRUPTED = 130
 
 tune = typer.Typer(cls=PlainGroup, no_args_is_help=True)
@@ -32,14 +32,7 @@ def about() -> None:
 
 @tune.command("layers", cls=PlainCommand)
 def layers(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-            metavar="MODEL",
-            rich_help_panel="Arguments",
-        ),
-    ],
+    model: Model,
     *,
     prompts: Annotated[
         Path,
@@ -60,22 +53,11 @@ def layers(
         int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=COMPUTING),
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=COMPUTING)
-    ] = "auto",
-    kernels: Annotated[
-        str, typer.Option(help="auto, native or torch.", metavar="NAME", rich_help_panel=COMPUTING)
-    ] = "auto",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8 for weights of 8 bits.", metavar="NAME", rich_help_panel=COMPUTING)
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of torch.", metavar="N", rich_help_panel=COMPUTING)
-    ] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
 ) -> None:
     """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on."""
     from draftree.cli.models import resolve_with_bar

@@ -178,28 +178,19 @@ def _children(
     return [(token, votes[token] / total, groups[token]) for token in best]
 
 
-@dataclass(frozen=True, slots=True)
-class CountedTree:
-    """Options of every drafter that counts."""
+def require_tree(drafter: str, config: Any) -> None:
+    """Refuse sizes of a tree that are out of range.
 
-    k: int = 16
-    nodes: int = 16
-    width: int = 3
-    floor: float = 0.2
-
-    def check(self, drafter: str) -> None:
-        """Refuse what is out of range.
-
-        Raises:
-            ConfigurationError: an option is.
-        """
-        for name in ("k", "nodes", "width"):
-            if not 1 <= getattr(self, name) <= MAX_NODES:
-                raise ConfigurationError(
-                    f"option {name} of drafter '{drafter}' is {getattr(self, name)}: it must be from 1 to {MAX_NODES}"
-                )
-        if not 0 <= self.floor <= 1:
-            raise ConfigurationError(f"option floor of drafter '{drafter}' is {self.floor}: it must be from 0 to 1")
+    Raises:
+        ConfigurationError: `k`, `nodes`, `width` or `floor` is.
+    """
+    for name in ("k", "nodes", "width"):
+        if not 1 <= getattr(config, name) <= MAX_NODES:
+            raise ConfigurationError(
+                f"option {name} of drafter '{drafter}' is {getattr(config, name)}: it must be from 1 to {MAX_NODES}"
+            )
+    if not 0 <= config.floor <= 1:
+        raise ConfigurationError(f"option floor of drafter '{drafter}' is {config.floor}: it must be from 0 to 1")
 
 
 @dataclass(slots=True)

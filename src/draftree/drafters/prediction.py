@@ -19,7 +19,7 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import SequenceView
-from draftree.drafters.counting import LONGEST, CountedText, CountedTree, CountingDrafter, Voter
+from draftree.drafters.counting import LONGEST, CountedText, CountingDrafter, Voter, require_tree
 
 TRUST = 4
 """The beginning of the prediction counts as if so many tokens had matched."""
@@ -55,16 +55,20 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
     reads_predictions = True
 
     @dataclass(frozen=True, slots=True)
-    class Config(CountedTree):
+    class Config:
         """`k`: levels at most; `nodes`: nodes of a tree at most; `width`: children of a node at most, 1 for a chain.
 
-        `floor`: nodes that are less likely to survive are left out; `max`: tokens that are compared at most.
+        `max`: tokens that are compared at most; `floor`: nodes that are less likely to survive are left out.
         """
 
+        k: int = 16
+        nodes: int = 16
+        width: int = 3
         max: int = 24
+        floor: float = 0.2
 
         def __post_init__(self) -> None:
-            self.check("prediction")
+            require_tree("prediction", self)
             if not 1 <= self.max <= LONGEST:
                 raise ConfigurationError(
                     f"option max of drafter 'prediction' is {self.max}: it must be from 1 to {LONGEST}"

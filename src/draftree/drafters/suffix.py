@@ -20,7 +20,7 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, SequenceView
-from draftree.drafters.counting import LONGEST, CountedText, CountedTree, CountingDrafter, Voter
+from draftree.drafters.counting import LONGEST, CountedText, CountingDrafter, Voter, require_tree
 from draftree.drafters.occurrences import Occurrences
 
 LONG_RUN = 8
@@ -43,7 +43,7 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
     """Looks in this text and in earlier answers."""
 
     @dataclass(frozen=True, slots=True)
-    class Config(CountedTree):
+    class Config:
         """`min` and `max`: length of a match; `k`: levels at most; `nodes`: nodes of a tree at most.
 
         `width`: children of a node at most, 1 for a chain; `floor`: nodes that are less likely to survive are left
@@ -52,6 +52,10 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
 
         min: int = 1
         max: int = 24
+        k: int = 16
+        nodes: int = 16
+        width: int = 3
+        floor: float = 0.2
         memory: int = 1_000_000
 
         def __post_init__(self) -> None:
@@ -60,7 +64,7 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
                     f"drafter 'suffix' has min={self.min} and max={self.max}: they must be from 1 to {LONGEST}, "
                     "max not below min"
                 )
-            self.check("suffix")
+            require_tree("suffix", self)
             if self.memory < 0:
                 raise ConfigurationError(
                     f"option memory of drafter 'suffix' is {self.memory}: it must be a number of tokens, or 0 for none"

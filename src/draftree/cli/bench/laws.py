@@ -10,19 +10,16 @@ from draftree.cli.bench.options import (
     COMPARED,
     HOW,
     Category,
-    Device,
-    Dtype,
     Limit,
     MaxTokens,
-    Model,
     Output,
     Prompts,
     Seed,
-    Threads,
     listed,
     require_new,
     write_and_show,
 )
+from draftree.cli.options import Device, Dtype, Model, Threads
 
 
 def laws(

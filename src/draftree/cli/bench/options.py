@@ -36,28 +36,6 @@ class BenchGroup(PlainGroup):
         return super().parse_args(ctx, args)
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-        metavar="MODEL",
-        rich_help_panel="Arguments",
-    ),
-]
-Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=HOW)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=HOW)]
-Kernels = Annotated[
-    str, typer.Option(help="What computes passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=HOW)
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(help="int8 for weights of 8 bits; as they come if not given.", metavar="NAME", rich_help_panel=HOW),
-]
-Threads = Annotated[
-    int | None, typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=HOW)
-]
 Output = Annotated[
     Path | None,
     typer.Option(help="JSON lines: provenance, then every single measurement.", metavar="FILE", rich_help_panel=HOW),

@@ -6,20 +6,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.bench.options import (
-    COMPARED,
-    HOW,
-    Device,
-    Dtype,
-    Kernels,
-    Model,
-    Output,
-    Quantization,
-    Threads,
-    listed,
-    require_new,
-    write_and_show,
-)
+from draftree.cli.bench.options import COMPARED, HOW, Output, listed, require_new, write_and_show
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
 
 
 def passes(

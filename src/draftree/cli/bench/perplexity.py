@@ -7,18 +7,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.bench.options import (
-    COMPARED,
-    HOW,
-    PROMPTS,
-    Device,
-    Kernels,
-    Model,
-    Output,
-    Threads,
-    require_new,
-    write_and_show,
-)
+from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, require_new, write_and_show
+from draftree.cli.options import Device, Kernels, Model, Threads
 
 
 def perplexity(

@@ -14,21 +14,16 @@ from draftree.cli.bench.options import (
     COMPARED,
     HOW,
     Category,
-    Device,
-    Dtype,
-    Kernels,
     Limit,
     MaxTokens,
-    Model,
     Output,
     Prompts,
-    Quantization,
     Seed,
-    Threads,
     record_file,
     require_new,
     show_results,
 )
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
