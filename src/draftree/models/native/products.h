@@ -171,7 +171,7 @@ INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t row
 /* Without tiles a few rows are multiplied at once by a few inputs of a group of blocks, and their sums are kept between
  * these; so the weights of those inputs come from the nearest cache for all rows but the first. Inputs are added one
  * behind the other all the same, and the bits of a row do not depend on the rows beside it. */
-enum { ROWS_IN_TURN = 48, UNITS_IN_SUM = 8 /* 8 * 64 products of 16 and 8 bits fit into 32 */ };
+enum { FETCHED_AHEAD = 2048, ROWS_IN_TURN = 48, UNITS_IN_SUM = 8 /* 8 * 64 products of 16 and 8 bits fit into 32 */ };
 
 typedef union {
     part_f value[GROUP * PARTS];
@@ -183,10 +183,12 @@ typedef struct {
     const Linear *linear;
     int64_t row, block, from, to; /* of these inputs */
     Sums *kept;                   /* of these rows */
+    const char *coming;           /* weights to fetch meanwhile, laid out as those in work; or NULL */
 } Piece;
 
 #define EACH_PART(i) for (int i = 0; i < count * PARTS; i++)
 #define EACH_ROW(r) for (int r = 0; r < num_rows; r++)
+#define FETCH(stride, at) if (piece.coming != NULL) for (int i = 0; i < count; i++) __builtin_prefetch(piece.coming + i * (stride) + (at))
 
 INLINE void add_float32(Piece piece, int num_rows, int count) {
     const int64_t inputs = piece.linear->inputs;
@@ -196,6 +198,7 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
     EACH_ROW(r) EACH_PART(i) sums[r][i] = piece.kept[r].value[i];
     for (int64_t k = piece.from; k < piece.to; k++) {
         part_f w[GROUP * PARTS];
+        FETCH(inputs * 64, (k - piece.from) * 64);
         EACH_PART(i) w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES + i % PARTS * PART_LANES);
         EACH_ROW(r) {
             const part_f a = (part_f){0} + input[r * inputs + k];
@@ -215,6 +218,7 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
         for (int pair = 0; pair < 16; pair++) {
             part_u w[GROUP * PARTS];
             uint32_t both[6];
+            FETCH(units * 1024, (unit - piece.from / 32) * 1024 + pair * 64);
             EACH_PART(i) w[i] = *(const part_u_loose *)(weight + ((i / PARTS * units + unit) * 16 + pair) * 64 + i % PARTS * WIDTH);
             EACH_ROW(r) memcpy(&both[r], input[r] + unit * 1024 + pair * 4, 4);
 #if defined(__AVX512BF16__)
@@ -252,9 +256,11 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
         for (int quad = 0; quad < 16; quad++) {
             part_i w[GROUP * PARTS];
+            FETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
             EACH_PART(i) w[i] = *(const part_i_loose *)(weight + ((i * units + unit) * 16 + quad) * 64);
             EACH_ROW(r) for (int byte = 0; byte < 2; byte++) {
-                const part_i a = whole_part(input[r] + unit * 1024 + byte * 64 + quad * 4);
+                part_i a = whole_part(input[r] + unit * 1024 + byte * 64 + quad * 4);
+                if (AMX) a ^= (part_i)((part_u){0} + 0x80808080u); /* signed bytes become unsigned, 128 larger */
                 EACH_PART(i) sums[r][byte][i] = dot_of_quads(sums[r][byte][i], a, w[i]);
             }
         }
@@ -282,6 +288,7 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
         for (int quad = 0; quad < 16; quad++) {
             part_s w[GROUP * PARTS];
+            FETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
             EACH_PART(i) w[i] = (part_s) *(const part_i_loose *)(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 + i % PARTS * WIDTH);
             const int64_t at = unit * 1024 + quad * 8;
             EACH_ROW(r) EACH_PART(i) sums[r][i] = dot_of_pairs(sums[r][i], whole_part(input[r] + at), (part_i)((w[i] << 8) >> 8));
@@ -312,21 +319,43 @@ static __attribute__((noinline)) void add_rows(Piece piece, int num_rows, int co
 
 INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* inputs in a piece: where 8-bit weights' sums pass through float32 it is the same for any number of rows */
+INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int is_alone) {
+    if (format == INT8 && !BYTES_APART) return UNITS_IN_SUM * 64;
+    return is_alone ? inputs : format == FLOAT32 ? 64 : format == BFLOAT16 ? 128 : 256;
+}
+
+/* Memory would rest while the second few rows are multiplied, so these fetch what the first will need next. Where there
+ * are no others the few themselves fetch a little ahead. */
+INLINE const char *coming_weights(const Work *work, const Linear *linear, int64_t block, int64_t from, int64_t to, int is_alone) {
+    const int64_t format = work->decoder->format, bytes = block_bytes(linear->inputs, format);
+    const int64_t of_input = format == FLOAT32 ? 64 : 1024 / inner_block(format);
+    const char *weight = (const char *)linear->weight + block * bytes;
+    if (is_alone) return weight + from * of_input + FETCHED_AHEAD;
+    return to < linear->inputs ? weight + to * of_input : weight + work->pass->num_threads * GROUP * bytes;
+}
+
 INLINE void product_in_pieces(const Work *work, const Linear *linear, int64_t row, int64_t num_rows, int64_t block, int count, int target) {
     const int64_t format = work->decoder->format, at_once = format == INT8 ? INT8_AT_ONCE : ROWS_AT_ONCE;
-    /* sums of 8-bit weights that pass through float32 are of the same inputs for any number of rows */
-    const int64_t step = format == INT8 ? UNITS_IN_SUM * 64 : num_rows <= at_once ? linear->inputs : format == BFLOAT16 ? 128 : 64;
+    const int is_alone = num_rows <= at_once;
+    const int64_t step = inputs_of_piece(format, linear->inputs, is_alone);
     Sums kept[ROWS_IN_TURN];
     memset(kept, 0, (size_t)num_rows * sizeof(Sums));
-    for (int64_t from = 0; from < linear->inputs; from += step)
-        for (int64_t r = 0; r < num_rows; r += at_once)
-            add_rows((Piece){work, linear, row + r, block, from, lesser(from + step, linear->inputs), kept + r}, (int)lesser(at_once, num_rows - r), count);
+    for (int64_t from = 0; from < linear->inputs; from += step) {
+        Piece piece = {work, linear, .block = block, .from = from, .to = lesser(from + step, linear->inputs)};
+        for (int64_t r = 0; r < num_rows; r += at_once) {
+            piece.row = row + r;
+            piece.kept = kept + r;
+            piece.coming = is_alone || r == at_once ? coming_weights(work, linear, block, from, piece.to, is_alone) : NULL;
+            add_rows(piece, (int)lesser(at_once, num_rows - r), count);
+        }
+    }
     for (int64_t r = 0; r < num_rows; r++) {
         vf values[GROUP];
         memcpy(values, &kept[r], sizeof(values));
         for (int i = 0; i < count && format == INT8; i++) {
 #if BYTES_APART
-            const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * INPUT_OFFSET;
+            const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * 128;
             values[i] = of_both_bytes((vi)kept[r].bytes[0][i] - extra, (vi)kept[r].bytes[1][i] - extra);
 #endif
             values[i] = dequantised(work, linear, row + r, block + i, values[i]);
@@ -337,7 +366,8 @@ INLINE void product_in_pieces(const Work *work, const Linear *linear, int64_t ro
 
 INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block, int count, int target) {
 #if AMX
-    if (work->decoder->format != FLOAT32) {
+    const int64_t format = work->decoder->format;
+    if (format == BFLOAT16 || (format == INT8 && rows > 1)) { /* int8 sums are the same either way, and tiles make one row wait */
         product_by_tiles(work, linear, rows, block, count, target);
         return;
     }
