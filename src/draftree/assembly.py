@@ -17,6 +17,7 @@ from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.models.loading import LoadedModel, load_model
+from draftree.models.tokenizers import load_tokenizer
 from draftree.planners.base import PLANNERS, Planner
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
@@ -167,7 +168,7 @@ def build_parts(
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels)
-        own = None if loaded.folder is None else Tokenizer.load(loaded.folder)
+        own = None if loaded.folder is None else load_tokenizer(loaded.folder)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
     def load(name: str) -> LoadedDraftModel:

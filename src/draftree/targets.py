@@ -11,6 +11,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
 from draftree.models.static.buckets import Shapes
+from draftree.models.tokenizers import load_tokenizer
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -75,7 +76,7 @@ def tokenizer_of(loaded: LoadedModel, given: Any) -> Tokenizer | None:
     """The tokenizer that was given, or the one that lies beside the weights."""
     if given is not None:
         return given if isinstance(given, Tokenizer) else Tokenizer(given)
-    return None if loaded.folder is None else Tokenizer.load(Path(loaded.folder))
+    return None if loaded.folder is None else load_tokenizer(Path(loaded.folder))
 
 
 def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:

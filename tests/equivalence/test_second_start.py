@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -272,6 +273,7 @@ DAMAGES: dict[str, Any] = {
     "one bit": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
     "garbage": lambda content: os.urandom(3000),
     "something else": lambda content: b"\n{}",
+    "another record": lambda content: hashlib.sha256(b"{}").hexdigest().encode() + b"\n{}",
 }
 
 

@@ -23,6 +23,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DRAFTERS
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.resolve import resolve_model
+from draftree.models.tokenizers import load_tokenizer
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
@@ -159,7 +160,7 @@ def tokenizer_of(target: LoadedModel) -> Tokenizer:
     Raises:
         ConfigurationError: it has none.
     """
-    tokenizer = None if target.folder is None else Tokenizer.load(target.folder)
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder)
     if tokenizer is None:
         raise ConfigurationError(
             f"model '{target.name}' has no tokenizer, and the prompts are texts: add its tokenizer"

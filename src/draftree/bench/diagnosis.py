@@ -38,6 +38,7 @@ from draftree.models.memory import NOTHING, Footprint, MemoryEstimate, estimate_
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.models.resolve import resolve_model
+from draftree.models.tokenizers import load_tokenizer
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
 
@@ -99,7 +100,7 @@ def examine(
         kernels=settings.kernels,
         quantization=settings.quantization,
     )
-    tokenizer = None if target.folder is None else Tokenizer.load(target.folder)
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
     draft = None
     if methods.drafters:
@@ -148,7 +149,7 @@ def _examine_draft(
 ) -> DraftReport:
     def load(name: str) -> LoadedDraftModel:
         model = load_model(name, dtype=target.model.dtype, device=settings.device, kernels=settings.kernels)
-        own = None if model.folder is None else Tokenizer.load(model.folder)
+        own = None if model.folder is None else load_tokenizer(model.folder)
         vocabulary = None
         if own is not None and tokenizer is not None:
             vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())

@@ -103,7 +103,7 @@ def show_cache(
 ) -> None:
     """Lists what is kept of models that were loaded, so that their next start is short."""
     # here, since it imports torch
-    from draftree.models.native.store import LIMIT_VARIABLE, Store
+    from draftree.models.store import LIMIT_VARIABLE, Store
 
     store = Store()
     if clear:
@@ -123,7 +123,7 @@ def show_cache(
         table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
     table.add_column("model", overflow="fold")
     for one in kept:
-        weights = one["quantization"] or one["dtype"] or "?"
+        weights = one["quantization"] or one["dtype"] or "tokenizer"
         table.add_row(str(one["used"]), str(weights), f"{one['bytes']:,}", str(one["folder"] or "can not be read"))
     console = Console()
     if kept:

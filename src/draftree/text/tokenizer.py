@@ -19,12 +19,14 @@ class Tokenizer:
     """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded.
 
     Args:
-        backend: a tokenizer object of transformers.
+        backend: a tokenizer object of transformers, or what behaves as one.
         name: how error messages call the model it belongs to.
+        full: gives the tokenizer object of transformers; None if the backend is one.
     """
 
-    def __init__(self, backend: Any, *, name: str = "this model") -> None:
+    def __init__(self, backend: Any, *, name: str = "this model", full: Callable[[], Any] | None = None) -> None:
         self._backend = backend
+        self._full = full
         self.name = name
         self._schemes: dict[bool, TextScheme] = {}
 
@@ -57,7 +59,7 @@ class Tokenizer:
     @property
     def backend(self) -> Any:
         """The tokenizer object of transformers, for what belongs to transformers."""
-        return self._backend
+        return self._backend if self._full is None else self._full()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the model wants around a plain prompt (such as BOS).
@@ -104,15 +106,20 @@ class Tokenizer:
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
         try:
-            text = self._backend.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+            text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise InvalidRequestError(
                 f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
                 "change the messages, or give a plain prompt."
             ) from error
         return self.encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """What the template makes of a conversation; raises what the template raises."""
+        text: str = self._backend.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
 
     @property
     def has_chat_template(self) -> bool:

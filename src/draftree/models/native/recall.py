@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +18,9 @@ from draftree.models.check import PREFIX_LENGTH, TREE_PARENTS, CheckResult, toke
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.model import NativeModel
-from draftree.models.native.store import Record, Store
+from draftree.models.native.record import Record, parsed
 from draftree.models.native.weights import FileWeights, StoredWeight
+from draftree.models.store import Store, digest_of
 from draftree.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -56,9 +58,9 @@ def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> O
             "dtype": kind,
             "quantization": quantization,
             "library": built_library().name,
-            "versions": [__version__, _digest_of(SOURCES), torch.__version__, version("transformers")],
+            "versions": [__version__, digest_of(SOURCES), torch.__version__, version("transformers")],
             "files": [[name, *facts] for name, facts in _files(folder)],
-            "settings": _digest_of(path for name in SETTINGS if (path := folder / name).exists()),
+            "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),
         }
     except (NativeUnavailableError, OSError) as error:
         logger.info("%s: nothing is kept of it: %s", folder, error)
@@ -73,10 +75,6 @@ def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
     return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
 
 
-def _digest_of(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """A model and what was kept of it."""
@@ -87,16 +85,17 @@ class Recalled:
 
 def recall(occasion: Occasion) -> Recalled | None:
     """The model, if it was loaded in this way before and still computes the very same; else None."""
-    record = Store().get(occasion.name, occasion.facts)
-    if record is None:
+    kept = Store().get(occasion.name, occasion.facts)
+    if kept is None:
         return None
     try:
+        record = parsed(kept)
         weights = FileWeights(occasion.folder, record.places)
         try:
             model = NativeModel(record.blueprint, weights, quantization=occasion.quantization)
         finally:
             weights.close()
-    except (NativeUnavailableError, OSError, ValueError) as error:
+    except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
         logger.info("%s: nothing is recalled: %s", occasion.folder, error)
         return None
     if digest(model) != record.digest:
@@ -125,7 +124,8 @@ def remember(
         check: what the self-check found.
         eos_ids: tokens that end a text.
     """
-    Store().put(occasion.name, Record(occasion.facts, blueprint, places, check, eos_ids, digest(model)))
+    record = Record(blueprint, places, check, eos_ids, digest(model))
+    Store().put(occasion.name, occasion.facts, dataclasses.asdict(record))
 
 
 @torch.inference_mode()

@@ -1,0 +1,236 @@
+"""A tokenizer that is nothing but its tokenizer.json, read by the `tokenizers` library alone.
+
+transformers does more: it rebuilds some tokenizers from their vocabularies, and adds what settings ask for. So its own
+tokenizer is asked first, once: if it is the file as it lies, and says the same of some texts, ids and conversations,
+the file will do from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from draftree.text.tokenizer import Tokenizer
+
+FILE = "tokenizer.json"
+NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+OLDEST_JINJA = (3, 1, 6)
+"""Older ones let templates out of their sandbox."""
+TEXTS = (
+    "",
+    " ",
+    "a",
+    "The capital of France is",
+    "  two spaces, a\ttab\n\nand lines \n",
+    "def f(x):\n    return x ** 2  # 1234567890",
+    "Naïve café, ½ “quotes” …",
+    "東京は日本の首都です。",
+    "👨‍👩‍👧 🇯🇵 \u200b\ufeff é e\u0301",
+)
+SEQUENCES, LENGTH, SPECIALS = 12, 40, 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFacts:
+    """What a tokenizer.json does not say.
+
+    Attributes:
+        tokens: special tokens by their role.
+        chat_template: of the model; None for none.
+        renders: whether conversations need no transformers.
+    """
+
+    tokens: Mapping[str, str]
+    chat_template: str | None
+    renders: bool
+
+
+class PlainBackend:
+    """What `Tokenizer` asks of a tokenizer object of transformers, by the `tokenizers` library.
+
+    Args:
+        path: of the tokenizer.json.
+        facts: what it does not say.
+        full: gives the tokenizer object of transformers.
+    """
+
+    is_fast = True
+
+    def __init__(self, path: Path, facts: PlainFacts, full: Callable[[], Any]) -> None:
+        from tokenizers import Tokenizer as Reader
+
+        self.backend_tokenizer: Any = Reader.from_file(str(path))
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
+        self.chat_template = facts.chat_template
+        self._facts = facts
+        self._full = full
+        for name in NAMES:
+            token = facts.tokens.get(name)
+            setattr(self, f"{name}_id", None if token is None else self.backend_tokenizer.token_to_id(token))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False, verbose: bool = False
+    ) -> list[int]:
+        """Token ids."""
+        self.backend_tokenizer.encode_special_tokens = split_special_tokens
+        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        """The text of ids, which is not cleaned up."""
+        text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""
+        found: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return found
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Added tokens by id."""
+        found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return found
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """The text of a conversation."""
+        if self._facts.renders:
+            # what fails here may be fine with transformers; else its error is the one to show
+            with suppress(Exception):
+                return self.rendered(messages, add_generation_prompt=add_generation_prompt)
+        text: str = self._full().apply_chat_template(
+            messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def rendered(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The text of a conversation, by the template alone.
+
+        Raises:
+            jinja2.TemplateError: the template wants what is not here, or refuses the conversation.
+        """
+        text: str = self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._facts.tokens,
+        )
+        return text
+
+    @cached_property
+    def _template(self) -> Any:
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        # what else jinja offers (namespaces, dictionaries) is hardened by transformers: templates with it go there
+        environment.globals = {
+            "range": environment.globals["range"],
+            "raise_exception": refuse,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
+        environment.filters["tojson"] = _to_json
+        return environment.from_string(str(self.chat_template))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
+    """The tokenizer of a folder, without transformers.
+
+    Raises:
+        Exception: whatever the library raises for a damaged file.
+    """
+
+    def full() -> Any:
+        loaded = Tokenizer.load(folder)
+        assert loaded is not None, "the file is there"
+        return loaded.backend
+
+    return Tokenizer(PlainBackend(folder / FILE, facts, full), name=folder.name, full=full)
+
+
+def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
+    """What makes the file in a folder do all that a tokenizer of transformers does; None if it does not.
+
+    Args:
+        theirs: a tokenizer object of transformers, loaded from this folder.
+        folder: with a tokenizer.json.
+    """
+    template = getattr(theirs, "chat_template", None)
+    if not theirs.is_fast or not isinstance(template, str | None):
+        return None
+    tokens = {name: str(token) for name, token in theirs.special_tokens_map.items()}
+    facts = PlainFacts(tokens, template, renders=False)
+    ours = PlainBackend(folder / FILE, facts, lambda: theirs)
+    if not _are_alike(ours, theirs):
+        return None
+    renders = template is not None and _has_safe_jinja() and _render_alike(ours, theirs)
+    return replace(facts, renders=renders)
+
+
+def _has_safe_jinja() -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        numbers = version("jinja2").split(".")[:3]
+        return tuple(map(int, numbers)) >= OLDEST_JINJA
+    except (PackageNotFoundError, ValueError):
+        return False
+
+
+def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
+    one, other = Tokenizer(ours), Tokenizer(theirs)
+    tokens = [token.content for token in ours.added_tokens_decoder.values()]
+    for text in [*TEXTS, *(f"a{token} {token}{token}b" for token in tokens[:SPECIALS])]:
+        if any(one.encode(text, added) != other.encode(text, added) for added in (True, False)):
+            return False
+        if one.encode_literally(text) != other.encode_literally(text):
+            return False
+    # behind the texts, which let transformers turn truncation and padding off
+    if ours.backend_tokenizer.to_str() != theirs.backend_tokenizer.to_str():
+        return False
+    choose, size = random.Random(5), len(one.vocabulary())
+    for _ in range(SEQUENCES):
+        ids = [choose.randrange(size) for _ in range(LENGTH)]
+        if any(one.decode(ids, skipped) != other.decode(ids, skipped) for skipped in (True, False)):
+            return False
+    names = ("eos_token_id", "bos_token_id", "mute_ids", "special_ids", "has_chat_template")
+    return one.vocabulary() == other.vocabulary() and all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
+    first, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": " 4 \n"}
+    system = {"role": "system", "content": "Be <brief> & 'kind'."}
+    wanted = partial(theirs.apply_chat_template, tokenize=False)
+    return all(
+        _text_or_none(ours.rendered, messages, opens) == _text_or_none(wanted, messages, opens)
+        for messages in ([first], [system, first], [first, answer, first], [system, first, answer])
+        for opens in (True, False)
+    )
+
+
+def _text_or_none(render: Callable[..., str], messages: Any, opens: bool) -> str | None:
+    try:
+        return render(messages, add_generation_prompt=opens)
+    except Exception:  # a template is a program of the model's author and may raise anything
+        return None
