@@ -28,7 +28,7 @@ PATIENCE = 6
 """Drafts in a row of which nothing is worth scoring, before a drafter rests."""
 PROBE_SHARE = 0.004
 """Share of all time that may be spent on trying again what did not pay."""
-FIRST_TRIES = 1.5
+FIRST_TRIES = 1.0
 """Plain passes that may be spent on it before any time has passed."""
 MAX_GAP = 512
 PROBE_DEPTH = 2
@@ -108,7 +108,7 @@ class Rest:
         self.saved = min(self.saved + PROBE_SHARE * rounds, FIRST_TRIES + try_seconds / plain_seconds)
         if self.left(plain_seconds, try_seconds):
             return True
-        self.saved -= try_seconds / plain_seconds
+        self.saved = max(0.0, self.saved - try_seconds / plain_seconds)
         longest = math.ceil(try_seconds / (PROBE_SHARE * plain_seconds))
         self.idle, self.gap = 0, max(1, min(2 * self.gap, longest, MAX_GAP))
         return False
@@ -116,7 +116,8 @@ class Rest:
     def left(self, plain_seconds: float, try_seconds: float) -> int:
         """Rounds until the next try."""
         missing = try_seconds / plain_seconds - self.saved
-        return max(0, self.gap - self.idle, min(MAX_GAP, math.ceil(missing / PROBE_SHARE)))
+        # a text that goes on unread becomes dearer to try than is saved meanwhile
+        return max(0, self.gap - self.idle, min(MAX_GAP - self.idle, math.ceil(missing / PROBE_SHARE)))
 
     def again(self, plain_seconds: float, try_seconds: float) -> None:
         """Try once more: the last try was right, which may be luck."""
@@ -185,7 +186,9 @@ class PartPlan:
             rounds: since the last decision.
         """
         self.is_probe = False
-        if levels:
+        if levels and self.costs.call is None:
+            levels = 1  # what it costs is not known yet
+        elif levels:
             self.rest.end()
         else:
             tried = self._tried(curve[batch])
