@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from draftree.planners.drafting import PartPlan
 
+WORTH_SAYING = 0.001
+
 
 def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int) -> str:
     """What each drafter costs and brings, and what follows.
@@ -34,7 +36,9 @@ def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool) -
     level = plan.costs.of(1, otherwise=plan.costs.call) / plain
     break_even = (plan.level_seconds(curve, batch)[0]) / plain
     state = "off" if plan.depth == 0 or plan.is_probe else f"{plan.depth} level{'s' if plan.depth > 1 else ''}"
+    unread = plan.costs.unread / plain
+    reading = f", a token that it has not read yet {unread:.3f}" if unread >= WORTH_SAYING else ""
     return (
-        f"{name}a draft level costs {level:.2f} of a target pass; break-even acceptance {break_even:.2f}; "
+        f"{name}a draft level costs {level:.2f} of a target pass{reading}; break-even acceptance {break_even:.2f}; "
         f"measured {gains[0]:.2f}: {state}"
     )
