@@ -2,8 +2,9 @@
 
     python benchmarks/long_tail.py JOB smollm2-135m-instruct --output FILE
 
-`start`: fresh processes, their first token and the peak of their memory; `prompts`: time to the first token of long
-prompts; `prefixes`: a pass behind longer and longer texts; `batches`: a pass over more and more texts.
+`start`: fresh processes, their first token and the peak of their memory, and the command line; `prompts`: time to
+the first token of long prompts; `prefixes`: a pass behind longer and longer texts; `batches`: a pass over more and
+more texts.
 
 Draftree and transformers do the first three in turns, in the same run; results are JSON lines behind a header.
 """
@@ -16,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +26,7 @@ from typing import Any
 
 PROMPT = "What is a prime number?"
 START_TOKENS = 16
+CACHE = Path(os.environ.get("DRAFTREE_CACHE", Path.home() / ".cache" / "draftree"))
 KINDS = ("float32", "bfloat16", "int8")
 ENGINES = ("draftree", "transformers")
 PREFIXES = (256, 1024, 4096, 8000)
@@ -81,14 +84,39 @@ def header(given: Any) -> dict[str, Any]:
 
 
 def starts(given: Any) -> Iterator[dict[str, Any]]:
-    """The same short text in fresh processes, in turns."""
-    kinds = given.kinds.split(",")
-    wanted = [(kind, engine) for kind in kinds for engine in ENGINES if (kind, engine) != ("int8", "transformers")]
+    """The same short text in fresh processes, in turns; ours with nothing kept of earlier starts, and with it."""
     for repeat in range(given.repeats):
-        for kind, engine in wanted:
-            command = [sys.executable, __file__, "one-start", given.model, "--kinds", kind, "--engine", engine]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            yield json.loads(done.stdout.splitlines()[-1]) | {"repeat": repeat}
+        with tempfile.TemporaryDirectory() as folder:
+            environment = os.environ | {"DRAFTREE_CACHE": folder}
+            for name in ("models", "native"):
+                (CACHE / name).mkdir(parents=True, exist_ok=True)
+                (Path(folder) / name).symlink_to(CACHE / name)
+            for kind in given.kinds.split(","):
+                for start in ("first", "second", "transformers"):
+                    if (kind, start) == ("int8", "transformers"):
+                        continue
+                    engine = "transformers" if start == "transformers" else "draftree"
+                    command = [sys.executable, __file__, "one-start", given.model, "--kinds", kind, "--engine", engine]
+                    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+                    yield json.loads(done.stdout.splitlines()[-1]) | {"start": start, "repeat": repeat}
+            for start in ("third", "fourth"):
+                yield one_command(given.model, environment) | {"start": start, "repeat": repeat}
+
+
+def one_command(model: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Wall time of the command line: until its first text, and until it is gone."""
+    line = "import sys; from draftree.cli.main import main; main(sys.argv[1:])"
+    words = ["generate", model, "The capital of France is", "--max-tokens", "1", "--stream"]
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-c", line, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        first = time.perf_counter() - start
+        process.stdout.read()
+    assert process.returncode == 0
+    return {"kind": "command", "first_text_seconds": first, "exit_seconds": time.perf_counter() - start}
 
 
 def one_start(model: str, kind: str, engine: str) -> dict[str, Any]:
@@ -134,8 +162,7 @@ def with_transformers(model: str, kind: str) -> float:
 
 def folder_of(model: str) -> Path:
     # without Draftree's own imports, which would count for transformers
-    cache = Path(os.environ.get("DRAFTREE_CACHE", Path.home() / ".cache" / "draftree"))
-    found = cache / "models" / model
+    found = CACHE / "models" / model
     return found if found.exists() else Path(model)
 
 

@@ -123,7 +123,7 @@ def show_cache(
         table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
     table.add_column("model", overflow="fold")
     for one in kept:
-        weights = one["quantization"] or one["dtype"] or "tokenizer"
+        weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
         table.add_row(str(one["used"]), str(weights), f"{one['bytes']:,}", str(one["folder"] or "can not be read"))
     console = Console()
     if kept:

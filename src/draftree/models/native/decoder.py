@@ -90,13 +90,12 @@ class NativeDecoder:
         plan = self._blueprint
         # a tied embedding is read back from the packed head, where that keeps it as it is
         tied = plan.is_tied and self._format == FORMATS[plan.dtype]
+        self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         own = None
-        if not tied:
-            embedding = self._weights.get(plan.embedding)
-            own = self._keep(embedding.to(self.dtype, copy=True).contiguous())
+        if not tied:  # behind the layers, whose weights are gone by then
+            own = self._keep(self._weights.get(plan.embedding).to(self.dtype, copy=True).contiguous())
             if not plan.is_tied:
                 self._weights.let_go(plan.embedding)
-        self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         head = self._linear([plan.head], pool)
         return CDecoder(
             hidden=plan.hidden,
