@@ -90,7 +90,10 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
     nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
-    parts = [DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config)) for m in drafters]
+    parts = [
+        DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config), m.cls.runs_model)
+        for m in drafters
+    ]
     planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 

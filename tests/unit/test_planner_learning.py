@@ -80,8 +80,18 @@ def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
     for _ in range(50):
         costs.observe(0.3, 3, behind=2)
     assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
-    assert costs.is_instant(20.0)
-    assert not costs.is_instant(10.0)
+    assert costs.is_below(0.02, 20.0)
+    assert not costs.is_below(0.02, 10.0)
+
+
+def test_a_drafter_that_answers_at_once_is_heard_before_it_is_judged() -> None:
+    at_once, by_passes = (PartPlan.of(DraftPart("d", 4, 4, runs_model=runs)) for runs in (False, True))
+    assert not at_once.is_instant(1.0)
+    for plan in (at_once, by_passes):
+        plan.costs.observe(0.05, 4, behind=0)
+    assert at_once.is_instant(1.0)
+    assert not by_passes.is_instant(1.0)
+    assert not at_once.is_instant(0.2)
 
 
 def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> OwnAcceptance:

@@ -55,11 +55,13 @@ class DraftPart:
         name: as trees name it in `sources`; trees of a lone drafter need not name it.
         depth: levels that it guesses where the planner does not say.
         nodes: nodes of its tree at that depth.
+        runs_model: whether its levels are passes of a model; else it answers at once, however deep.
     """
 
     name: str
     depth: int
     nodes: int
+    runs_model: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,9 +149,8 @@ class AutoPlanner(Planner[Known]):
 
     def _is_dear(self, index: int) -> bool:
         """Whether a drafter is to be judged before it drafts: it costs time, or its trees may not be cut."""
-        return not self._cuts or not self._plans[index].costs.is_instant(
-            self._passes.curve(1, self._prefix, max_rows=1)[1]
-        )
+        plain_seconds = self._passes.curve(1, self._prefix, max_rows=1)[1]
+        return not self._cuts or not self._plans[index].is_instant(plain_seconds)
 
     @staticmethod
     def _shares(plan: PartPlan, gains: Sequence[Sequence[float]], speed: float) -> list[int]:

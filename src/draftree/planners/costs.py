@@ -157,10 +157,6 @@ class DraftCosts:
         """Seconds of a draft of so many levels; each counts as `otherwise` where nothing was seen yet."""
         return depth * ((self.guessed or otherwise) if self.level is None else self.level)
 
-    def is_instant(self, plain_seconds: float) -> bool:
-        """Whether a draft costs next to nothing, so that it is made before it is judged."""
-        return self.call is not None and self.call < INSTANT * plain_seconds
-
-
-INSTANT = 0.02
-"""Share of a plain pass up to which a draft is made first and judged then."""
+    def is_below(self, share: float, plain_seconds: float) -> bool:
+        """Whether a draft costs less than this share of a plain pass."""
+        return self.call is not None and self.call < share * plain_seconds

@@ -34,6 +34,9 @@ MAX_GAP = 512
 PROBE_DEPTH = 2
 DEAR_LEVEL = 0.2
 """Share of a plain pass from which a level is tried alone."""
+INSTANT, INSTANT_AT_ONCE = 0.02, 0.15
+"""Shares of a plain pass up to which a draft is made first and judged then: by a drafter whose levels are passes, and
+by one that answers at once. What that one would bring is better seen in its draft than told from earlier ones."""
 LIKELY_LEVEL = 0.08
 """What a level costs before one was seen, as a share of a plain pass."""
 SOON = 32
@@ -150,6 +153,10 @@ class PartPlan:
     def of(cls, part: DraftPart) -> PartPlan:
         """Nothing seen."""
         return cls(part, Levels.of_depth(part.depth))
+
+    def is_instant(self, plain_seconds: float) -> bool:
+        """Whether a draft is made before it is judged."""
+        return self.costs.is_below(INSTANT if self.part.runs_model else INSTANT_AT_ONCE, plain_seconds)
 
     def gains(self, owns: Sequence[OwnLevels]) -> list[list[float]]:
         """Every sequence's expected gains, level by level: its own held to those of all."""

@@ -27,7 +27,7 @@ def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool) -
     plain = curve[batch]
     row = (curve[min(batch + 1, len(curve) - 1)] - plain) / plain
     gains = plan.levels.expected()
-    if plan.costs.is_instant(curve[1]):
+    if plan.is_instant(curve[1]):
         state = "rests, tried again now and then" if plan.depth == 0 or plan.is_probe else "on"
         return (
             f"{name}a draft costs {plan.costs.call / plain:.3f} of a target pass, so it is made before it is judged; "
