@@ -16,6 +16,7 @@ from draftree.drafters.guided import GuidedDrafter
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
+from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.tokenizers import load_tokenizer
 from draftree.planners.base import PLANNERS, Planner
@@ -180,20 +181,30 @@ def build_parts(
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
+    return Parts(target.model, methods.verifier, methods.planner, _drafter(methods, target.model, tokenizer, load=load))
+
+
+def _drafter(
+    methods: Methods,
+    target: LanguageModel,
+    tokenizer: Tokenizer | None,
+    *,
+    load: Callable[[str], LoadedDraftModel],
+) -> GuidedDrafter:
+    """One drafter of all: merged, and beside what a grammar forces."""
     built: list[Drafter[Any]] = []
     for method in methods.drafters:
         draw = part_draw(method.draws, methods.draw)
-        context = DraftContext(target.model, tokenizer, draw, methods.verifier.shares_noise, load)
+        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load)
         built.append(method.cls(method.config, context))
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:
-        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.model.vocab_size)
-    guided = GuidedDrafter(
+        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.vocab_size)
+    return GuidedDrafter(
         drafter,
         "+".join(names),
         draw=methods.draw,
-        may_branch=target.model.supports_trees and not methods.verifier.chains_only,
-        vocab_size=target.model.vocab_size,
+        may_branch=target.supports_trees and not methods.verifier.chains_only,
+        vocab_size=target.vocab_size,
     )
-    return Parts(target.model, methods.verifier, methods.planner, guided)

@@ -9,7 +9,8 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError
 from draftree.models.base import LanguageModel
-from draftree.models.loading import LoadedModel, load_model, require_known, wrap_model
+from draftree.models.choices import require_known
+from draftree.models.loading import LoadedModel, load_model, wrap_model
 from draftree.models.static.buckets import Shapes
 from draftree.models.tokenizers import load_tokenizer
 from draftree.text.tokenizer import Tokenizer

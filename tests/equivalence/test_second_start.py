@@ -77,13 +77,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders that transformers read, one for each time."""
     found: list[Path] = []
-    read = loading._read
+    read = loading.read_model
 
     def noting(folder: Path, *rest: Any) -> Any:
         found.append(folder)
         return read(folder, *rest)
 
-    monkeypatch.setattr(loading, "_read", noting)
+    monkeypatch.setattr(loading, "read_model", noting)
     return found
 
 

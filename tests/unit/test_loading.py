@@ -14,9 +14,10 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel
+from draftree.models.choices import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
-from draftree.models.loading import has_native_bfloat16, load_model, resolve_device, resolve_dtype, wrap_model
+from draftree.models.loading import load_model, wrap_model
 from families import ENCODERS, fresh, peer, target
 
 CPU = torch.device("cpu")

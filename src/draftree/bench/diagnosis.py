@@ -28,12 +28,8 @@ from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.drafters.base import LoadedDraftModel
 from draftree.models.base import LanguageModel
-from draftree.models.loading import (
-    LoadedModel,
-    has_native_bfloat16,
-    load_model,
-    resolve_device,
-)
+from draftree.models.choices import has_native_bfloat16, resolve_device
+from draftree.models.loading import LoadedModel, load_model
 from draftree.models.memory import NOTHING, Footprint, MemoryEstimate, estimate_memory, free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library

@@ -10,7 +10,7 @@ import torch
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.speeds import Speeds
 from draftree.core.errors import ConfigurationError
-from draftree.models.loading import require_known, resolve_device, resolve_dtype
+from draftree.models.choices import require_known, resolve_device, resolve_dtype
 from draftree.models.memory import Footprint, MemoryEstimate
 from draftree.text.vocab import VocabularyComparison
 

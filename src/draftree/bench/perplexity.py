@@ -21,7 +21,8 @@ from draftree.bench.provenance import load_average, machine, model_facts, now, v
 from draftree.bench.records import FORMAT, PerplexityRecord
 from draftree.core.errors import ConfigurationError
 from draftree.models.base import Extend, LanguageModel
-from draftree.models.loading import QUANTIZATIONS, LoadedModel, load_model, resolve_device, resolve_dtype
+from draftree.models.choices import QUANTIZATIONS, resolve_device, resolve_dtype
+from draftree.models.loading import LoadedModel, load_model
 from draftree.models.resolve import resolve_model
 
 ROWS = 256

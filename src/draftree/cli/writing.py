@@ -18,7 +18,8 @@ from draftree.core.types import RoundRecord
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
-from draftree.models.loading import LoadedModel, load_model, require_known, resolve_device, resolve_dtype
+from draftree.models.choices import require_known, resolve_device, resolve_dtype
+from draftree.models.loading import LoadedModel, load_model
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]

@@ -16,6 +16,7 @@ DRAFTERS: Registry[Drafter] = Registry(
     support=frozenset(
         {
             "base",
+            "chains",
             "counting",
             "growing",
             "growth",

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import EMPTY, Draw, TokenTree, chain
+from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import SequenceView
+from draftree.drafters.chains import ChainDrafter
 
 
 @final
-class GrammarDrafter(SequenceDrafter[SequenceView]):
+class GrammarDrafter(ChainDrafter):
     """Asks the request's guide what must follow."""
 
     @dataclass(frozen=True, slots=True)
@@ -32,24 +33,6 @@ class GrammarDrafter(SequenceDrafter[SequenceView]):
         def __post_init__(self) -> None:
             if self.k < 1:
                 raise ConfigurationError(f"option k of drafter 'grammar' is {self.k}: it must be at least 1")
-
-    @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """One certain child a node."""
-        return frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As configured."""
-        return config.k
-
-    def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
-        self._draw = context.draw
-
-    def open(self, sequence: SequenceView) -> SequenceView:
-        """The text and its guide are all there is to know."""
-        return sequence
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The forced tokens behind the text."""

@@ -18,9 +18,10 @@ from typing import final
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import EMPTY, Draw, TokenTree, chain
+from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import SequenceView
+from draftree.drafters.chains import ChainDrafter
 
 LONGEST = 32
 """Tokens of a match at most that its scores go by."""
@@ -29,7 +30,7 @@ ESCAPE = 2.5
 
 
 @final
-class NgramDrafter(SequenceDrafter[SequenceView]):
+class NgramDrafter(ChainDrafter):
     """Copies what followed the longest earlier match."""
 
     @dataclass(frozen=True, slots=True)
@@ -47,24 +48,6 @@ class NgramDrafter(SequenceDrafter[SequenceView]):
                 )
             if self.k < 1:
                 raise ConfigurationError(f"option k of drafter 'ngram' is {self.k}: it must be at least 1")
-
-    @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """One certain child a node."""
-        return frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As configured."""
-        return config.k
-
-    def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
-        self._draw = context.draw
-
-    def open(self, sequence: SequenceView) -> SequenceView:
-        """The text itself is all there is to know."""
-        return sequence
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The tokens behind the best match."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError, suggestion
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel
 from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
+from draftree.models.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.identity import fingerprint
@@ -25,14 +23,12 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.recall import Occasion, occasion_of, recall, remember
 from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.packing import can_pack, pack
+from draftree.models.reading import first_line, read_model
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-KERNELS = ("auto", "native", "torch", "graphs")
-QUANTIZATIONS = ("int8",)
 ROW_BUCKETS = (2,)
 """A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
 processor has bfloat16 instructions."""
@@ -60,66 +56,6 @@ class LoadedModel:
     kernels: str = "torch"
     quantization: str | None = None
     why_torch: str | None = None
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device a user means; "auto" is CUDA where there is a card.
-
-    Raises:
-        ConfigurationError: no such device here.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use cpu")
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
-    return found
-
-
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 by instructions of its own."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return True
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, probe, lambda: False)()) for probe in probes)
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype a user means; "auto" is bfloat16 where the device computes in it, else float32.
-
-    Raises:
-        ConfigurationError: unknown name.
-    """
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    if dtype == "auto":
-        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
-    if dtype not in DTYPES:
-        raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(str(dtype), ['auto', *DTYPES])}")
-    return DTYPES[dtype]
-
-
-def require_known(kernels: str, quantization: str | None) -> None:
-    """Refuse unknown names.
-
-    Raises:
-        ConfigurationError: no such kernels or quantization, or they exclude each other.
-    """
-    if kernels not in KERNELS:
-        raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        known = list(QUANTIZATIONS)
-        raise ConfigurationError(f"unknown quantization '{quantization}': {suggestion(str(quantization), known)}")
-    if quantization is not None and kernels in ("torch", "graphs"):
-        raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
 
 
 def load_model(
@@ -156,7 +92,7 @@ def load_model(
     occasion = occasion_of(folder, kind, quantization) if lowers else None
     if occasion is not None and (found := recall(occasion)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
-    model, why = _read(folder, kind, where), None
+    model, why = read_model(folder, kind, where), None
     if kernels in ("auto", "native"):
         try:
             return lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
@@ -166,7 +102,7 @@ def load_model(
                 raise NativeUnavailableError(f"model '{name}' can not run on native kernels: {why}") from reason
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
-                model = _read(folder, kind, where)  # its weights are gone
+                model = read_model(folder, kind, where)  # its weights are gone
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
     return wrapped if why is None else replace(wrapped, why_torch=why)
@@ -205,7 +141,7 @@ def lower_model(
         model.set_attn_implementation(implementation)
         raise
     except Exception as error:  # a model's own code may raise anything
-        raise NativeUnavailableError(_first_line(error)) from error
+        raise NativeUnavailableError(first_line(error)) from error
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
@@ -219,54 +155,6 @@ def _lowered(
     model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
 ) -> LoadedModel:
     return LoadedModel(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and load reports of transformers inside: standard error belongs to whoever uses us."""
-    from transformers.utils import logging as library
-
-    was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity_error()
-    try:
-        yield
-    finally:
-        library.set_verbosity(verbosity)
-        if was_enabled:
-            library.enable_progress_bar()
-
-
-def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with _quiet():
-            loader: Any = AutoModelForCausalLM
-            model, report = loader.from_pretrained(
-                folder,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported as well, and then refused by name
-            )
-            model = model.to(device)
-    except torch.cuda.OutOfMemoryError as error:
-        raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
-    except Exception as error:  # every library below raises its own kinds for broken files
-        raise ModelLoadError(f"model '{folder}' could not be read: {_first_line(error)}") from error
-    _require_all_weights(folder, report)
-    return model
-
-
-def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
-    # transformers gives such weights random values and goes on
-    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    if wrong:
-        raise ModelLoadError(
-            f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
-            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); get the model again"
-        )
 
 
 def wrap_model(
@@ -321,7 +209,7 @@ def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMod
         wanted = judge(model)  # before the attention is exchanged
     except Exception as error:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({_first_line(error)}): its kind can not be decoded here"
+            f"{kind} fails in its own forward pass ({first_line(error)}): its kind can not be decoded here"
         ) from error
     try:
         ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
@@ -329,7 +217,7 @@ def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMod
     except UnsupportedModelError as reason:
         logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
     except Exception as error:  # as above, now with our attention in it
-        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, _first_line(error))
+        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, first_line(error))
     else:
         if result.chains_ok:
             ours.supports_trees, ours.self_check = result.trees_ok, result
@@ -351,7 +239,7 @@ def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
         result = check(cached, wanted)
     except Exception as reason:  # as above
         raise UnsupportedModelError(
-            f"{kind} fails token by token ({_first_line(reason)}): its kind can not be decoded here"
+            f"{kind} fails token by token ({first_line(reason)}): its kind can not be decoded here"
         ) from reason
     if not result.chains_ok:
         raise UnsupportedModelError(
@@ -360,10 +248,6 @@ def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
         )
     cached.self_check = result
     return cached
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:300] or type(error).__name__
 
 
 def _buckets(model: Any) -> tuple[int, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from draftree.models.hf import HFModel
-from draftree.models.native.blueprint import Blueprint, read
+from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.describing import read
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import ModelWeights
 

@@ -1,0 +1,30 @@
+"""What drafters have in common that read the text alone and guess one chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftree.core.tree import Draw
+from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+
+
+class ChainDrafter(SequenceDrafter[SequenceView]):
+    """Guesses at most `k` tokens, as its configuration says."""
+
+    @classmethod
+    def draws(cls, config: Any) -> frozenset[Draw]:
+        """One certain child a node."""
+        return frozenset({Draw.FREE, Draw.POINT})
+
+    @classmethod
+    def default_depth(cls, config: Any) -> int:
+        """As configured."""
+        return int(config.k)
+
+    def __init__(self, config: Any, context: DraftContext) -> None:
+        self._config = config
+        self._draw = context.draw
+
+    def open(self, sequence: SequenceView) -> SequenceView:
+        """The text itself is all there is to know."""
+        return sequence

@@ -1,0 +1,73 @@
+"""What a user may choose of how a model is run: device, dtype, kernels, quantization."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from draftree.core.errors import ConfigurationError, suggestion
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+KERNELS = ("auto", "native", "torch", "graphs")
+QUANTIZATIONS = ("int8",)
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device a user means; "auto" is CUDA where there is a card.
+
+    Raises:
+        ConfigurationError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
+    return found
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 by instructions of its own."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return True
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, probe, lambda: False)()) for probe in probes)
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype a user means; "auto" is bfloat16 where the device computes in it, else float32.
+
+    Raises:
+        ConfigurationError: unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"unknown dtype '{dtype}': {suggestion(str(dtype), ['auto', *DTYPES])}")
+    return DTYPES[dtype]
+
+
+def require_known(kernels: str, quantization: str | None) -> None:
+    """Refuse unknown names.
+
+    Raises:
+        ConfigurationError: no such kernels or quantization, or they exclude each other.
+    """
+    if kernels not in KERNELS:
+        raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        known = list(QUANTIZATIONS)
+        raise ConfigurationError(f"unknown quantization '{quantization}': {suggestion(str(quantization), known)}")
+    if quantization is not None and kernels in ("torch", "graphs"):
+        raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")

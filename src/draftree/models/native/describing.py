@@ -1,0 +1,220 @@
+"""Reads how a decoder of transformers is built, if it is built as most are.
+
+That is: RMS norms, grouped-query attention with rotary positions (and perhaps a norm of every head), a gated
+multilayer perceptron, each added to a residual stream. The parts are found by the names that nearly all families
+share; a family is never asked for its name. What is read must account for every parameter of the model, and what is
+built from it is checked against the model's own logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftree.models.attention import LayerCall
+from draftree.models.hf import HFModel
+from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.rotary import read_ropes
+
+
+def read(model: HFModel) -> Blueprint:
+    """Read a model.
+
+    Args:
+        model: behind the seam, with its weights.
+
+    Raises:
+        NativeUnavailableError: it is built otherwise; the message says where.
+    """
+    names = _Names(model.model)
+    config, base, inner = model.config, model.model.base_model, model.model
+    modules = list(_part(base, "layers"))
+    heads, head_dim = int(config.num_attention_heads), _head_dim(config)
+    norm, rotary = _part(base, "norm"), _part(base, "rotary_emb")
+    of_layers = _kinds(rotary, config, modules)
+    kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
+    if any("dynamic" in str(kind) for kind in _rope_types(config)):
+        raise NativeUnavailableError("its rotary positions change with the length of the text")
+    layers = tuple(
+        _layer(layer, model.calls[index], None if kind is None else kinds.index(kind), names=names)
+        for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
+    )
+    embedding = inner.get_input_embeddings()
+    if getattr(config, "final_logit_softcapping", None):
+        raise NativeUnavailableError("its logits are capped")
+    found = Blueprint(
+        kind=model.kind,
+        fingerprint=model.fingerprint,
+        context=model.max_length,
+        dtype=str(model.dtype).removeprefix("torch."),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=head_dim,
+        mlp=layers[0].down.inputs,
+        vocab=model.vocab_size,
+        activation=_activation(_part(modules[0], "mlp")),
+        epsilon=_epsilon(norm),
+        norm_offset=_norm_offset(norm),
+        embedding_scale=_embedding_scale(embedding, config),
+        residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
+        logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
+        embedding=names.of(embedding),
+        final_norm=names.of(norm),
+        head=_linear(inner.get_output_embeddings(), "the head", names=names),
+        ropes=read_ropes(rotary, kinds, context=model.max_length),
+        layers=layers,
+    )
+    _require_sizes(found, names)
+    _require_nothing_else(names, found)
+    return found
+
+
+class _Names:
+    """The names of a model's parameters. One that has two is known by the first."""
+
+    def __init__(self, model: Any) -> None:
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+
+    def of(self, module: Any) -> str:
+        """Of a module's weight."""
+        return self._names[id(_part(module, "weight"))]
+
+    def of_bias(self, module: Any) -> str | None:
+        """Of a module's bias, if it has one."""
+        return None if module.bias is None else self._names[id(module.bias)]
+
+
+def _part(module: Any, name: str) -> Any:
+    found = getattr(module, name, None)
+    if found is None:
+        raise NativeUnavailableError(f"{type(module).__name__} has no '{name}'")
+    return found
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
+    """Each layer's kind of rotary positions; "" where there is only one, None for none."""
+    known = [""] * len(layers)
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        known = [str(kind) for kind in config.layer_types]
+    uses = [getattr(_part(layer, "self_attn"), "use_rope", True) for layer in layers]
+    return [kind if used else None for kind, used in zip(known, uses, strict=True)]
+
+
+def _rope_types(config: Any) -> list[Any]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
+    return [rope.get("rope_type") for rope in own]
+
+
+def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: _Names) -> LayerBlueprint:
+    attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+    if call.softcap is not None or call.sinks is not None:
+        raise NativeUnavailableError("its attention has capped scores or sinks")
+    sandwich = hasattr(layer, "pre_feedforward_layernorm")
+
+    def norm(owner: Any, name: str) -> str | None:
+        return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
+
+    return LayerBlueprint(
+        attention_norm=names.of(_part(layer, "input_layernorm")),
+        attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
+        mlp_norm=names.of(_part(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")),
+        mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
+        query_norm=norm(attention, "q_norm"),
+        key_norm=norm(attention, "k_norm"),
+        qkv=_linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", names=names),
+        output=_linear(_part(attention, "o_proj"), "'o_proj'", names=names),
+        gate_up=_linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", names=names),
+        down=_linear(_part(mlp, "down_proj"), "'down_proj'", names=names),
+        window=call.window,
+        scaling=call.scaling,
+        rope=rope,
+    )
+
+
+def _linear(module: Any, name: str, *, names: _Names) -> LinearBlueprint:
+    if type(module) is not nn.Linear:
+        raise NativeUnavailableError(f"{name} is a {type(module).__name__}, not a plain linear layer")
+    return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
+
+
+def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> tuple[LinearBlueprint, ...]:
+    """The layers of these names, or the one that holds them all."""
+    chosen = [fused] if hasattr(owner, fused) else list(parts)
+    return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
+
+
+def _activation(mlp: Any) -> int:
+    # told apart by what it does: implementations of one function have many names
+    x = torch.linspace(-4, 4, 33)
+    with torch.inference_mode():
+        found = _part(mlp, "act_fn" if hasattr(mlp, "act_fn") else "activation_fn")(x)
+    if torch.allclose(found, F.silu(x), atol=1e-5):
+        return SILU
+    if torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-5):
+        return GELU_TANH
+    raise NativeUnavailableError("its activation is neither SiLU nor the GELU of the hyperbolic tangent")
+
+
+def _epsilon(norm: Any) -> float:
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else _part(norm, "eps"))
+
+
+def _norm_offset(norm: Any) -> float:
+    """0 or 1, whichever makes the formula give what the norm gives."""
+    weight: Tensor = _part(norm, "weight").detach()
+    x = torch.linspace(-1, 1, weight.numel(), dtype=torch.float32)
+    with torch.inference_mode():
+        found = norm(x.to(weight.dtype)).float()
+    normed = x * torch.rsqrt(x.pow(2).mean() + _epsilon(norm))
+    for offset in (0.0, 1.0):
+        wanted = normed * (weight.float() + offset)
+        if torch.allclose(found, wanted, rtol=3e-2, atol=3e-2 * float(wanted.abs().max())):
+            return offset
+    raise NativeUnavailableError(f"{type(norm).__name__} is no root-mean-square norm")
+
+
+def _embedding_scale(embedding: Any, config: Any) -> float:
+    scale = getattr(embedding, "embed_scale", None)
+    own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
+    return own * float(getattr(config, "embedding_multiplier", 1.0))
+
+
+def _require_sizes(found: Blueprint, names: _Names) -> None:
+    units = {"hidden size": (found.hidden, 16), "size of a head": (found.head_dim, 16), "inner size": (found.mlp, 32)}
+    for name, (size, unit) in units.items():
+        if size % unit:
+            raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
+    heads = (found.heads + 2 * found.kv_heads) * found.head_dim
+    for layer in found.layers:
+        sizes = (
+            sum(part.outputs for part in layer.qkv),
+            layer.output.inputs,
+            sum(part.outputs for part in layer.gate_up),
+            layer.down.inputs,
+        )
+        if sizes != (heads, found.heads * found.head_dim, 2 * found.mlp, found.mlp):
+            raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
+        norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
+        if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
+            raise NativeUnavailableError("it norms queries and keys of all heads together")
+    if len(found.ropes) > 2:
+        raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
+
+
+def _require_nothing_else(names: _Names, found: Blueprint) -> None:
+    strange = [name for name in names.parameters if name not in found.names]
+    if strange:
+        raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

@@ -1,0 +1,70 @@
+"""From files to a model of transformers, with all its weights or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.core.errors import ModelLoadError
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and load reports of transformers inside: standard error belongs to whoever uses us."""
+    from transformers.utils import logging as library
+
+    was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if was_enabled:
+            library.enable_progress_bar()
+
+
+def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model of transformers that a folder holds.
+
+    Raises:
+        ModelLoadError: its files are broken, or it does not fit into memory.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _quiet():
+            loader: Any = AutoModelForCausalLM
+            model, report = loader.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported as well, and then refused by name
+            )
+            model = model.to(device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
+    except Exception as error:  # every library below raises its own kinds for broken files
+        raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
+    _require_all_weights(folder, report)
+    return model
+
+
+def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
+    # transformers gives such weights random values and goes on
+    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    if wrong:
+        raise ModelLoadError(
+            f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
+            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); get the model again"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as far as it fits into a message."""
+    return str(error).strip().split("\n")[0][:300] or type(error).__name__
