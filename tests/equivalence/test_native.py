@@ -287,8 +287,8 @@ def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft
 
 def test_what_computes_something_else_is_read_again_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = load_model(folder, dtype="float32", kernels="torch").model
-    monkeypatch.setattr("draftree.models.native.blueprint._epsilon", lambda norm: 3.0)
-    monkeypatch.setattr("draftree.models.native.blueprint._norm_offset", lambda norm: 0.0)
+    monkeypatch.setattr("draftree.models.native.describing._epsilon", lambda norm: 3.0)
+    monkeypatch.setattr("draftree.models.native.describing._norm_offset", lambda norm: 0.0)
     loaded = load_model(folder, dtype="float32")
     assert loaded.kernels == "torch"
     assert "differ" in str(loaded.why_torch)
