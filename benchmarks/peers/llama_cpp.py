@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
+from typing import Any
 
 import xllamacpp
+from answering import answer, options
 
 LOOKUPS = {
     "simple": xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE,
@@ -40,22 +41,15 @@ def server(given: argparse.Namespace) -> xllamacpp.Server:
 
 def main() -> None:
     """Answer until the input ends."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lookup", choices=LOOKUPS)
-    parser.add_argument("--match", type=int, default=3)
-    parser.add_argument("--draft", type=int, default=8)
-    given = parser.parse_args()
+    given = options(draft=8, choices=LOOKUPS)
     running = server(given)
-    print(json.dumps({"ready": f"xllamacpp {xllamacpp.__version__}"}), flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def write(ids: list[int], max_tokens: int) -> dict[str, Any]:
         start = time.perf_counter()
-        answer = running.handle_completions(
+        done = running.handle_completions(
             {
-                "prompt": asked["ids"],
-                "n_predict": asked["max_tokens"],
+                "prompt": ids,
+                "n_predict": max_tokens,
                 "temperature": 0.0,
                 "ignore_eos": True,
                 "cache_prompt": False,
@@ -66,20 +60,17 @@ def main() -> None:
             }
         )
         seconds = time.perf_counter() - start
-        found = json.loads(answer) if isinstance(answer, str) else answer
+        found = json.loads(done) if isinstance(done, str) else done
         timings = found.get("timings", {})
-        print(
-            json.dumps(
-                {
-                    "seconds": seconds,
-                    "decode_seconds": timings.get("predicted_ms", 0.0) / 1000,
-                    "tokens": timings.get("predicted_n"),
-                    "ids": found.get("tokens"),
-                    "error": found.get("error"),
-                }
-            ),
-            flush=True,
-        )
+        return {
+            "seconds": seconds,
+            "decode_seconds": timings.get("predicted_ms", 0.0) / 1000,
+            "tokens": timings.get("predicted_n"),
+            "ids": found.get("tokens"),
+            "error": found.get("error"),
+        }
+
+    answer(f"xllamacpp {xllamacpp.__version__}", write)
 
 
 if __name__ == "__main__":

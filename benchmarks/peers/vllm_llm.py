@@ -8,22 +8,16 @@ call for one token, made before each text: statistics of a request are not the s
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import time
+from typing import Any
+
+from answering import answer, options
 
 
 def main() -> None:
     """Answer until the input ends."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lookup", action="store_true")
-    parser.add_argument("--match", type=int, default=3)
-    parser.add_argument("--draft", type=int, default=5)
-    given = parser.parse_args()
+    given = options(draft=5, action="store_true")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{given.threads - 1}")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -40,20 +34,19 @@ def main() -> None:
         speculative_config={**lookup, "prompt_lookup_min": 2} if given.lookup else None,
     )
 
-    def write(ids: list[int], max_tokens: int) -> tuple[float, list[int]]:
+    def timed(ids: list[int], max_tokens: int) -> tuple[float, list[int]]:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         start = time.perf_counter()
         (done,) = running.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
         return time.perf_counter() - start, list(done.outputs[0].token_ids)
 
+    def write(ids: list[int], max_tokens: int) -> dict[str, Any]:
+        first, _ = timed(ids, 1)
+        seconds, written = timed(ids, max_tokens)
+        return {"seconds": seconds, "decode_seconds": seconds - first, "tokens": len(written), "ids": written}
+
     with os.fdopen(answers, "w") as out:
-        print(json.dumps({"ready": f"vllm {vllm.__version__}"}), file=out, flush=True)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            first, _ = write(asked["ids"], 1)
-            seconds, ids = write(asked["ids"], asked["max_tokens"])
-            found = {"seconds": seconds, "decode_seconds": seconds - first, "tokens": len(ids), "ids": ids}
-            print(json.dumps(found), file=out, flush=True)
+        answer(f"vllm {vllm.__version__}", write, to=out)
 
 
 if __name__ == "__main__":

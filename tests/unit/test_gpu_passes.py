@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_passes.py"
+from benchmark_scripts import script
 
 
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_passes", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_passes", module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def timer() -> ModuleType:
+    return script("gpu_passes")
 
 
 def test_all_tables_come_out(timer: ModuleType, tmp_path: Path) -> None:
