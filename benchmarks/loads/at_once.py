@@ -1,0 +1,111 @@
+"""N requests arrive together, for each N and method, in turns; when the tokens of each came."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from loads.continuous import Marks, assisted, generate_batch
+
+from draftree import LLM, SamplingParams
+from draftree.bench.workload import encode, read_workload
+
+
+def ours(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> list[Marks]:
+    """All prompts at once through an engine."""
+    llm.forget()
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    sequences = [llm.requests.sequences(ids, params)[0] for ids in prompts]
+    start = time.perf_counter()
+    llm.engine.add(*sequences)
+    marks: list[Marks] = [[] for _ in sequences]
+    while not llm.engine.is_idle:
+        llm.engine.step()
+        seconds = time.perf_counter() - start
+        for own, sequence in zip(marks, sequences, strict=True):
+            count = sequence.history.num_output_tokens
+            if count > (own[-1][1] if own else 0):
+                own.append((seconds, count))
+    return marks
+
+
+def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str, Callable[[Sequence[list[int]]], Any]]:
+    """By name, what writes a group of prompts."""
+    found: dict[str, Callable[[Sequence[list[int]]], Any]] = {}
+    for name in given.drafts:
+        llm = LLM(loaded, name, tokenizer=tokenizer, max_batch_size=max(given.at_once))
+        found[f"draftree {name}"] = lambda prompts, llm=llm: ours(llm, prompts, given.max_tokens)
+    if given.peers:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        model = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
+        eos = list(loaded.eos_ids) or tokenizer.eos_token_id
+        found["transformers generate_batch"] = lambda prompts: generate_batch(model, prompts, given.max_tokens, eos)
+        again = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
+        found["transformers assisted"] = lambda prompts: assisted(again, prompts, given.max_tokens, eos)
+    return found
+
+
+def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Every method with every number of requests, in turns."""
+    tasks = [encode(task, tokenizer)[0] for task in read_workload().tasks]
+    tasks = [ids for ids in tasks if len(ids) <= given.longest_prompt]
+    every = methods(given, loaded, tokenizer)
+    for write in every.values():
+        write(tasks[:1])
+    for count in given.at_once:
+        for repeat in range(given.repeats if count > 1 else given.repeats_alone):
+            group = [tasks[(repeat * count + i) % len(tasks)] for i in range(count)]
+            for name, write in every.items():
+                start = time.perf_counter()
+                marks = write(group)
+                yield {
+                    "method": name,
+                    "at_once": count,
+                    "repeat": repeat,
+                    "seconds": time.perf_counter() - start,
+                    "prompt_tokens": [len(ids) for ids in group],
+                    "marks": marks,
+                }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is not below this share of all."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Medians and 99th percentiles by number of requests and method."""
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["at_once"], row["method"]].append(row)
+    lines = [
+        "| at once | method | tokens/s | first token, median (p99), s | between tokens, median (p99), ms |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for (count, name), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        requests = [marks for row in group for marks in row["marks"] if marks]
+        tokens = sum(marks[-1][1] for marks in requests)
+        seconds = sum(max(marks[-1][0] for marks in row["marks"] if marks) for row in group)
+        first = [marks[0][0] for marks in requests]
+        # a round brings several tokens at once: each token of it counts with its share of the wait
+        gaps = [
+            (after[0] - before[0]) / (after[1] - before[1])
+            for marks in requests
+            for before, after in itertools.pairwise(marks)
+            for _ in range(after[1] - before[1])
+        ]
+        lines.append(
+            f"| {count} | {name} | {tokens / seconds:.1f} "
+            f"| {statistics.median(first):.2f} ({percentile(first, 0.99):.2f}) "
+            f"| {1000 * statistics.median(gaps):.0f} ({1000 * percentile(gaps, 0.99):.0f}) |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""Texts are being written when a long prompt comes, for several budgets `read_beside`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from draftree import LLM, SamplingParams
+from draftree.bench.workload import encode, read_workload
+from draftree.engine.engine import Engine, Limits
+
+
+def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Three texts are being written when a long prompt comes; for each budget the gaps between their tokens."""
+    tasks = sorted((encode(task, tokenizer)[0] for task in read_workload().tasks), key=len)
+    long = (tasks[-1] * 4)[: given.long_prompt]
+    llm = LLM(loaded, None, tokenizer=tokenizer)
+    for repeat in range(given.repeats):
+        for budget in given.budgets:
+            engine = Engine(llm.engine.parts, Limits(8, read_beside=budget, keep_prefixes=0))
+            params = SamplingParams(max_tokens=400, min_tokens=400, temperature=0)
+            writing = [llm.requests.sequences(ids, params)[0] for ids in tasks[:3]]
+            engine.add(*writing)
+            for _ in range(8):
+                engine.step()
+            (late,) = llm.requests.sequences(long, SamplingParams(max_tokens=8, temperature=0))
+            engine.add(late)
+            start, gaps = time.perf_counter(), []
+            before = start
+            while not late.history.num_output_tokens:
+                engine.step()
+                gaps.append(time.perf_counter() - before)
+                before = time.perf_counter()
+            first = before - start
+            engine.abort([*writing, late])
+            yield {"read_beside": budget, "repeat": repeat, "prompt": len(long), "first_token": first, "gaps": gaps}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """What a budget costs those who write, and gives to whom comes."""
+    groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["read_beside"]].append(row)
+    lines = [
+        "| read_beside | first token of the long prompt, s | between tokens beside it, median (longest), ms |",
+        "| --- | --- | --- |",
+    ]
+    for budget, group in sorted(groups.items()):
+        gaps = [gap for row in group for gap in row["gaps"]]
+        first = statistics.median(row["first_token"] for row in group)
+        lines.append(f"| {budget} | {first:.2f} | {1000 * statistics.median(gaps):.0f} ({1000 * max(gaps):.0f}) |")
+    return "\n".join(lines)
