@@ -13,7 +13,7 @@ from draftree import LLM
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
-from engine_samples import VOCAB, engine_of, request, table_llm, text
+from engine_samples import VOCAB, engine_of, request, run, table_llm, text
 from families import prompts, target
 
 SYSTEM = [1 + i * i % 9 for i in range(30)]
@@ -177,6 +177,26 @@ def test_what_breaks_once_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
                 assert text(sequence) == wanted[index][number]
     engine.forget()
     assert llm.model.num_open == 0
+
+
+@pytest.mark.parametrize("call", range(2, 6))
+def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) -> None:
+    """A planner that breaks does so behind the commit: the last chunk is then shorter than the one that was planned."""
+    llm = table_llm("ngram,min=1", plan="fixed")
+    ids = [1 + i % 7 for i in range(40)]
+    (wanted,) = request(llm, ids, max_tokens=6, seed=3)
+    llm.engine.add(wanted)
+    run(llm.engine)
+    engine = engine_of(llm, Limits(2, read_beside=16, keep_prefixes=0))
+    (writing,), (late,) = request(llm, [4], max_tokens=20, seed=2), request(llm, ids, max_tokens=6, seed=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.engine.parts.planner, "observe", burning(llm.engine.parts.planner.observe, [call]))
+        engine.add(writing)
+        engine.step()
+        engine.add(late)
+        run(engine)
+    assert (writing.error, late.error) == (None, None)
+    assert text(late) == text(wanted)
 
 
 def _owner(path: str) -> Any:

@@ -244,11 +244,14 @@ class Engine:
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
         """A pass raised: each sequence has one of its own, and who raises alone fails with that."""
         jobs: list[tuple[WritingSequence, Sequence[Chunk]]] = [(s, ()) for s in ready]
-        jobs += [(chunk.sequence, (chunk,)) for chunk in chunks]
+        for chunk in chunks:
+            # what the pass committed before it raised is read already; the last token is the root of a round
+            left = min(chunk.num_tokens, chunk.sequence.num_pending - 1)
+            jobs.append((chunk.sequence, (Chunk(chunk.sequence, left),)))
         logger.warning("a pass over %d texts raised %r", len(jobs), error)
         self._places.recover([sequence for sequence, _ in jobs])
         for sequence, own in jobs:
-            if sequence.is_finished:
+            if sequence.is_finished or not all(chunk.num_tokens for chunk in own):
                 continue
             try:
                 record = run_round(self._parts, () if own else (sequence,), own)
