@@ -85,7 +85,7 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         raise ConfigurationError(
             f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
         )
-    chosen_plan = plan or _default_plan(drafters, verifier_class)
+    chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
     planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
@@ -118,9 +118,9 @@ def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, ver
 
 
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
-    if NO_DRAFT in draft.replace("+", ",").replace(":", ",").split(",")[:1]:
-        raise ConfigurationError(f"drafter '{draft}': 'none' means plain decoding and takes no options")
     specs = DRAFTERS.parse(draft)
+    if specs[0].name.partition("+")[0].strip() == NO_DRAFT:
+        raise ConfigurationError(f"drafter '{draft}': 'none' means plain decoding and takes no options")
     methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -20,8 +20,8 @@ from draftree.engine.driver import Driver, Listener
 from draftree.engine.engine import Update
 from draftree.engine.prefixes import PrefixStats
 from draftree.engine.sequence import FinishReason, WritingSequence
-from draftree.llm import LLM, raise_failures, require_single
-from draftree.requests import Messages, Prompt
+from draftree.llm import LLM, raise_failures, require_count, require_single
+from draftree.requests import Messages, Prompt, one_params
 from draftree.sampling.params import SamplingParams
 
 MAX_WAITING = 256
@@ -52,6 +52,7 @@ class AsyncLLM:
         max_waiting: int = MAX_WAITING,
         **options: Any,
     ) -> None:
+        require_count("max_waiting", max_waiting, least=0)
         self._llm = LLM(model, draft, **options)
         self._llm.engine.max_waiting = max_waiting
         # tokenizers are not made for two threads that encode at once
@@ -95,7 +96,7 @@ class AsyncLLM:
             EngineClosedError: it was closed, or broke down.
             GenerationError: the request failed while it was written; its `completions` holds what it gave.
         """
-        sequences = await self._sequences(prompt, params or SamplingParams(), priority)
+        sequences = await self._sequences(prompt, one_params(params), priority)
         listeners = await self._add(sequences, wait=wait)
         try:
             for listener in listeners:
@@ -137,7 +138,7 @@ class AsyncLLM:
 
         The last update's sequence is finished; `completion_of` makes a completion of it.
         """
-        given = params or SamplingParams()
+        given = one_params(params)
         require_single(given)
         sequences = await self._sequences(prompt, given, priority)
         (listener,) = await self._add(sequences, wait=wait)

@@ -25,7 +25,7 @@ from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import ProgressBar
-from draftree.requests import Messages, Params, Prompt, Requests, params_for, prompt_list
+from draftree.requests import Messages, Params, Prompt, Requests, one_params, params_for, prompt_list
 from draftree.sampling.params import SamplingParams
 from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
@@ -80,9 +80,9 @@ class LLM:
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
         if max_batch_size is not None:
-            _require_count("max_batch_size", max_batch_size, least=1)
-        _require_count("read_beside", read_beside, least=1)
-        _require_count("keep_prefixes", keep_prefixes, least=0)
+            require_count("max_batch_size", max_batch_size, least=1)
+        require_count("read_beside", read_beside, least=1)
+        require_count("keep_prefixes", keep_prefixes, least=0)
         methods = choose_methods(draft, verify, plan)
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization)
         if exact:
@@ -225,7 +225,7 @@ class LLM:
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Generator[Update, None, Completion]:
         """As `stream`, with what was drafted and what was picked told apart."""
-        given = params or SamplingParams()
+        given = one_params(params)
         require_single(given)
         (sequence,) = self._requests.sequences(self._requests.encode(prompt), given)
         yield from self._engine.stream(sequence)
@@ -291,6 +291,7 @@ def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completi
     raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
 
 
-def _require_count(name: str, value: object, *, least: int) -> None:
+def require_count(name: str, value: object, *, least: int) -> None:
+    """Refuse what is no whole number of at least so many."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")

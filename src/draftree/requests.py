@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
@@ -49,6 +49,8 @@ class Requests:
         Raises:
             InvalidRequestError: something that can not be honoured.
         """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority is {_shown(priority)}: it must be a whole number, lower goes first")
         limit = self._limit(ids, params)
         self._check_prediction(params)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
@@ -130,7 +132,7 @@ class Requests:
         Raises:
             InvalidRequestError: an empty or malformed prompt.
         """
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             return self.encode_chat(prompt)  # type: ignore[arg-type]
         return self.encode_prompt(prompt)  # type: ignore[arg-type]
 
@@ -154,14 +156,16 @@ class Requests:
             if self._tokenizer is None:
                 raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
             ids = self._tokenizer.encode(prompt) if prompt else []
-        else:
+        elif _is_row(prompt):
             ids = list(prompt)
+        else:
+            raise InvalidRequestError(f"the prompt is {_shown(prompt)}: give a text, or a list of token ids")
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one character or token")
         vocab_size = self._parts.target.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {token!r}")
+            if isinstance(token, bool) or not _is_id(token):
+                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {_shown(token)}")
             if not 0 <= token < vocab_size:
                 raise InvalidRequestError(
                     f"the prompt holds token {token}, but the vocabulary ends at {vocab_size - 1}"
@@ -170,30 +174,61 @@ class Requests:
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:
-    """One prompt or several, as a list of them.
+    """One prompt or several, as a list of them; arrays and tensors of token ids are read as lists are.
 
     Raises:
         InvalidRequestError: it is neither.
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        if not isinstance(prompts, str):
-            raise InvalidRequestError(f"prompts is {prompts!r}: give a text, token ids, or a list of either")
+    if isinstance(prompts, str):
         return [prompts]
+    if not _is_row(prompts):
+        hint = "give its input_ids" if isinstance(prompts, Mapping) else "give a text, token ids, or a list of either"
+        raise InvalidRequestError(f"prompts is {_shown(prompts)}: {hint}")
     listed = list(prompts)
-    is_one_of_ids = bool(listed) and all(hasattr(item, "__index__") for item in listed)
+    is_one_of_ids = bool(listed) and all(map(_is_id, listed))
     return [listed] if is_one_of_ids else listed
+
+
+def _is_id(value: Any) -> bool:
+    # arrays and tensors of any size have __index__
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it goes on in an order of its own; a dictionary would give its keys, bytes their numbers."""
+    return isinstance(value, Iterable) and not isinstance(value, Mapping | Set | bytes | bytearray)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"a {type(value).__name__}"
 
 
 def params_for(params: Params, count: int) -> list[SamplingParams]:
     """Parameters for each of so many prompts.
 
     Raises:
-        InvalidRequestError: there are more or fewer of them.
+        InvalidRequestError: there are more or fewer of them, or they are something else.
     """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        return [one_params(params)] * count
     if len(params) != count:
         raise InvalidRequestError(
             f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
         )
-    return list(params)
+    return [one_params(given) for given in params]
+
+
+def one_params(params: SamplingParams | None) -> SamplingParams:
+    """What was given for one prompt; the defaults where nothing was.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(
+            f"the sampling parameters are {_shown(params)}: give SamplingParams, such as SamplingParams(temperature=0)"
+        )
+    return params

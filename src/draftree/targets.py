@@ -74,7 +74,15 @@ def require_exact(loaded: LoadedModel) -> None:
 
 
 def tokenizer_of(loaded: LoadedModel, given: Any) -> Tokenizer | None:
-    """The tokenizer that was given, or the one that lies beside the weights."""
+    """The tokenizer that was given, or the one that lies beside the weights.
+
+    Raises:
+        ConfigurationError: a name was given.
+    """
+    if isinstance(given, str | os.PathLike):
+        raise ConfigurationError(
+            f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as AutoTokenizer.from_pretrained gives"
+        )
     if given is not None:
         return given if isinstance(given, Tokenizer) else Tokenizer(given)
     return None if loaded.folder is None else load_tokenizer(Path(loaded.folder))

@@ -12,6 +12,7 @@ import pytest
 
 from draftree import AsyncLLM, SamplingParams
 from draftree.core.errors import (
+    ConfigurationError,
     EngineClosedError,
     GenerationError,
     InvalidRequestError,
@@ -268,3 +269,17 @@ async def test_what_is_remembered_can_be_forgotten() -> None:
         assert llm.prefix_stats.kept == 1
         await llm.forget()
         assert llm.prefix_stats.kept == 0
+
+
+@pytest.mark.parametrize("count", [-1, "many", 1.5, None])
+def test_how_many_may_wait_is_a_whole_number(count: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_waiting is"):
+        AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), max_waiting=count)
+    assert not [thread for thread in threading.enumerate() if thread.name == "draftree-engine"]
+
+
+@asynchronous
+async def test_parameters_of_another_kind_are_refused() -> None:
+    async with opened() as llm:
+        with pytest.raises(InvalidRequestError, match="give SamplingParams"):
+            await llm.generate([1, 2], {"max_tokens": 3})  # type: ignore[arg-type]

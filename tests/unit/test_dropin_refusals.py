@@ -34,6 +34,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
     "too long": ({"max_new_tokens": 500}, "set max_new_tokens to 152 at most"),
     "prompt too long": ({"input_ids": torch.ones(1, 170, dtype=torch.long), "attention_mask": None}, "shorten"),
+    "no rows": ({"input_ids": torch.ones(0, 3, dtype=torch.long), "attention_mask": None}, "input_ids has shape"),
     "positions": ({"position_ids": torch.arange(3, 11)[None]}, "position_ids"),
     "logits_to_keep": ({"logits_to_keep": 2}, "logits_to_keep"),
     "right padding": ({"attention_mask": torch.tensor([[1] * 7 + [0]])}, "padding_side='left'"),

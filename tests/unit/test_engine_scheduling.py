@@ -153,3 +153,27 @@ def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SequenceMem
         llm.engine.add(one)
         run(llm.engine)
     assert [text(s) for s in sequences] == [text(s) for s in alone]
+
+
+def test_a_sequence_is_added_once() -> None:
+    llm = table_llm()
+    engine = engine_of(llm, Limits())
+    (one,), (other,) = (request(llm, [1, 2, 3], max_tokens=4, seed=seed) for seed in (1, 2))
+    for twice in ([one, one], [other, one, one]):
+        with pytest.raises(InvalidRequestError, match="being written already"):
+            engine.add(*twice)
+        assert engine.is_idle
+    engine.add(one)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="being written already"):
+            engine.add(one)
+        engine.check_integrity()
+        engine.step()
+    run(engine)
+    with pytest.raises(InvalidRequestError, match="finished already"):
+        engine.add(one)
+    engine.abort([other])
+    with pytest.raises(InvalidRequestError, match="finished already"):
+        engine.add(other)
+    engine.check_integrity()
+    assert len(text(one)) == 4

@@ -119,6 +119,16 @@ def test_specs_are_parsed(registry: Registry[object], text: str, specs: list[Spe
     assert "+".join(str(spec) for spec in specs) == text
 
 
+@pytest.mark.parametrize("text", ["one + two-words", "one+ two-words", " one +two-words ", "one,width=3 + two-words"])
+def test_spaces_around_a_plus_sign_say_nothing(registry: Registry[object], text: str) -> None:
+    assert [spec.name for spec in registry.parse(text)] == ["one", "two-words"]
+
+
+def test_what_is_no_text_is_no_spec(registry: Registry[object]) -> None:
+    with pytest.raises(ConfigurationError, match="gadget None is no text"):
+        registry.parse(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("text", "says"), [("one,width", "key=value"), ("one,=3", "key=value"), ("", "empty gadget")])
 def test_malformed_specs_are_refused(registry: Registry[object], text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):

@@ -40,5 +40,5 @@ def test_malformed_shapes_are_refused_with_examples(text: str) -> None:
 
 
 def test_no_levels_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least one"):
+    with pytest.raises(ConfigurationError, match="from 1 to 256"):
         parse_shape("chain", 0)

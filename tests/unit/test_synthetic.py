@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.completion import Completion
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, GenerationError
 from draftree.drafters.synthetic import SyntheticDrafter
 from draftree.models.table import TableLM, hashed
+from families import VOCAB_SIZE
+from spelling import tokenizer
 
 VOCAB = 50
 MODEL = TableLM(hashed(VOCAB, seed=3), order=2)
@@ -67,6 +71,17 @@ def test_a_request_and_a_seed_give_the_same_guesses() -> None:
 def test_it_follows_a_text_that_is_not_plain_decodings() -> None:
     done = write("synthetic,accept=1,k=4", verify="typical", max_tokens=40)
     assert sum(one.stats.accepted_tokens for one in done) > 60
+
+
+def test_a_text_that_fails_on_the_way_fails_alone() -> None:
+    """Its grammar wants a token that a bias forbids, so none is left."""
+    llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=3), order=2), "synthetic,accept=1,k=4", tokenizer=tokenizer())
+    b = llm.requests.encode("b")[0]
+    failing = SamplingParams(max_tokens=6, seed=5, regex="b", stop_token_ids=[0], logit_bias={b: -math.inf})
+    with pytest.raises(GenerationError, match="left no token") as caught:
+        llm.generate([[4, 5, 6], [7]], [failing, SamplingParams(max_tokens=6, seed=5)])
+    assert [len(done.token_ids) for done in caught.value.completions] == [6]
+    llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize("options", [{"accept": 1.2}, {"accept": -0.1}, {"k": 0}, {"width": 0}, {"k": 100, "width": 9}])

@@ -80,7 +80,7 @@ def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
     """The flag of a field, by the field's type."""
     option = "--" + name.replace("_", "-")
     if name in FILES:
-        return Flag(name, option, option_of(Path | None, option, f"file with {text}", "FILE"), default, read_file)
+        return Flag(name, option, option_of(Path | None, option, f"{text}; in a file", "FILE"), default, read_file)
     if name in TEXTS_OR_FILES:
         own = f"{text.split(':')[0]}, as typed or in a file"
         return Flag(name, option, option_of(str | None, option, own, "FILE|JSON"), default, read_json_or_file)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import takes_sampling
-from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization
+from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization, require_new
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
 from draftree.sampling.params import SamplingParams
@@ -126,8 +126,10 @@ def generate(
         raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    if record is not None and record.exists():
-        raise typer.BadParameter(f"'{record}' is there already: give another name", param_hint="--record")
+    if params.logprobs is not None and not as_json:
+        raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint="--logprobs")
+    if record is not None:
+        require_new(record)
     task = Task(read_prompt(prompt), system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from draftree.core.errors import ConfigurationError
 
 RUNNING = "How the model is run"
 
@@ -36,3 +40,13 @@ Threads = Annotated[
     int | None,
     typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=RUNNING),
 ]
+
+
+def require_new(output: Path | None) -> None:
+    """Refuse a file that can not be written, before anything is loaded or measured."""
+    if output is None:
+        return
+    if output.exists():
+        raise ConfigurationError(f"'{output}' is there already, and nothing is overwritten: give another name")
+    if not output.absolute().parent.is_dir() or not os.access(output.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"'{output}' can not be written: its folder is not there, or is not yours to write")

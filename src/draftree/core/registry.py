@@ -124,13 +124,15 @@ class Registry(Generic[Base]):
         return cls, build_config(cls.Config, spec, self.kind)  # type: ignore[attr-defined]
 
     def parse(self, text: str) -> list[Spec]:
-        """Specs of `a+b:x,key=value`. A plus sign parts two specs only where a known name follows it.
+        """Specs of `a+b:x,key=value`. A plus sign parts two specs only where a known name follows it, spaces or not.
 
         Raises:
             ConfigurationError: unknown name or malformed option.
         """
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{self.kind} {text!r} is no text: {suggestion('', self.names())}")
         known = "|".join(re.escape(name) for name in sorted(self.names(), key=len, reverse=True))
-        pieces = re.split(rf"\+(?=(?:{known})(?:[:,+]|$))", text) if known else [text]
+        pieces = re.split(rf"\+(?=\s*(?:{known})\s*(?:[:,+]|$))", text) if known else [text]
         return [self._parse_one(piece.strip()) for piece in pieces]
 
     def _parse_one(self, text: str) -> Spec:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
+from draftree.core.types import MAX_NODES
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
 
 
@@ -28,3 +30,13 @@ class ChainDrafter(SequenceDrafter[SequenceView]):
     def open(self, sequence: SequenceView) -> SequenceView:
         """The text itself is all there is to know."""
         return sequence
+
+
+def require_length(drafter: str, k: int) -> None:
+    """Refuse a chain of no tokens, or of more than fit in a pass.
+
+    Raises:
+        ConfigurationError: `k` is out of range.
+    """
+    if not 1 <= k <= MAX_NODES:
+        raise ConfigurationError(f"option k of drafter '{drafter}' is {k}: it must be from 1 to {MAX_NODES}")

@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import SequenceView
-from draftree.drafters.chains import ChainDrafter
+from draftree.drafters.chains import ChainDrafter, require_length
 
 
 @final
@@ -31,8 +30,7 @@ class GrammarDrafter(ChainDrafter):
         k: int = 16
 
         def __post_init__(self) -> None:
-            if self.k < 1:
-                raise ConfigurationError(f"option k of drafter 'grammar' is {self.k}: it must be at least 1")
+            require_length("grammar", self.k)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The forced tokens behind the text."""

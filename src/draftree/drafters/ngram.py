@@ -21,7 +21,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import SequenceView
-from draftree.drafters.chains import ChainDrafter
+from draftree.drafters.chains import ChainDrafter, require_length
 
 LONGEST = 32
 """Tokens of a match at most that its scores go by."""
@@ -46,8 +46,7 @@ class NgramDrafter(ChainDrafter):
                 raise ConfigurationError(
                     f"drafter 'ngram' has min={self.min} and max={self.max}: they must be at least 1, max not below min"
                 )
-            if self.k < 1:
-                raise ConfigurationError(f"option k of drafter 'ngram' is {self.k}: it must be at least 1")
+            require_length("ngram", self.k)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The tokens behind the best match."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
+from draftree.core.types import MAX_NODES
 
 CHAIN_DEPTH = 5
 BEST_DEPTH = 6
@@ -69,8 +70,17 @@ def parse_shape(text: str, k: int | None) -> Shape:
     Raises:
         ConfigurationError: malformed text, or numbers out of range.
     """
-    if k is not None and k < 1:
-        raise ConfigurationError(f"option k is {k}: at least one token ahead must be drafted, or drafter none be used")
+    if k is not None and not 1 <= k <= MAX_NODES:
+        raise ConfigurationError(f"option k is {k}: it must be from 1 to {MAX_NODES}, or drafter none be used")
+    shape = _shape(text, k)
+    if shape.num_nodes > MAX_NODES:
+        raise ConfigurationError(
+            f"tree shape '{text}' has {shape.num_nodes} nodes: {MAX_NODES} fit in a pass, take less"
+        )
+    return shape
+
+
+def _shape(text: str, k: int | None) -> Shape:
     if text == "chain":
         return Shape((1,) * (k or CHAIN_DEPTH), frozenset({Draw.FREE, Draw.IID}))
     head, _, rest = text.partition("-")

@@ -145,7 +145,7 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
 
 @torch.inference_mode()
 def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[int]:
-    """What plain decoding writes behind a sequence, up to the token that ends it or to `limit` tokens in all."""
+    """What plain decoding writes behind a sequence, up to its end, its failure, or `limit` tokens in all."""
     history = History(view.history.tokens[: view.history.prompt_length].tolist(), capacity=limit)
     history.append(view.history.output.tolist())
     # the loop makes room as texts grow, but this one is written to its end at once
@@ -158,7 +158,10 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
         model.commit(slot, range(len(chunk)))
         if pending:
             continue
-        token = Laws(scores.logits, [LawRows(history, view.controls, [()])]).of(0).picks()[0]
+        laws = Laws(scores.logits, [LawRows(history, view.controls, [()])])
+        if not laws.finite()[0]:
+            break  # here the text fails, if it comes here
+        token = laws.of(0).picks()[0]
         history.append([token])
         found.append(token)
         pending = [token]

@@ -98,7 +98,7 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
         )
     if inputs.get("logits_to_keep") not in (None, 1):
         raise InvalidRequestError("logits_to_keep can not be honoured: what is needed is computed; leave it out")
-    if input_ids.dim() != 2 or not input_ids.shape[1]:
+    if input_ids.dim() != 2 or not input_ids.numel():
         raise InvalidRequestError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, length) with a token")
     pads = num_pads(input_ids, inputs.get("attention_mask"))
     _refuse_positions(inputs.get("position_ids"), pads, input_ids)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
+from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.memory import memory_for_sequences, memory_of_sequence
 from draftree.engine.parts import Parts
@@ -146,10 +147,15 @@ class Engine:
         """Queue the sequences of a request, all or none; they join the batch when there is room.
 
         Raises:
-            InvalidRequestError: one of them will never fit into memory.
+            InvalidRequestError: one of them will never fit into memory, is finished, or is here already.
             QueueFullError: as many wait as may.
         """
+        here = {id(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
         for sequence in sequences:
+            if sequence.is_finished or id(sequence) in here:
+                state = "finished" if sequence.is_finished else "being written"
+                raise InvalidRequestError(f"a sequence of {sequence.request_id} is {state} already: make another one")
+            here.add(id(sequence))
             self._places.require_fit(sequence)
         self._scheduler.add(sequences)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.core.types import Budget, RoundRecord
-from draftree.planners.base import Length, Planner, adapt, check_start
+from draftree.planners.base import Length, Planner, adapt, check_length
 
 
 @final
@@ -27,7 +27,7 @@ class AdditivePlanner(Planner[Length]):
         start: int | None = None
 
         def __post_init__(self) -> None:
-            check_start("additive", self.start)
+            check_length("additive", "start", self.start)
 
     def open(self) -> Length:
         """The length starts anew with every sequence."""

@@ -14,6 +14,7 @@ clock, and under a rule whose text depends on the draft the text does, too; ther
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -63,8 +64,8 @@ class AutoPlanner(Planner[Known]):
         nodes: int | None = None
 
         def __post_init__(self) -> None:
-            if self.memory < 1:
-                raise ConfigurationError(f"planner 'auto' has memory={self.memory}: it must be at least 1")
+            if not 1 <= self.memory < math.inf:
+                raise ConfigurationError(f"planner 'auto' has memory={self.memory}: it must be a number of at least 1")
             if self.nodes is not None and self.nodes < 1:
                 raise ConfigurationError(f"planner 'auto' has nodes={self.nodes}: it must be at least 1")
 

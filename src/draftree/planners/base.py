@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
-from draftree.core.types import Budget, DraftPart, RoundRecord
+from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord
 from draftree.planners import PLANNERS
 
-__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_start"]
+__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_length"]
 
 State = TypeVar("State")
 
@@ -104,7 +104,7 @@ def adapt(states: Sequence[Length], record: RoundRecord, *, up: int, down: int) 
             state.k = max(1, state.k - down)
 
 
-def check_start(planner: str, value: int | None) -> None:
-    """Raise ConfigurationError unless the first length is absent or at least one."""
-    if value is not None and value < 1:
-        raise ConfigurationError(f"planner '{planner}' starts with {value} tokens: it must be at least 1")
+def check_length(planner: str, name: str, value: int | None, *, least: int = 1) -> None:
+    """Raise ConfigurationError unless a draft length is absent, or fits in a pass."""
+    if value is not None and not least <= value <= MAX_NODES:
+        raise ConfigurationError(f"planner '{planner}' has {name}={value}: it must be from {least} to {MAX_NODES}")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from draftree.core.errors import ConfigurationError
 from draftree.core.types import Budget
-from draftree.planners.base import Planner
+from draftree.planners.base import Planner, check_length
 
 
 @final
@@ -26,8 +25,7 @@ class FixedPlanner(Planner[None]):
         k: int | None = field(default=None, metadata={"argument": True})
 
         def __post_init__(self) -> None:
-            if self.k is not None and self.k < 0:
-                raise ConfigurationError(f"planner 'fixed' has k={self.k}: it must be at least 0")
+            check_length("fixed", "k", self.k, least=0)
 
     def open(self) -> None:
         """Nothing to remember."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.core.types import Budget, RoundRecord
-from draftree.planners.base import Length, Planner, adapt, check_start
+from draftree.planners.base import Length, Planner, adapt, check_length
 
 
 @final
@@ -26,7 +26,7 @@ class HeuristicPlanner(Planner[Length]):
         start: int | None = None
 
         def __post_init__(self) -> None:
-            check_start("heuristic", self.start)
+            check_length("heuristic", "start", self.start)
 
     def open(self) -> Length:
         """The length starts anew with every sequence."""

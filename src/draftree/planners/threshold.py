@@ -14,7 +14,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.types import Budget
-from draftree.planners.base import Planner, check_start
+from draftree.planners.base import Planner, check_length
 
 
 @final
@@ -31,7 +31,7 @@ class ThresholdPlanner(Planner[None]):
         def __post_init__(self) -> None:
             if not 0 <= self.confidence <= 1:
                 raise ConfigurationError(f"planner 'threshold' has {self.confidence}: it must be from 0 to 1")
-            check_start("threshold", self.k)
+            check_length("threshold", "k", self.k)
 
     def open(self) -> None:
         """Nothing to remember."""

@@ -16,10 +16,9 @@ from draftree.cli.bench.options import (
     Prompts,
     Seed,
     listed,
-    require_new,
     write_and_show,
 )
-from draftree.cli.options import Device, Dtype, Model, Threads
+from draftree.cli.options import Device, Dtype, Model, Threads, require_new
 
 
 def laws(

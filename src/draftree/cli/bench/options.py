@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 from rich.console import Console
 
 from draftree.cli.layout import PlainGroup
-from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from draftree.bench.records import RecordFile, Results
@@ -98,16 +96,6 @@ def show_results(results: Results) -> None:
     console = Console()
     # a file or a pipe has no width: tables are not to be cut there
     show(results, console if console.is_terminal else Console(width=WIDTH))
-
-
-def require_new(output: Path | None) -> None:
-    """Refuse a results file that can not be written, before anything is loaded or measured."""
-    if output is None:
-        return
-    if output.exists():
-        raise ConfigurationError(f"'{output}' is there already, and results are never overwritten: give another name")
-    if not output.absolute().parent.is_dir() or not os.access(output.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"'{output}' can not be written: its folder is not there, or is not yours to write")
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.bench.options import COMPARED, HOW, Output, listed, require_new, write_and_show
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
+from draftree.cli.bench.options import COMPARED, HOW, Output, listed, write_and_show
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, require_new
 
 
 def passes(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, require_new, write_and_show
-from draftree.cli.options import Device, Kernels, Model, Threads
+from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, write_and_show
+from draftree.cli.options import Device, Kernels, Model, Threads, require_new
 
 
 def perplexity(

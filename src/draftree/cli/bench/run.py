@@ -20,10 +20,9 @@ from draftree.cli.bench.options import (
     Prompts,
     Seed,
     record_file,
-    require_new,
     show_results,
 )
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, require_new
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
