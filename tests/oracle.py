@@ -17,87 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.models.table import Table, TableLM
-from draftree.sampling.controls import Controls, build_controls
-from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws, NodeLaws
-from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS, Verifier
+from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.chance import Chance
-
-torch.set_num_threads(1)
+from table_cases import Case, joint, node_laws
 
 Drafts = Iterable[tuple[TokenTree, float]]
 Verify = Callable[[TokenTree, NodeLaws, Any], Verdict]
-PROMPT = (0,)
-
-
-@functools.cache
-def rule(name: str, **options: object) -> Verifier:
-    """A verifier by its name; found once, since finding reads the whole folder."""
-    cls = VERIFIERS.find(name)
-    return cls(cls.Config(**options))
-
-
-@functools.cache
-def controls(vocab_size: int, *, seed: int = 0, temperature: float = 1.0) -> Controls:
-    return build_controls(SamplingParams(temperature=temperature), vocab_size=vocab_size, seed=seed)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A target and a drafter over one vocabulary."""
-
-    target: TableLM
-    drafter: TableLM
-    prompt: tuple[int, ...] = PROMPT
-
-    @classmethod
-    def of(cls, target: Table, drafter: Table, *, order: int = 16) -> Case:
-        return cls(TableLM(target, order=order), TableLM(drafter, order=order))
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    def target_law(self, path: Sequence[int]) -> np.ndarray:
-        return law_of(self.target, (*self.prompt, *path)).numpy()
-
-    def draft_law(self, path: Sequence[int]) -> np.ndarray:
-        return law_of(self.drafter, (*self.prompt, *path)).numpy()
-
-
-def law_of(model: TableLM, context: Sequence[int]) -> Tensor:
-    return torch.softmax(model.logits(context), dim=-1)
-
-
-def node_laws(case: Case, tree: TokenTree, chosen: Controls | None = None) -> NodeLaws:
-    """The target's laws at the root and all nodes, through the code that serves real models."""
-    chosen = chosen or controls(case.vocab_size)
-    paths = [[tree.tokens[n] for n in tree.path(node)] for node in range(ROOT, len(tree))]
-    logits = torch.stack([case.target.logits((*case.prompt, *path)) for path in paths])
-    return RememberedLaws(Laws(logits, [LawRows(History(case.prompt), chosen, paths)]))
-
-
-class RememberedLaws(NodeLaws):
-    """Probabilities computed once, for the many replays of one tree."""
-
-    __slots__ = ("_probs",)
-
-    def __init__(self, laws: Laws) -> None:
-        super().__init__(laws, 0)
-        self._probs: Tensor | None = None
-
-    def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
-        if self._probs is None:
-            self._probs = super().probs()
-        return self._probs[rows]
-
-
-# drafting ------------------------------------------------------------------------------------------------------
 
 
 def child_tuples(law: np.ndarray, count: int, draw: Draw) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -148,9 +75,6 @@ def with_children(case: Case, tree: TokenTree, parents: Sequence[int], tokens: S
             new_parents.append(parent)
             rows.append(law)
     return TokenTree(tuple(new_tokens), tuple(new_parents), draw=tree.draw, laws=torch.stack(rows) if rows else None)
-
-
-# verifying -----------------------------------------------------------------------------------------------------
 
 
 class ScriptedChance(Chance):
@@ -252,15 +176,6 @@ class Written:
     accepted: float
 
 
-def joint(case: Case, length: int, path: tuple[int, ...] = ()) -> np.ndarray:
-    """The target's law of the next `length` tokens behind a path, shape (vocab,) * length."""
-    if length == 0:
-        return np.ones(())
-    law = case.target_law(path)
-    rows = [law[token] * joint(case, length - 1, (*path, token)) for token in range(case.vocab_size)]
-    return np.stack(rows)
-
-
 def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Written:
     """Adds up drafts and verdicts; what a round leaves open to `length` tokens the target writes itself.
 
@@ -280,83 +195,3 @@ def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Writt
     for tokens, probability in ends.items():
         law[tokens] += probability * joint(case, length - len(tokens), tokens)
     return Written(law, accepted)
-
-
-def variation(one: np.ndarray, other: np.ndarray) -> float:
-    """Total variation distance of two laws."""
-    return float(np.abs(one - other).sum() / 2)
-
-
-# sampling ------------------------------------------------------------------------------------------------------
-
-
-def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
-    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log law + noise."""
-
-    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
-        return logits + noise.stream(index, *path).gumbel(len(path), torch.arange(case.vocab_size))
-
-    return _grown(case, shape, draw, context, scores)
-
-
-def shared_noise_tree(case: Case, chosen: Controls, shape: Sequence[int], draw: Draw) -> TokenTree:
-    """A tree ranked by the request's own noise: without replacement its k best at a node, iid its best k times."""
-
-    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
-        return logits + chosen.noise.gumbel(len(case.prompt) + len(path), torch.arange(case.vocab_size))
-
-    return _grown(case, shape, draw, case.prompt, scores)
-
-
-def _grown(
-    case: Case,
-    shape: Sequence[int],
-    draw: Draw,
-    context: Sequence[int],
-    scores: Callable[[tuple[int, ...], Tensor, int], Tensor],
-) -> TokenTree:
-    tokens: list[int] = []
-    parents: list[int] = []
-    rows: list[Tensor] = []
-    frontier: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
-    for count in shape:
-        level = []
-        for node, path in frontier:
-            logits = case.drafter.logits((*context, *path))
-            if draw is Draw.WITHOUT_REPLACEMENT:
-                children = scores(path, logits, 0).topk(count).indices.tolist()
-            else:
-                children = [int(scores(path, logits, index).argmax()) for index in range(count)]
-            for child in children:
-                level.append((len(tokens), (*path, child)))
-                tokens.append(child)
-                parents.append(node)
-                rows.append(torch.softmax(logits, dim=-1))
-        frontier = level
-    return TokenTree(tuple(tokens), tuple(parents), draw=draw, laws=torch.stack(rows))
-
-
-def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """What plain decoding writes behind the prompt and `start`, up to `length` tokens with `start`."""
-    tokens = start
-    while len(tokens) < length:
-        logits = case.target.logits((*case.prompt, *tokens))[None]
-        rows = LawRows(History((*case.prompt, *tokens)), chosen, [()])
-        tokens = (*tokens, Laws(logits, [rows]).picks()[0])
-    return tokens
-
-
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Pearson's statistic and its p-value, over rows of counts that each have their own total.
-
-    Args:
-        counts: shape (rows, classes).
-        expected: laws, shape (rows, classes); classes of law 0 must not occur.
-    """
-    aims = expected * counts.sum(axis=1, keepdims=True)
-    used = aims > 0
-    assert counts[~used].sum() == 0
-    statistic = float((((counts - aims) ** 2)[used] / aims[used]).sum())
-    degrees = int(used.sum() - (counts.sum(axis=1) > 0).sum())
-    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
-    return statistic, float(torch.special.gammaincc(half[0], half[1]))

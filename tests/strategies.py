@@ -9,7 +9,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.models.table import hashed, near
 from draftree.verifiers.base import Verifier
-from oracle import Case
+from table_cases import Case
 
 VOCAB = 5
 

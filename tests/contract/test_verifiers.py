@@ -20,8 +20,9 @@ from draftree.core.types import Verdict
 from draftree.models.table import hashed
 from draftree.verifiers.base import VERIFIERS, Verifier
 from draftree.verifiers.chance import NoiseChance
-from oracle import Case, ScriptedChance, controls, node_laws, rule
+from oracle import ScriptedChance
 from strategies import VOCAB, cases, trees_for
+from table_cases import Case, controls, node_laws, rule
 
 NAMES = VERIFIERS.names()
 CASE = Case.of(hashed(VOCAB, 1), hashed(VOCAB, 2))

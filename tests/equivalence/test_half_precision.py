@@ -13,6 +13,7 @@ from draftree import LLM, SamplingParams
 from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import wrap_model
 from families import drafter_folder, fresh, prompts
+from slot_samples import at_once, filled
 
 PROMPTS = prompts(5, 20, 9, 14)
 DTYPES = [torch.bfloat16, torch.float16]
@@ -28,9 +29,7 @@ def model(family: str, dtype: torch.dtype) -> LanguageModel:
 
 def gap(lm: LanguageModel, text: Sequence[int], one: int, other: int) -> tuple[float, float]:
     """How far apart two tokens are behind a text, and the unit of the last place there."""
-    slot = lm.open()
-    logits = lm.extend([Extend(slot, text, range(-1, len(text) - 1), logits_at=[len(text) - 1])]).logits[0]
-    lm.close(slot)
+    logits = at_once(lm, text)[-1]
     return abs(float(logits[one] - logits[other])), float(logits.abs().max()) * torch.finfo(lm.dtype).eps
 
 
@@ -62,10 +61,7 @@ def test_a_row_hardly_depends_on_its_company_or_padding(dtype: torch.dtype) -> N
     from draftree.models.hf import HFModel
 
     lm = HFModel(fresh("llama", dtype=dtype), row_buckets=(2, 4, 8))
-    slots = [lm.open() for _ in range(3)]
-    for slot, text in zip(slots, ([3, 4, 5], [6, 7], [8]), strict=True):
-        lm.extend([Extend(slot, text, range(-1, len(text) - 1), logits_at=())])
-        lm.commit(slot, range(len(text)))
+    slots = [filled(lm, text) for text in ([3, 4, 5], [6, 7], [8])]
     alone = []
     for slot in slots:
         alone.append(lm.extend([Extend(slot, [9, 10, 11], [-1, 0, 1])]).logits)

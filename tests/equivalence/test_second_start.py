@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,36 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from typer.testing import CliRunner
 
 from draftree import LLM, SamplingParams
-from draftree.cli import models
-from draftree.core.errors import ModelLoadError
-from draftree.models import loading
-from draftree.models.base import Extend
 from draftree.models.loading import LoadedModel, load_model
-from draftree.models.native import recall
-from draftree.models.weights.cache import Cache
-from families import VOCAB_SIZE, drafter_folder, fresh
+from families import drafter_folder, fresh
+from second_starts import OPTIONS, SIZES, logits
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
+    pytest.mark.usefixtures("store"),
+]
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "head_dim": 16,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 400,
-}
 WINDOW: dict[str, Any] = {
     "sliding_window": 37,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "query_pre_attn_scalar": 16,
     "tie_word_embeddings": True,
 }
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True, "eos_token_id": [5, 7]},
     "qwen3": {},
@@ -51,60 +36,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "smollm3": {"no_rope_layers": [0, 1, 1, 0]},
 }
-OPTIONS: dict[str, dict[str, Any]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int8 of float32": {"dtype": "float32", "quantization": "int8"},
-}
-TREE = [-1, 0, 0, 2, -1, 4]
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of records of its own; the C pass is not built again."""
-    native = Cache().root / "native"
-    native.mkdir(parents=True, exist_ok=True)
-    root = tmp_path / "cache"
-    root.mkdir()
-    (root / "native").symlink_to(native)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(root))
-    monkeypatch.delenv("DRAFTREE_BLUEPRINTS", raising=False)
-    return root / "blueprints"
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Folders that transformers read, one for each time."""
-    found: list[Path] = []
-    read = loading.read_model
-
-    def noting(folder: Path, *rest: Any) -> Any:
-        found.append(folder)
-        return read(folder, *rest)
-
-    monkeypatch.setattr(loading, "read_model", noting)
-    return found
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    fresh("llama", **SIZES).save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
-
-
-def logits(loaded: LoadedModel) -> Tensor:
-    """Behind a text in two pieces, and in a tree behind it."""
-    model = loaded.model
-    slot = model.open()
-    text = [(7 * place) % VOCAB_SIZE for place in range(120)]
-    rows = []
-    for piece in (text[:70], text[70:]):
-        rows.append(model.extend([Extend(slot, piece, range(-1, len(piece) - 1))]).logits)
-        model.commit(slot, range(len(piece)))
-    rows.append(model.extend([Extend(slot, [3, 9, 4, 11, 8, 2], TREE)]).logits)
-    model.close(slot)
-    return torch.cat(rows)
 
 
 def facts(loaded: LoadedModel) -> list[Any]:
@@ -169,147 +100,6 @@ def test_texts_are_the_same_with_every_kind_of_drafter(
     plain = [one.token_ids for one in LLM(folder).generate(prompts, params)]
     assert texts == [plain, plain]
     assert len(reads) == len(set(reads))
-
-
-def touch(folder: Path) -> None:
-    os.utime(folder / "model.safetensors", ns=(1, 1))
-
-
-def other_settings(folder: Path) -> None:
-    """Another content of the same size, at the same time."""
-    path = folder / "config.json"
-    status = path.stat()
-    text = path.read_text()
-    assert '"rms_norm_eps": 1e-06' in text
-    path.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-01'))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def one_more_file(folder: Path) -> None:
-    (folder / "generation_config.json").write_text('{"eos_token_id": 9}')
-
-
-@pytest.mark.parametrize("change", [touch, other_settings, one_more_file])
-def test_a_folder_that_changed_is_read_anew(folder: Path, change: Any, reads: list[Path]) -> None:
-    load_model(folder, dtype="float32")
-    change(folder)
-    found = load_model(folder, dtype="float32")
-    assert len(reads) == 2
-    wanted = load_model(folder, dtype="float32", kernels="torch")
-    assert torch.allclose(logits(found), logits(wanted), atol=1e-3)
-    assert found.eos_ids == wanted.eos_ids
-    load_model(folder, dtype="float32")
-    assert len(reads) == 3
-
-
-def test_other_options_are_another_start(folder: Path, reads: list[Path]) -> None:
-    for options in OPTIONS.values():
-        load_model(folder, **options)
-    assert len(reads) == len(OPTIONS)
-
-
-@pytest.mark.parametrize("name", ["version", "__version__", "built_library"])
-def test_other_versions_are_another_start(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, reads: list[Path]
-) -> None:
-    load_model(folder)
-    other: Any = {"version": lambda _: "0", "__version__": "0", "built_library": lambda: Path("other.so")}[name]
-    monkeypatch.setattr(recall, name, other)
-    load_model(folder)
-    assert len(reads) == 2
-
-
-def test_weights_that_changed_behind_our_back_are_found_out(
-    folder: Path, reads: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    load_model(folder, dtype="float32")
-    path = folder / "model.safetensors"
-    status, weights = path.stat(), load_file(path)
-    weights["model.layers.3.mlp.down_proj.weight"][5, 5] += 1
-    save_file(weights, path, metadata={"format": "pt"})
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert path.stat().st_size == status.st_size
-    found = load_model(folder, dtype="float32")
-    assert "gives other logits now" in caplog.text
-    assert len(reads) == 2
-    assert torch.allclose(logits(found), logits(load_model(folder, dtype="float32", kernels="torch")), atol=1e-3)
-
-
-def test_a_record_that_names_the_wrong_weights_is_found_out(
-    folder: Path, store: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = loading.places_in_files
-
-    def swapped(*given: Any) -> Any:
-        found = places(*given)
-        first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
-        return found | {first: found[second], second: found[first]}
-
-    monkeypatch.setattr(loading, "places_in_files", swapped)
-    first, second = (load_model(folder, dtype="float32") for _ in range(2))
-    assert len(reads) == 2
-    assert torch.equal(logits(first), logits(second))
-
-
-def test_what_is_kept_is_shown_and_removed(folder: Path, reads: list[Path]) -> None:
-    load_model(folder, quantization="int8")
-    main, runner = typer.Typer(), CliRunner()
-    main.add_typer(models.app, name="models")
-    main.callback()(lambda: None)
-    shown = json.loads(runner.invoke(main, ["models", "cache", "--json"]).stdout)
-    assert [(one["folder"], one["quantization"]) for one in shown["kept"]] == [(str(folder.resolve()), "int8")]
-    lines = runner.invoke(main, ["models", "cache"]).stdout
-    assert "int8" in lines
-    assert "DRAFTREE_BLUEPRINTS" in lines
-    assert runner.invoke(main, ["models", "cache", "--clear"]).exit_code == 0
-    assert json.loads(runner.invoke(main, ["models", "cache", "--json"]).stdout)["kept"] == []
-    load_model(folder, quantization="int8")
-    assert len(reads) == 2
-
-
-DAMAGES: dict[str, Any] = {
-    "empty": lambda content: b"",
-    "truncated": lambda content: content[: len(content) // 2],
-    "one bit": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
-    "garbage": lambda content: os.urandom(3000),
-    "something else": lambda content: b"\n{}",
-    "another record": lambda content: hashlib.sha256(b"{}").hexdigest().encode() + b"\n{}",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_record_is_made_anew(folder: Path, store: Path, damage: str, reads: list[Path]) -> None:
-    wanted = logits(load_model(folder))
-    (record,) = store.glob("*.json")
-    record.write_bytes(DAMAGES[damage](record.read_bytes()))
-    assert torch.equal(logits(load_model(folder)), wanted)
-    assert len(reads) == 2
-    load_model(folder)
-    assert len(reads) == 2
-
-
-def test_damaged_weights_are_refused_as_ever(folder: Path) -> None:
-    load_model(folder)
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError):
-        load_model(folder)
-
-
-def test_a_folder_that_can_not_be_written_changes_nothing(folder: Path, store: Path, reads: list[Path]) -> None:
-    store.write_text("a file where the folder should be")
-    assert torch.equal(*(logits(load_model(folder)) for _ in range(2)))
-    assert len(reads) == 2
-
-
-def test_nothing_is_kept_where_that_is_not_wanted(
-    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, reads: list[Path]
-) -> None:
-    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "0")
-    for _ in range(2):
-        load_model(folder)
-    assert len(reads) == 2
-    assert not store.exists()
 
 
 def test_digests_do_not_depend_on_threads(folder: Path, reads: list[Path]) -> None:

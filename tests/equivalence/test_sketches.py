@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel, Part
+from draftree.models.base import Extend, Part
 from draftree.models.hf import HFModel
 from draftree.models.native.lowering import lower
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
+from slot_samples import filled
 
 LAYERS = 4
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": LAYERS}
@@ -46,14 +47,6 @@ def native(kind: str) -> NativeModel:
 @functools.cache
 def through_torch(kind: str = "float32") -> HFModel:
     return HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
-
-
-@torch.inference_mode()
-def filled(model: LanguageModel, tokens: Sequence[int]) -> Any:
-    slot = model.open()
-    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
-    model.commit(slot, range(len(tokens)))
-    return slot
 
 
 def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:

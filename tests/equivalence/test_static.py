@@ -21,6 +21,7 @@ from draftree.models.static import passes as static_passes
 from draftree.models.static.buckets import Shapes
 from draftree.models.static.graphs import CaptureError
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
+from slot_samples import filled
 
 SMALL = Shapes(shortest=32)
 PROMPTS = prompts(1, 8, 37)
@@ -33,14 +34,6 @@ WINDOWED = ["gemma2", "gpt_oss", "mistral", "qwen2-window"]
 @functools.cache
 def static(family: str) -> LoadedModel:
     return wrap_model(fresh(family), name=family, shapes=SMALL)
-
-
-@torch.inference_mode()
-def filled(model: HFModel, tokens: Sequence[int]) -> Any:
-    slot = model.open()
-    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
-    model.commit(slot, range(len(tokens)))
-    return slot
 
 
 @pytest.fixture(scope="module")

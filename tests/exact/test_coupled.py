@@ -17,8 +17,9 @@ from draftree.models.table import hashed, near
 from draftree.sampling.history import History
 from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
-from oracle import Case, chi_square, controls, joint, node_laws, plain_text, rule, shared_noise_tree
+from sampled_trees import chi_square, plain_text, shared_noise_tree
 from strategies import cases, trees_for
+from table_cases import Case, controls, joint, node_laws, rule
 
 CHANCE = NoiseChance(Noise(0))
 

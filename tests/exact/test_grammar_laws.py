@@ -24,7 +24,8 @@ from draftree.sampling.history import History
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.chance import NoiseChance
-from oracle import PROMPT, Case, ChancePicks, joint, node_laws, rule, trees, variation, written
+from oracle import ChancePicks, trees, written
+from table_cases import PROMPT, Case, joint, node_laws, rule, variation
 
 END, A, B, AB = range(4)
 SPELLED = {A: "a", B: "b", AB: "ab"}

@@ -14,19 +14,8 @@ import torch
 
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.models.table import hashed, listed, near
-from oracle import (
-    Case,
-    ChancePicks,
-    Drafts,
-    Verify,
-    child_tuples,
-    joint,
-    rule,
-    trees,
-    variation,
-    with_children,
-    written,
-)
+from oracle import ChancePicks, Drafts, Verify, child_tuples, trees, with_children, written
+from table_cases import Case, joint, rule, variation
 
 IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
 TOLERANCE = 1e-12

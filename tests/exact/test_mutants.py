@@ -20,21 +20,9 @@ from draftree.models.table import listed
 from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.chance import Chance
 from draftree.verifiers.ratios import acceptance, draft_law, residual, share_left, target_law
-from oracle import (
-    Case,
-    ChancePicks,
-    Drafts,
-    child_tuples,
-    controls,
-    joint,
-    node_laws,
-    outcomes,
-    rule,
-    trees,
-    variation,
-    written,
-)
+from oracle import ChancePicks, Drafts, child_tuples, outcomes, trees, written
 from oracle import with_children as add_children
+from table_cases import Case, controls, joint, node_laws, rule, variation
 
 IID, WOR = Draw.IID, Draw.WITHOUT_REPLACEMENT
 TARGET = [0.5, 0.35, 0.15]

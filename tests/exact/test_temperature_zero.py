@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from draftree.core.noise import Noise
 from draftree.verifiers.base import VERIFIERS
 from draftree.verifiers.chance import NoiseChance
-from oracle import Case, controls, node_laws, plain_text, rule
+from sampled_trees import plain_text
 from strategies import cases, trees_for
+from table_cases import Case, controls, node_laws, rule
 
 
 @pytest.mark.parametrize("name", VERIFIERS.names())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,6 +11,7 @@ from draftree.models.hf import HFModel
 from draftree.models.loading import wrap_model
 from draftree.models.static.buckets import Shapes
 from families import fresh, prompts
+from slot_samples import filled
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,14 +24,6 @@ PROMPTS = prompts(1, 8, 37, 90)
 
 def on_card(family: str, shapes: Shapes | None, dtype: torch.dtype = torch.float32) -> HFModel:
     return HFModel(fresh(family, dtype=dtype).cuda(), shapes=shapes)
-
-
-@torch.inference_mode()
-def filled(model: HFModel, tokens: Sequence[int]) -> Any:
-    slot = model.open()
-    model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
-    model.commit(slot, range(len(tokens)))
-    return slot
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,7 +21,8 @@ from draftree.drafters.shapes import parse_shape
 from draftree.models.table import hashed, near
 from draftree.sampling.history import History
 from draftree.verifiers.chance import NoiseChance
-from oracle import Case, chi_square, controls, joint, law_of, node_laws, rule
+from sampled_trees import chi_square
+from table_cases import Case, controls, joint, law_of, node_laws, rule
 
 LEVEL = 1e-4
 ROUNDS = 2_000

@@ -24,7 +24,8 @@ from draftree.models.table import hashed, near
 from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.chance import Chance, NoiseChance
 from draftree.verifiers.ratios import acceptance, draft_law, target_law
-from oracle import Case, chi_square, rule
+from sampled_trees import chi_square
+from table_cases import Case, rule
 
 TARGET = hashed(4, seed=11)
 CASE = Case.of(TARGET, near(TARGET, seed=12, distance=1.0), order=1)

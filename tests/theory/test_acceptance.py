@@ -22,7 +22,8 @@ from draftree.analysis.theory import (
 from draftree.core.noise import Noise, gumbel
 from draftree.core.tree import Draw, TokenTree
 from draftree.models.table import hashed, listed, near
-from oracle import Case, ChancePicks, joint, rule, trees, written
+from oracle import ChancePicks, trees, written
+from table_cases import Case, joint, rule
 
 IID, WOR = Draw.IID, Draw.WITHOUT_REPLACEMENT
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel
 from draftree.models.choices import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.loading import load_model, wrap_model
 from families import ENCODERS, fresh, peer, target
+from slot_samples import at_once
 
 CPU = torch.device("cpu")
 WEIGHT = "model.layers.1.self_attn.q_proj.weight"
@@ -34,13 +34,6 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) ->
     weights = {name: weight.clone() for name, weight in load_file(folder / "model.safetensors").items()}
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def logits(model: LanguageModel, tokens: list[int]) -> Tensor:
-    slot = model.open()
-    found = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits
-    model.close(slot)
-    return found
 
 
 def test_auto_device_is_there() -> None:
@@ -83,9 +76,9 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones(dtype: Any) -> None:
 def test_a_folder_is_loaded_in_the_dtype_that_was_asked_for(folder: Path, dtype: str) -> None:
     loaded = load_model(folder, dtype=dtype, device="cpu")
     assert (loaded.model.dtype, loaded.model.device, loaded.folder) == (resolve_dtype(dtype, CPU), CPU, folder)
-    scores = logits(loaded.model, [5, 6, 7])
+    scores = at_once(loaded.model, [5, 6, 7])
     assert scores.dtype is (torch.float64 if dtype == "float64" else torch.float32)
-    wanted = logits(target("llama"), [5, 6, 7])
+    wanted = at_once(target("llama"), [5, 6, 7])
     assert torch.allclose(scores.float(), wanted, atol=0.25 if dtype.endswith("16") else 1e-4)
 
 
@@ -104,7 +97,7 @@ def test_a_weight_of_another_shape_is_refused_by_name(folder: Path) -> None:
 def test_a_surplus_weight_does_no_harm(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"model.not_of_this_kind": torch.zeros(3)}))
     assert torch.equal(
-        logits(load_model(folder, dtype="float32", packed=False).model, [4]), logits(target("llama"), [4])
+        at_once(load_model(folder, dtype="float32", packed=False).model, [4]), at_once(target("llama"), [4])
     )
 
 
@@ -181,5 +174,5 @@ def test_a_model_may_be_wrapped_twice_and_stays_usable() -> None:
     first, second = wrap_model(model).model, wrap_model(model).model
     assert isinstance(first, HFModel)
     assert isinstance(second, HFModel)
-    for found in (logits(first, tokens), logits(second, tokens), model(torch.tensor([tokens])).logits[0]):
+    for found in (at_once(first, tokens), at_once(second, tokens), model(torch.tensor([tokens])).logits[0]):
         assert torch.allclose(found, before, atol=1e-4)

@@ -16,7 +16,8 @@ from draftree.models.table import hashed, listed, near
 from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.base import VERIFIERS
 from draftree.verifiers.chance import NoiseChance
-from oracle import Case, ChancePicks, ScriptedChance, controls, joint, node_laws, rule, trees, variation, written
+from oracle import ChancePicks, ScriptedChance, trees, written
+from table_cases import Case, controls, joint, node_laws, rule, variation
 
 T = [0.6, 0.25, 0.1, 0.05, 0.0]
 CASE = Case.of(listed({(0,): T}, otherwise=[0.2] * 5), listed({(0,): T}, otherwise=[0.2] * 5))

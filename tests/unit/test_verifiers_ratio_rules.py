@@ -10,7 +10,8 @@ import torch
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.models.table import listed
 from draftree.verifiers.ratios import acceptance, draft_law, normalised, residual, share_left, used_before
-from oracle import Case, node_laws, outcomes, rule
+from oracle import outcomes
+from table_cases import Case, node_laws, rule
 
 IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
 T = [0.5, 0.3, 0.2]

@@ -10,7 +10,7 @@ from draftree.core.types import Verdict
 from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.base import VERIFIERS, deepest_path
 from draftree.verifiers.chance import NoiseChance
-from oracle import rule
+from table_cases import rule
 
 Tokens = tuple[int, ...]
 

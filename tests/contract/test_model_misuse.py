@@ -1,0 +1,102 @@
+"""What every model refuses: slots of others, nodes that do not hang together."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.models.base import Extend
+from model_subjects import (
+    PARENTS,
+    PREFIX,
+    TREE,
+    any_model,
+    subject,
+)
+from slot_samples import filled
+
+MISUSE = (AssertionError, ValueError)
+
+
+@any_model
+@pytest.mark.parametrize("length", [-1, len(PREFIX) + 1])
+def test_a_prefix_is_cut_within_itself(name: str, length: int) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    with pytest.raises(MISUSE):
+        model.truncate(slot, length)
+    model.close(slot)
+
+
+@any_model
+def test_a_slot_is_closed_once_and_not_used_again(name: str) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    model.close(slot)
+    for misuse in (
+        lambda: model.close(slot),
+        lambda: model.extend([Extend(slot, [3], [-1])]),
+        lambda: model.commit(slot, []),
+        lambda: model.truncate(slot, 1),
+        lambda: model.fork(slot),
+    ):
+        with pytest.raises(MISUSE):
+            misuse()
+
+
+@any_model
+def test_a_slot_of_another_model_is_refused(name: str) -> None:
+    model, other = subject(name).model, subject("table" if name != "table" else "llama").model
+    slot = other.open()
+    with pytest.raises(MISUSE):
+        model.extend([Extend(slot, [3], [-1])])
+    other.close(slot)
+
+
+@any_model
+def test_parents_name_earlier_nodes(name: str) -> None:
+    model = subject(name).model
+    for parents in ([-1, 1], [0], [-2], [-1, 5]):
+        slot = filled(model, PREFIX)
+        with pytest.raises((*MISUSE, IndexError)):
+            model.extend([Extend(slot, TREE[: len(parents)], parents)])
+        model.close(slot)
+
+
+@any_model
+def test_a_slot_takes_one_job_a_pass(name: str) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    with pytest.raises(MISUSE):
+        model.extend([Extend(slot, [3], [-1]), Extend(slot, [4], [0])])
+    model.close(slot)
+
+
+@any_model
+@pytest.mark.parametrize("way", [[1], [0, 0], [0, 3], [9], [0, 2, 1], [-1]])
+def test_what_is_committed_is_a_path(name: str, way: list[int]) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    model.extend([Extend(slot, TREE, subject(name).parents)])
+    with pytest.raises(MISUSE):
+        model.commit(slot, way)
+    model.close(slot)
+
+
+@any_model
+@pytest.mark.parametrize("keep", [[1], [0, 9], [-1]])
+def test_what_is_kept_hangs_together(name: str, keep: list[int]) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    model.extend([Extend(slot, TREE, subject(name).parents)])
+    with pytest.raises(MISUSE):
+        model.prune(slot, keep)
+    model.close(slot)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt"])
+def test_a_model_of_chains_refuses_a_tree(name: str) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    with pytest.raises(MISUSE, match="chains only"):
+        model.extend([Extend(slot, TREE, PARENTS)])
+    model.close(slot)

@@ -1,0 +1,47 @@
+"""Starts whose records lie in a folder of their own, and what is read during them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree.models import loading
+from draftree.models.weights.cache import Cache
+from families import fresh
+from second_starts import SIZES
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of records of its own; the C pass is not built again."""
+    native = Cache().root / "native"
+    native.mkdir(parents=True, exist_ok=True)
+    root = tmp_path / "cache"
+    root.mkdir()
+    (root / "native").symlink_to(native)
+    monkeypatch.setenv("DRAFTREE_CACHE", str(root))
+    monkeypatch.delenv("DRAFTREE_BLUEPRINTS", raising=False)
+    return root / "blueprints"
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that transformers read, one for each time."""
+    found: list[Path] = []
+    read = loading.read_model
+
+    def noting(folder: Path, *rest: Any) -> Any:
+        found.append(folder)
+        return read(folder, *rest)
+
+    monkeypatch.setattr(loading, "read_model", noting)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model that can be started twice."""
+    fresh("llama", **SIZES).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"

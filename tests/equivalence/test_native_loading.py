@@ -1,0 +1,144 @@
+"""Which models run in C once they are loaded, which do not, and why."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError
+from draftree.models.hf import HFModel
+from draftree.models.loading import load_model, lower_model
+from draftree.models.native import decoder
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.library import Library
+from draftree.models.native.lowering import lower
+from families import drafter_folder, fresh
+from native_samples import SIZES, text
+from slot_samples import alone
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+OTHERS = {
+    "gemma2": "capped",
+    "gpt2": "has no",
+    "olmo2": "has no",
+    "cohere": "has no|root-mean-square",
+    "mixtral": "has no",
+    "gpt_oss": "sinks",
+    "qwen3_moe": "has no",
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_kinds_are_left_whole(family: str) -> None:
+    model = fresh(family)
+    lm = HFModel(model)
+    before = alone(lm, text(5))
+    with pytest.raises(NativeUnavailableError, match=OTHERS[family]):
+        lower(lm)
+    assert torch.equal(alone(lm, text(5)), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"hidden_size": 40, "head_dim": 16}, "hidden size of 40"), ({"head_dim": 8}, "size of a head of 8")],
+)
+def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(NativeUnavailableError, match=message):
+        lower(HFModel(fresh("llama", **(SIZES | change))))
+
+
+def test_a_parameter_of_unknown_use_is_refused() -> None:
+    model = fresh("llama", **SIZES)
+    model.model.layers[1].strange = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(NativeUnavailableError, match="unknown use"):
+        lower(HFModel(model))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return drafter_folder("llama", tmp_path, distance=0.0, **SIZES)
+
+
+def test_a_model_that_is_loaded_runs_in_c_and_says_so(folder: Path) -> None:
+    llm = LLM(folder, exact=True)
+    assert llm.is_exact
+    assert llm.kernels.startswith("native (")
+    assert load_model(folder, kernels="torch").kernels == "torch"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=best-9"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=80, temperature=temperature, seed=4)
+    prompts = [text(9), text(60), text(3)]
+    plain = LLM(folder, dtype=dtype, exact=True).generate(prompts, params)
+    drafter = drafter_folder("llama", tmp_path, **SIZES)
+    done = LLM(folder, draft.format(drafter), dtype=dtype, exact=True).generate(prompts, params)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    assert sum(one.stats.accepted_tokens for one in done) > 0
+
+
+def test_what_computes_something_else_is_read_again_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = load_model(folder, dtype="float32", kernels="torch").model
+    monkeypatch.setattr("draftree.models.native.describing._epsilon", lambda norm: 3.0)
+    monkeypatch.setattr("draftree.models.native.describing._norm_offset", lambda norm: 0.0)
+    loaded = load_model(folder, dtype="float32")
+    assert loaded.kernels == "torch"
+    assert "differ" in str(loaded.why_torch)
+    assert torch.equal(alone(loaded.model, text(6)), alone(wanted, text(6)))
+    with pytest.raises(ConfigurationError, match="differ"):
+        load_model(folder, dtype="float32", kernels="native")
+
+
+def test_without_a_compiler_passes_run_through_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(decoder, "library", lambda: Library(built_library()))
+    loaded = load_model(folder)
+    assert loaded.kernels == "torch"
+    assert "no-such-compiler" in str(loaded.why_torch)
+    with pytest.raises(ConfigurationError, match=r"exact was asked for.*no-such-compiler"):
+        LLM(folder, exact=True)
+    with pytest.raises(ConfigurationError, match="no-such-compiler"):
+        LLM(folder, kernels="native")
+    with pytest.raises(ConfigurationError, match="no-such-compiler"):
+        LLM(folder, quantization="int8")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "broken.c"
+    source.write_text("int main( {")
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    with pytest.raises(NativeUnavailableError, match="error"):
+        built_library([source])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernels": "cuda"}, "unknown kernels 'cuda'"),
+        ({"quantization": "int4"}, "unknown quantization 'int4'"),
+        ({"quantization": "int8", "kernels": "torch"}, "needs native kernels"),
+        ({"quantization": "int8", "dtype": "float64"}, "float32 and bfloat16"),
+    ],
+)
+def test_what_can_not_be_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LLM(folder, **options)  # type: ignore[arg-type]
+
+
+def test_a_loaded_model_keeps_its_weights() -> None:
+    with pytest.raises(ConfigurationError, match="loaded already"):
+        LLM(fresh("llama", **SIZES), kernels="native")
+
+
+def test_int8_is_announced(folder: Path) -> None:
+    llm = LLM(folder, quantization="int8", exact=True)
+    assert (llm.quantization, llm.is_exact) == ("int8", True)
+    assert lower_model(fresh("llama", **SIZES), quantization="int8").quantization == "int8"

@@ -1,0 +1,101 @@
+"""Models of every kind behind the seam, and what each must say behind any tokens. Not a test itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.core.tree import path
+from draftree.models.base import LanguageModel
+from draftree.models.hf import HFModel
+from draftree.models.native.lowering import lower
+from draftree.models.sequential import SequentialModel
+from draftree.models.static.buckets import Shapes
+from draftree.models.table import TableLM, hashed
+from families import VOCAB_SIZE, fresh, peer, target
+
+PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
+"""Longer than the window of the families that have one."""
+TREE = [7, 8, 9, 7, 30, 31, 32]
+PARENTS = [-1, 0, 0, -1, 2, 4, 3]
+CHAIN = [-1, 0, 1, 2, 3, 4, 5]
+IN_C = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it must say behind any tokens."""
+
+    model: LanguageModel
+    rows: Callable[[Sequence[int]], Tensor]
+
+    @property
+    def parents(self) -> list[int]:
+        return PARENTS if self.model.supports_trees else CHAIN
+
+
+@functools.cache
+def table() -> TableLM:
+    return TableLM(hashed(VOCAB_SIZE, seed=4))
+
+
+@torch.inference_mode()
+def rows_of_peer(family: str, tokens: Sequence[int]) -> Tensor:
+    found: Tensor = peer(family)(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return found
+
+
+@functools.cache
+def native_peer() -> Any:
+    return fresh("qwen3", **IN_C)
+
+
+@torch.inference_mode()
+def rows_of_native_peer(tokens: Sequence[int]) -> Tensor:
+    found: Tensor = native_peer()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return found
+
+
+def rows_of_table(tokens: Sequence[int]) -> Tensor:
+    return torch.stack([table().logits(tokens[: end + 1]) for end in range(len(tokens))])
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    if name == "table":
+        return Subject(table(), rows_of_table)
+    if name.startswith("leaf by leaf"):
+        return Subject(
+            SequentialModel(target("llama"), batched="row" in name), functools.partial(rows_of_peer, "llama")
+        )
+    if name.startswith("static "):
+        family = name.removeprefix("static ")
+        model = HFModel(fresh(family), shapes=Shapes(shortest=32))
+        return Subject(model, functools.partial(rows_of_peer, family))
+    if name == "in C":
+        return Subject(lower(HFModel(fresh("qwen3", **IN_C))), rows_of_native_peer)
+    return Subject(target(name), functools.partial(rows_of_peer, name))
+
+
+FAMILIES = ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3", "bloom", "mpt"]
+STATIC = ["static llama", "static gemma2", "static gpt_oss", "static deepseek_v3"]
+NAMES = ["table", *STATIC, "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
+
+any_model = pytest.mark.parametrize("name", NAMES)
+
+tree_models = pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bloom", "mpt")])
+
+
+def same(found: Tensor, wanted: Tensor) -> bool:
+    return found.shape == wanted.shape and torch.allclose(found.double(), wanted.double(), atol=2e-4)
+
+
+def wanted_rows(one: Subject, prefix: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+    """Every node scored alone: its own path behind the prefix."""
+    return torch.stack([one.rows([*prefix, *(tokens[n] for n in path(parents, i))])[-1] for i in range(len(tokens))])

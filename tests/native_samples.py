@@ -1,0 +1,43 @@
+"""Tiny models of the families that run in C. Not a test itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from draftree.models.hf import HFModel
+from draftree.models.native.lowering import lower
+from draftree.models.native.model import NativeModel
+from families import VOCAB_SIZE, fresh
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}
+WINDOW: dict[str, Any] = {"sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True, "attention_bias": True},
+    "mistral": {"sliding_window": 37},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {},
+    "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+    "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "smollm3": {"no_rope_layers": [0, 1]},
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+
+
+def lowered(family: str, kind: str = "float32") -> NativeModel:
+    model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family])))
+    return lower(model, quantization="int8" if kind == "int8" else None)
+
+
+@functools.cache
+def native(family: str, kind: str = "float32") -> NativeModel:
+    return lowered(family, kind)
+
+
+def text(length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(length)
+    tokens: list[int] = torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+    return tokens

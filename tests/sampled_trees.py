@@ -1,0 +1,88 @@
+"""Trees and texts as they are drawn, and how far counts may be from a law. Not a test itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.noise import Noise
+from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.sampling.controls import Controls
+from draftree.sampling.history import History
+from draftree.sampling.laws import LawRows, Laws
+from table_cases import Case
+
+
+def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
+    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log law + noise."""
+
+    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
+        return logits + noise.stream(index, *path).gumbel(len(path), torch.arange(case.vocab_size))
+
+    return _grown(case, shape, draw, context, scores)
+
+
+def shared_noise_tree(case: Case, chosen: Controls, shape: Sequence[int], draw: Draw) -> TokenTree:
+    """A tree ranked by the request's own noise: without replacement its k best at a node, iid its best k times."""
+
+    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
+        return logits + chosen.noise.gumbel(len(case.prompt) + len(path), torch.arange(case.vocab_size))
+
+    return _grown(case, shape, draw, case.prompt, scores)
+
+
+def _grown(
+    case: Case,
+    shape: Sequence[int],
+    draw: Draw,
+    context: Sequence[int],
+    scores: Callable[[tuple[int, ...], Tensor, int], Tensor],
+) -> TokenTree:
+    tokens: list[int] = []
+    parents: list[int] = []
+    rows: list[Tensor] = []
+    frontier: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
+    for count in shape:
+        level = []
+        for node, path in frontier:
+            logits = case.drafter.logits((*context, *path))
+            if draw is Draw.WITHOUT_REPLACEMENT:
+                children = scores(path, logits, 0).topk(count).indices.tolist()
+            else:
+                children = [int(scores(path, logits, index).argmax()) for index in range(count)]
+            for child in children:
+                level.append((len(tokens), (*path, child)))
+                tokens.append(child)
+                parents.append(node)
+                rows.append(torch.softmax(logits, dim=-1))
+        frontier = level
+    return TokenTree(tuple(tokens), tuple(parents), draw=draw, laws=torch.stack(rows))
+
+
+def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """What plain decoding writes behind the prompt and `start`, up to `length` tokens with `start`."""
+    tokens = start
+    while len(tokens) < length:
+        logits = case.target.logits((*case.prompt, *tokens))[None]
+        rows = LawRows(History((*case.prompt, *tokens)), chosen, [()])
+        tokens = (*tokens, Laws(logits, [rows]).picks()[0])
+    return tokens
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Pearson's statistic and its p-value, over rows of counts that each have their own total.
+
+    Args:
+        counts: shape (rows, classes).
+        expected: laws, shape (rows, classes); classes of law 0 must not occur.
+    """
+    aims = expected * counts.sum(axis=1, keepdims=True)
+    used = aims > 0
+    assert counts[~used].sum() == 0
+    statistic = float((((counts - aims) ** 2)[used] / aims[used]).sum())
+    degrees = int(used.sum() - (counts.sum(axis=1) > 0).sum())
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return statistic, float(torch.special.gammaincc(half[0], half[1]))

@@ -1,0 +1,37 @@
+"""Texts in slots, read at once or token by token. Not a test itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftree.models.base import Extend, LanguageModel, Slot
+
+
+def filled(model: LanguageModel, tokens: Sequence[int]) -> Slot:
+    """A slot whose prefix is the text."""
+    slot = model.open()
+    if tokens:
+        model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
+        model.commit(slot, range(len(tokens)))
+    return slot
+
+
+def at_once(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """Logits behind every token, all scored in one pass."""
+    slot = model.open()
+    logits = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits
+    model.close(slot)
+    return logits
+
+
+def alone(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """Logits behind every token, each scored in a pass of its own."""
+    slot, rows = model.open(), []
+    for token in tokens:
+        rows.append(model.extend([Extend(slot, [token], [-1])]).logits)
+        model.commit(slot, [0])
+    model.close(slot)
+    return torch.cat(rows)
