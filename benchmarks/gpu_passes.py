@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.passes import read_bandwidth
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.runner import collector_off
+from draftree.bench.speeds import read_bandwidth
 from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, wrap_model
 from draftree.models.static.buckets import Shapes

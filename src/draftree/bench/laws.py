@@ -24,6 +24,7 @@ from draftree.bench.methods import our_methods
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, LawRecord
 from draftree.bench.runner import Prompt
+from draftree.bench.settings import apply_threads, require_positive
 from draftree.bench.workload import SHIPPED, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
@@ -79,10 +80,7 @@ class LawSettings:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "draws", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "limit", "draws", "threads")
         if not self.temperatures:
             raise ConfigurationError("no temperature is given: give one at least, such as 0.8")
         for temperature in self.temperatures:
@@ -143,8 +141,7 @@ def prepare(settings: LawSettings, *, fetch: Callable[[str], object] = resolve_m
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     for name in (settings.model, settings.draft_model):
         fetch(name)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    apply_threads(settings.threads)
     target = load_model(settings.model, dtype=settings.dtype, device=settings.device)
     drafter = load_model(settings.draft_model, dtype=settings.dtype, device=settings.device)
     assert target.folder is not None

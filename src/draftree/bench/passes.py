@@ -6,7 +6,6 @@ bandwidth. What drafting can win hangs on how slowly the cost grows from there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,15 @@ import torch
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, PassRecord, TreeRecord
 from draftree.bench.runner import collector_off
+from draftree.bench.settings import load_for, require_positive
+from draftree.bench.speeds import read_bandwidth
+from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind
 from draftree.bench.trees import scored_shape, time_drafting, time_scoring
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.shapes import parse_shape
-from draftree.models.base import Extend, LanguageModel, Slot
-from draftree.models.loading import load_model
+from draftree.models.base import LanguageModel
 from draftree.models.resolve import resolve_model
 
-BANDWIDTH_BYTES = 1 << 29
-BANDWIDTH_READS = 8
-WARM_UP_PASSES = 2
 QUANTIZED_BYTES = {"int8": 1}
 
 
@@ -61,10 +59,7 @@ class PassSettings:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prefix", "repeats", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "prefix", "repeats", "threads")
         if any(row < 1 for row in self.rows) or not self.rows:
             raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
         object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
@@ -93,15 +88,7 @@ def measure(
     """
     shapes = [scored_shape(text) for text in settings.trees]
     fetch(settings.model)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    loaded = load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=settings.quantization,
-    )
+    loaded = load_for(settings)
     assert loaded.folder is not None
     model = loaded.model
     most = settings.most_rows
@@ -142,34 +129,18 @@ def measure(
 def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:
     """Time one pass over each number of rows behind a prefix, in turns; all rows give logits, as in verification."""
     model.reserve(1, prefix + max(rows))
-    slot = model.open()
     milliseconds: dict[int, list[float]] = {count: [] for count in rows}
+    slot = slot_behind(model, prefix)
     try:
-        model.extend([Extend(slot, _tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])])
-        model.commit(slot, range(prefix))
         with collector_off():
             for turn in range(-WARM_UP_PASSES, repeats):
                 for count in rows:
-                    seconds = _pass_seconds(model, slot, count)
+                    seconds = pass_seconds(model, slot, range(-1, count - 1))
                     if turn >= 0:
                         milliseconds[count].append(1e3 * seconds)
     finally:
         model.close(slot)
     return [PassRecord(count, prefix, tuple(milliseconds[count])) for count in rows]
-
-
-def _pass_seconds(model: LanguageModel, slot: Slot, count: int) -> float:
-    job = Extend(slot, _tokens(model, count), range(-1, count - 1))
-    start = time.perf_counter()
-    logits = model.extend([job]).logits
-    float(logits[-1, 0])  # a card is done only when a value is here
-    seconds = time.perf_counter() - start
-    model.commit(slot, ())
-    return seconds
-
-
-def _tokens(model: LanguageModel, count: int) -> list[int]:
-    return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
 def weight_bytes_read(folder: Path, dtype: torch.dtype, quantization: str | None = None) -> int:
@@ -190,19 +161,3 @@ def weights_of_pass(folder: Path) -> int:
     if head is not None and head.weight is not embedding.weight:
         count -= embedding.weight.numel()
     return int(count)
-
-
-def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> float:
-    """Bytes a second when a large array is read: the best of sums and of products with a vector."""
-    columns = 4096
-    matrix = torch.ones(num_bytes // 4 // columns, columns, device=device)
-    vector = torch.ones(columns, device=device)
-    reads: list[Callable[[], torch.Tensor]] = [matrix.sum, lambda: torch.mv(matrix, vector)[0]]
-    best = min(_seconds(read) for _ in range(BANDWIDTH_READS) for read in reads)
-    return matrix.numel() * 4 / best
-
-
-def _seconds(read: Callable[[], torch.Tensor]) -> float:
-    start = time.perf_counter()
-    float(read())
-    return time.perf_counter() - start

@@ -6,8 +6,7 @@ A streamer stands in the call to see when tokens come; it does nothing but look 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from draftree.bench.engines import Asked, Outcome, Writer
 from draftree.bench.methods import Method, PeerMethod
 from draftree.core.errors import ModelLoadError
+from draftree.models.reading import quiet
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
@@ -60,7 +60,7 @@ class PeerWriter(Writer):
         ids, mask = self._padded(prompts)
         torch.manual_seed(asked.seed)
         config, assistance = self._config(method.how, asked), self._assistance(method.how)
-        with _quiet():
+        with quiet():
             clock.start()
             self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
         return [self._outcome(row, len(prompt), clock, asked) for row, prompt in enumerate(prompts)]
@@ -166,7 +166,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
-        with _quiet():
+        with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
@@ -180,19 +180,3 @@ def _tokenizers(own: Tokenizer, folder: Path) -> dict[str, Any]:
     if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
         return {}
     return {"tokenizer": own.backend, "assistant_tokenizer": other.backend}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and no advice of transformers inside."""
-    from transformers.utils import logging as library
-
-    had_bars, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity_error()
-    try:
-        yield
-    finally:
-        library.set_verbosity(verbosity)
-        if had_bars:
-            library.enable_progress_bar()

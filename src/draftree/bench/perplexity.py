@@ -19,6 +19,7 @@ from torch import Tensor
 from draftree.bench.benchmark import tokenizer_of
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, PerplexityRecord
+from draftree.bench.settings import apply_threads
 from draftree.core.errors import ConfigurationError
 from draftree.models.base import Extend, LanguageModel
 from draftree.models.choices import QUANTIZATIONS, resolve_device, resolve_dtype
@@ -95,8 +96,7 @@ def measure(
     """
     text = _text(settings.text)
     fetch(settings.model)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    apply_threads(settings.threads)
     first = _load(settings, settings.weights[0])
     tokenizer = tokenizer_of(first)
     ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]

@@ -25,6 +25,7 @@ from draftree.models.native.decoder import huge_pages
 SOURCE = Path(__file__).with_name("probe.c")
 FORMATS = ("float32", "bfloat16", "int8")
 LEAST_BYTES = 1 << 28
+BANDWIDTH_BYTES = 1 << 29
 FREE_SHARE = 4
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 LINE = 512
@@ -68,7 +69,7 @@ def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
         probe = None
     if probe is None:
         products = {kind: _torch_operations(kind, device) for kind in FORMATS}
-        return Speeds(_torch_read(device, num_bytes), num_bytes, products, threads, "torch")
+        return Speeds(read_bandwidth(device, num_bytes=num_bytes), num_bytes, products, threads, "torch")
     with ThreadPoolExecutor(threads) as pool:
         read = _read(probe, pool, num_bytes, threads)
         operations = {kind: _operations(getattr(probe, f"probe_{kind}"), pool, threads) for kind in FORMATS}
@@ -133,7 +134,8 @@ def _operations(function: Callable[[int], int], pool: ThreadPoolExecutor, thread
     return total / best
 
 
-def _torch_read(device: torch.device, num_bytes: int) -> float:
+def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> float:
+    """Bytes a second when torch reads a large array: the best of sums and of products with a vector."""
     columns = 4096
     matrix = torch.ones(num_bytes // 4 // columns, columns, device=device)
     vector = torch.ones(columns, device=device)

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from draftree.bench.records import TreeRecord
 from draftree.bench.runner import collector_off
+from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind, some_tokens
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict
@@ -24,7 +25,6 @@ from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 
-WARM_UP_PASSES = 2
 TEMPERATURES = (0.0, 0.8)
 DRAWS = (Draw.FREE, Draw.IID, Draw.WITHOUT_REPLACEMENT)
 
@@ -72,14 +72,14 @@ def time_scoring(model: LanguageModel, shapes: Sequence[str], *, prefix: int, re
     trees = {text: parents_of(scored_shape(text)) for text in shapes}
     most = max(len(parents) for parents in trees.values())
     model.reserve(len(ways) + max(_num_leaves(parents) for parents in trees.values()), prefix + most)
-    slots = {how: _read(way, prefix) for how, way in ways.items()}
+    slots = {how: slot_behind(way, prefix) for how, way in ways.items()}
     found: dict[tuple[str, str], list[float]] = {(text, how): [] for text in trees for how in ways}
     with collector_off():
         for turn in range(-WARM_UP_PASSES, repeats):
             for text, how in found:
                 nodes = len(trees[text])
                 parents = range(-1, nodes - 1) if how == "chain" else trees[text]
-                seconds = _score_seconds(ways[how], slots[how], parents)
+                seconds = pass_seconds(ways[how], slots[how], parents)
                 if turn >= 0:
                     found[text, how].append(1e3 * seconds)
     for how, slot in slots.items():
@@ -118,7 +118,7 @@ def _grow(
     growth: Growth, timed: TimedModel, shape: Shape, *, prefix: int, repeats: int, temperature: float
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of whole trees, and of the passes in each."""
-    history = History(_tokens(timed, prefix))
+    history = History(some_tokens(timed, prefix))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=timed.vocab_size, seed=1)
     state = growth.open(SequenceView(history, controls))
     grown, inside = [], []
@@ -135,27 +135,6 @@ def _grow(
             growth.observe([state], [Verdict((), 0)])
     growth.close(state)
     return grown, inside
-
-
-def _read(model: LanguageModel, prefix: int) -> Slot:
-    slot = model.open()
-    model.extend([Extend(slot, _tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])])
-    model.commit(slot, range(prefix))
-    return slot
-
-
-def _score_seconds(model: LanguageModel, slot: Slot, parents: Sequence[int]) -> float:
-    job = Extend(slot, _tokens(model, len(parents)), parents)
-    start = time.perf_counter()
-    logits = model.extend([job]).logits
-    float(logits[-1, 0])  # a card is done only when a value is here
-    seconds = time.perf_counter() - start
-    model.commit(slot, ())
-    return seconds
-
-
-def _tokens(model: LanguageModel, count: int) -> list[int]:
-    return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
 def _num_leaves(parents: Sequence[int]) -> int:

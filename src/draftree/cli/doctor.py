@@ -75,6 +75,7 @@ def doctor(
             raise typer.BadParameter("it is about a model: name one", param_hint=strange)
     from draftree.bench.diagnosis import examine, examine_machine
     from draftree.bench.diagnosis_records import DoctorSettings
+    from draftree.bench.settings import apply_threads
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import waiting
 
@@ -91,7 +92,7 @@ def doctor(
         measure=measure,
     )
     settings.methods()
-    settings.apply_threads()
+    apply_threads(settings.threads)
     machine = examine_machine(device)
     if not as_json:
         show("Machine", machine_lines(machine))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.noise import Noise
-from draftree.core.tree import ROOT, Draw, TokenTree, prune
+from draftree.core.tree import ROOT, Draw, TokenTree, path, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.shapes import Shape
@@ -44,11 +44,7 @@ class _Growing:
     """A heap of the highest scores so far, as many as the budget has nodes."""
 
     def path(self, node: int) -> list[int]:
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        return [self.tokens[n] for n in path(self.parents, node)]
 
     def add(self, parent: int, token: int, score: float, *, confidence: float, law: Tensor | None) -> None:
         if confidence < self.budget.min_confidence:

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import torch
 
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, prune
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, path, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.memory import Footprint
@@ -220,11 +220,7 @@ class _Growing:
         return 0 if node == ROOT else self._depths[node]
 
     def path(self, node: int) -> list[int]:
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        return [self.tokens[n] for n in path(self.parents, node)]
 
     def graft(self, node: int, run: Sequence[int]) -> None:
         """Put a run of tokens below a node, along what is there already."""

@@ -13,8 +13,8 @@ from draftree.core.errors import ModelLoadError
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and load reports of transformers inside: standard error belongs to whoever uses us."""
+def quiet() -> Iterator[None]:
+    """No progress bars, load reports and advice of transformers inside: standard error belongs to whoever uses us."""
     from transformers.utils import logging as library
 
     was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
@@ -37,7 +37,7 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with _quiet():
+        with quiet():
             loader: Any = AutoModelForCausalLM
             model, report = loader.from_pretrained(
                 folder,

@@ -77,6 +77,14 @@ class _TableSlot(Slot):
     def context(self, node: int) -> list[int]:
         return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
 
+    def take(self, job: Extend) -> list[list[int]]:
+        """Append a job's nodes; the contexts of those whose rows are asked for."""
+        first = self.num_tentative
+        self.tokens.extend(map(int, job.tokens))
+        self.parents.extend(map(int, job.parents))
+        wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
+        return [self.context(first + index) for index in wanted]
+
 
 @final
 class TableLM(LanguageModel):
@@ -172,11 +180,10 @@ class TableLM(LanguageModel):
         self.erase(slots)
         rows = []
         for job, slot in zip(jobs, slots, strict=True):
-            first = slot.num_tentative
-            slot.tokens.extend(int(token) for token in job.tokens)
-            slot.parents.extend(int(parent) for parent in job.parents)
-            wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
-            rows += [self.logits(slot.context(first + index)) for index in wanted]
+            rows += [self.logits(context) for context in slot.take(job)]
+        return self._scores(rows, jobs)
+
+    def _scores(self, rows: list[Tensor], jobs: Sequence[Extend]) -> Scores:
         logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
         return Scores(logits, starts_of(jobs))
 
@@ -195,13 +202,8 @@ class TableLM(LanguageModel):
                 raise ValueError("a slot with a tentative tree is not sketched in: commit or prune it first")
             slot.sketch = slot.sketch or _TableSlot(slot.prefix)
             self._check_job(job, slot.sketch)
-            first = slot.sketch.num_tentative
-            slot.sketch.tokens.extend(map(int, job.tokens))
-            slot.sketch.parents.extend(map(int, job.parents))
-            wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
-            rows += [self._sketched(tuple(slot.sketch.context(first + index))) for index in wanted]
-        logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
-        return Scores(logits, starts_of(jobs))
+            rows += [self._sketched(tuple(context)) for context in slot.sketch.take(job)]
+        return self._scores(rows, jobs)
 
     def erase(self, slots: Sequence[Slot]) -> None:
         """Forget sketches."""

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 
 from draftree.bench.benchmark import prompts_of, tokenizer_of
+from draftree.bench.settings import load_for, require_positive
 from draftree.bench.workload import read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.llm import LLM
 from draftree.models.base import Part
 from draftree.models.layer_sets import LayerSet, layer_spec, place_of
-from draftree.models.loading import LoadedModel, load_model
+from draftree.models.loading import LoadedModel
 from draftree.models.resolve import resolve_model
 from draftree.sampling.params import SamplingParams
 
@@ -68,10 +69,7 @@ class TuneSettings:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "limit", "k", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        require_positive(self, "trials", "limit", "k", "threads")
         if self.max_tokens < 2:
             raise ConfigurationError(f"max_tokens is {self.max_tokens}: decoding has no speed below 2 tokens")
 
@@ -110,9 +108,7 @@ class LayerSearch:
         self._settings = settings
         workload = read_workload(settings.prompts).choose((), settings.limit)
         fetch(settings.model)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        self._loaded = _load(settings)
+        self._loaded = load_for(settings)
         self._loaded.model.require_part(Part(attention=frozenset({0}), mlp=frozenset({0})))
         room = self._loaded.model.max_length - settings.max_tokens
         prompts = [list(p.ids) for p in prompts_of(workload, tokenizer_of(self._loaded), room)[0]]
@@ -256,16 +252,6 @@ def _tried(trial: Any) -> Tried:
 def _computed_with(loaded: LoadedModel) -> str:
     parts = (str(loaded.model.dtype).removeprefix("torch."), loaded.quantization, str(loaded.model.device))
     return ", ".join(part for part in (*parts, loaded.kernels) if part)
-
-
-def _load(settings: TuneSettings) -> LoadedModel:
-    return load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=settings.quantization,
-    )
 
 
 def _optuna() -> Any:
