@@ -14,11 +14,11 @@ from torch import Tensor
 from draftree.core.tree import path
 from draftree.models.base import LanguageModel
 from draftree.models.hf import HFModel
-from draftree.models.native.lowering import lower
 from draftree.models.sequential import SequentialModel
 from draftree.models.static.buckets import Shapes
 from draftree.models.table import TableLM, hashed
 from families import VOCAB_SIZE, fresh, peer, target
+from native_samples import lower
 
 PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
 """Longer than the window of the families that have one."""

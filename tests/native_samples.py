@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from draftree.models.hf import HFModel
-from draftree.models.native.lowering import lower
+from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
+from draftree.models.native.weights import ModelWeights
 from families import VOCAB_SIZE, fresh
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}
@@ -25,6 +26,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [0, 1]},
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+
+
+def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
+    """The same model with passes in C. It gives up its own weights."""
+    return NativeModel(plan_lowering(model), ModelWeights(model.model), quantization=quantization)
 
 
 def lowered(family: str, kind: str = "float32") -> NativeModel:

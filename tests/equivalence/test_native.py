@@ -18,9 +18,8 @@ from draftree.models.hf import HFModel
 from draftree.models.native import decoder
 from draftree.models.native.build import built_library
 from draftree.models.native.library import Library
-from draftree.models.native.lowering import lower
 from families import VOCAB_SIZE, fresh
-from native_samples import DTYPES, FAMILIES, SIZES, lowered, native, text
+from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")

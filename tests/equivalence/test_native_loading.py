@@ -16,9 +16,8 @@ from draftree.models.loading import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
-from draftree.models.native.lowering import lower
 from families import drafter_folder, fresh
-from native_samples import SIZES, text
+from native_samples import SIZES, lower, text
 from slot_samples import alone
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")

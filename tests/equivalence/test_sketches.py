@@ -14,10 +14,10 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Part
 from draftree.models.hf import HFModel
-from draftree.models.native.lowering import lower
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
+from native_samples import lower
 from slot_samples import filled
 
 LAYERS = 4

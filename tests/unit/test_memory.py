@@ -27,12 +27,6 @@ def test_a_tree_takes_places_and_logits_and_a_drafter_keys_of_its_own() -> None:
     assert found.slot_bytes == 57 * 11 + 8 * (2 * 100 + 4) + 2 * 100 + 2
 
 
-def test_weights_count_where_they_are_still_to_be_loaded() -> None:
-    before = estimate_memory(TARGET, DRAFT, free_bytes=100_000, length=50, loaded=False)
-    after = estimate_memory(TARGET, DRAFT, free_bytes=100_000, length=50)
-    assert before.once_bytes - after.once_bytes == 1200
-
-
 def test_where_nothing_fits_there_are_no_slots() -> None:
     assert estimate_memory(TARGET, free_bytes=2000, length=50).num_slots == 0
     assert estimate_memory(NOTHING, free_bytes=2000, length=50).num_slots == 0

@@ -58,25 +58,3 @@ class TraceCosts:
     def draft_seconds(self, part: int, depth: int) -> float:
         """As many levels as the mean level costs."""
         return self._drafts[part].of(depth)
-
-
-@final
-class CurveCosts:
-    """Costs that somebody writes down.
-
-    Args:
-        base: seconds of a pass over one row.
-        row: of every further row.
-        level: of a draft's level.
-    """
-
-    def __init__(self, *, base: float, row: float, level: float = 0.0) -> None:
-        self._base, self._row, self._level = base, row, level
-
-    def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
-        """A straight line."""
-        return self._base + self._row * (rows - 1)
-
-    def draft_seconds(self, part: int, depth: int) -> float:
-        """In proportion."""
-        return self._level * depth

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 __all__ = ["main"]
 
 FAILED = 1
-WRONG_USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 

@@ -6,7 +6,6 @@ positions by key index fail on trees and keep chains; those that fail on chains 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import Extend, LanguageModel, Part
-
-logger = logging.getLogger(__name__)
 
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)

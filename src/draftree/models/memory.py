@@ -80,25 +80,21 @@ def estimate_memory(
     free_bytes: int,
     length: int,
     nodes: int = 0,
-    loaded: bool = True,
 ) -> MemoryEstimate:
     """How many slots of `length` tokens fit.
 
     Args:
         target: the model whose text is wanted.
         draft: of all models that draft, added up.
-        free_bytes: free now.
+        free_bytes: free now, where the weights are in memory already.
         length: tokens of a slot, prompt and text.
         nodes: of the widest tree, which lies behind the text while it is scored.
-        loaded: whether the weights are in memory already, and so not in what is free.
     """
     rows = 1 + nodes
     places = length + nodes
     slot = places * (target.token + draft.token) + rows * (LOGIT_COPIES * target.logits + target.row)
     slot += draft.logits * LOGIT_COPIES + draft.row
     once = PREFILL_ROWS * max(target.row, draft.row)
-    if not loaded:
-        once += target.weights + draft.weights
     kept = int(free_bytes * KEPT_SHARE)
     room = free_bytes - once - kept
     return MemoryEstimate(free_bytes, once, slot, kept, max(0, room // slot) if slot else 0)

@@ -99,11 +99,6 @@ class SamplingParams:
         """`stop`, typed as the tuple it is."""
         return tuple(self.stop or ())
 
-    @classmethod
-    def field_help(cls) -> dict[str, str]:
-        """One line about each parameter, by name."""
-        return {field.name: field.metadata["help"] for field in dataclasses.fields(cls)}
-
 
 def _refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
     shown = repr(value)

@@ -6,8 +6,6 @@ from draftree.models.hf import HFModel
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.describing import read
-from draftree.models.native.model import NativeModel
-from draftree.models.native.weights import ModelWeights
 
 DTYPES = ("float32", "bfloat16")
 
@@ -22,16 +20,3 @@ def plan_lowering(model: HFModel) -> Blueprint:
     if model.device.type != "cpu" or dtype not in DTYPES:
         raise NativeUnavailableError(f"passes in C are for float32 and bfloat16 on CPUs, not {dtype} on {model.device}")
     return read(model)
-
-
-def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
-    """The same model with passes in C. It gives up its own weights.
-
-    Args:
-        model: without open slots.
-        quantization: "int8" for weights of 8 bits, None for the model's own.
-
-    Raises:
-        NativeUnavailableError: it is built otherwise, or there is no C pass here; nothing has changed then.
-    """
-    return NativeModel(plan_lowering(model), ModelWeights(model.model), quantization=quantization)
