@@ -23,6 +23,7 @@ DRAFTERS: Registry[Drafter] = Registry(
             "guided",
             "merged",
             "occurrences",
+            "readers",
             "shapes",
             "sketching",
             "stepping",

@@ -19,9 +19,10 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree, path, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
+from draftree.drafters.readers import Reader, SameReader
 from draftree.drafters.shapes import Shape
 from draftree.drafters.sketching import SketchStepper
-from draftree.drafters.stepping import ModelStepper, Reader, SameReader, Stepped, Stepper
+from draftree.drafters.stepping import ModelStepper, Stepped, Stepper
 from draftree.models.base import LanguageModel, Part
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.search import argmax, leading, log_total

@@ -22,7 +22,7 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.stepping import Reader, Reading
+from draftree.drafters.readers import Reader, Reading
 from draftree.text.lexicon import Lexicon, lexicon_of
 from draftree.text.rereading import Rereading
 from draftree.text.vocab import compare_vocabularies

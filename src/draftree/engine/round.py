@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain, prune
+from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
 from draftree.engine.parts import Parts
-from draftree.engine.sequence import SequenceCounts, WritingSequence
+from draftree.engine.record import count, matches
+from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Extend, Slot
 from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
@@ -98,7 +99,7 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     record = _record(parts, clock, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
     for sequence, row in zip(sequences, rows, strict=True):
-        _count(sequence.counts, record, row)
+        count(sequence.counts, record, row)
         if sequence.is_finished:
             sequence.counts.explain = parts.planner.explain()
     for chunk in chunks:
@@ -237,7 +238,7 @@ def _write(turn: Turn, laws: Laws, index: int) -> SequenceRecord:
         min(written, len(path)),
         written,
         len(path),
-        () if verdict is None or not len(tree) else _matches(tree, verdict),
+        () if verdict is None or not len(tree) else matches(tree, verdict),
         index=sequence.index,
         offered=turn.offered,
         tree=tree,
@@ -254,17 +255,6 @@ def _write_tokens(sequence: WritingSequence, tree: TokenTree, verdict: Verdict, 
     if top is not None:
         rows = [0, *(node + 1 for node in verdict.path)][:written]
         sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
-
-
-def _matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
-    """How many children each visited node had, and which of them was accepted."""
-    children = tree.children()
-    ways = zip((ROOT, *verdict.path), (*verdict.path, None), strict=True)
-    return tuple(
-        (len(children[node + 1]), 0 if kept is None else children[node + 1].index(kept) + 1)
-        for node, kept in ways
-        if children[node + 1]
-    )
 
 
 def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
@@ -284,37 +274,3 @@ def _committed(turn: Turn) -> Series[int]:
     assert turn.verdict is not None, "who failed commits nothing"
     num_pending = len(turn.pending)
     return [*range(num_pending), *(num_pending + node for node in turn.verdict.path)]
-
-
-def _count(counts: SequenceCounts, record: RoundRecord, row: SequenceRecord) -> None:
-    if counts.rounds == 0:
-        # the first round reads the prompt: its seconds are the wait for the first token
-        counts.prefill_seconds += record.total_seconds
-        counts.first_tokens = row.num_written
-    else:
-        counts.decode_seconds += record.total_seconds
-        counts.plan_seconds += record.plan_seconds
-        counts.draft_seconds += record.draft_seconds
-        counts.score_seconds += record.score_seconds
-        counts.verify_seconds += record.verify_seconds
-        counts.commit_seconds += record.commit_seconds
-    counts.rounds += 1
-    if row.num_drafted:
-        _count_draft(counts, row)
-
-
-def _count_draft(counts: SequenceCounts, row: SequenceRecord) -> None:
-    tree = row.tree
-    counts.draft_tokens += row.num_drafted
-    counts.accepted_tokens += row.num_accepted
-    missing = row.draft_depth - len(counts.drafted_by_depth)
-    counts.drafted_by_depth.extend([0] * missing)
-    counts.accepted_by_depth.extend([0] * missing)
-    for depth in depths(tree.parents):
-        counts.drafted_by_depth[depth - 1] += 1
-    for depth in range(row.num_accepted):
-        counts.accepted_by_depth[depth] += 1
-    for names in tree.sources:
-        counts.drafted_by_source.update(names)
-    for node in row.path[: row.num_accepted] if tree.sources else ():
-        counts.accepted_by_source.update(tree.sources[node])
