@@ -104,8 +104,12 @@ class Places:
             return
         self._running = running
         self.prefixes.evict(self._num_open() - self._most_open())
-        if self._num_open() > len(self.prefixes.kept):
-            self._reserve(self._num_open(), [s for s in running if s.slot is not None])
+        try:
+            self._reserve(min(len(running) + len(self.prefixes.kept), self._most_open()), running)
+        except AssertionError:
+            raise  # a mistake of ours, not a request's
+        except Exception as error:
+            logger.warning("no slots for %d texts at once (%s): those fail that do not fit", len(running), error)
         for place, sequence in enumerate(running):
             if sequence.slot is not None or sequence.is_finished:
                 continue
@@ -175,14 +179,14 @@ class Places:
         return max(running, min(running + self.prefixes.limit, self._need.num_slots(self._memory, longest)))
 
     def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
-        """Room for so many slots, and for these texts: twice of what was too little, so that it is seldom exchanged."""
+        """Room for so many slots, and for these texts: more than is too little now, so that it is seldom exchanged."""
         needed = max(len(s.history) for s in sequences) + self._need.tree
         if count <= self._count and needed <= self._length:
             return
         length, most = self._length, self._count
         if needed > length:
             longest = max(s.limit for s in sequences) + self._need.tree
-            length = max(needed, min(longest, max(AHEAD, 2 * length)))
+            length = min(longest, max(needed + AHEAD, 2 * length))
         if count > most:
             most = max(count, min(self._most_open(), 2 * most))
         others = self._parts.target.num_open - self._num_open()

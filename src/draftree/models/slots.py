@@ -1,8 +1,8 @@
 """Slots of a model that runs here: preallocated keys and values, compacted in place.
 
-All layers of one shape share one tensor of shape (layers, slots, kv_heads, length, head_dim), so that keeping
-an accepted path is two copies for the whole model. A token's keys depend on its depth, not on its index, so a
-tentative node can be moved to the place where it is committed.
+All layers of one shape share one tensor of shape (slots, layers, kv_heads, length, head_dim), so that keeping
+an accepted path is two copies for the whole model, and slots that are added touch no memory of others. A token's keys
+depend on its depth, not on its index, so a tentative node can be moved to the place where it is committed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from draftree.models.base import Slot
 if TYPE_CHECKING:
     from draftree.models.sketch import Sketch
 
+SPARE = 8
+"""How many times as many slots as are asked for the host's memory has room for."""
 CLOSED = -1
 """Index of a slot that was given back."""
 
@@ -117,13 +119,15 @@ class KVMemory:
         self.num_slots = 0
         self.length = 0
         self._stores: list[tuple[Tensor, Tensor]] = []
+        self._num_held = 0
+        """Slots that the stores have room for."""
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
-        return sum(t.numel() * t.element_size() for pair in self._stores for t in pair)
+        """Bytes of all slots."""
+        return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -133,7 +137,7 @@ class KVMemory:
 
     def clear(self) -> None:
         """Give all memory back."""
-        self.num_slots = self.length = 0
+        self.num_slots = self.length = self._num_held = 0
         self.version += 1
         self._stores = []
         self.keys, self.values = {}, {}
@@ -149,20 +153,34 @@ class KVMemory:
         length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
             return
+        if length != self.length or num_slots > self._num_held:
+            self._exchange(num_slots, length, used)
         self.version += 1
-        places = length + self.num_scratch
-        old_stores, self._stores = self._stores, []
-        for position, (shape, layers) in enumerate(self._layers_by_shape().items()):
-            pair = []
-            for side, dim in enumerate((shape.key_dim, shape.value_dim)):
-                store = self._zeros((len(layers), num_slots, shape.kv_heads, places, dim))
-                for slot, count in used.items():
-                    store[:, slot, :, :count] = old_stores[position][side][:, slot, :, :count]
-                pair.append(store)
-            self._stores.append((pair[0], pair[1]))
-            for place, layer in enumerate(layers):
-                self.keys[layer], self.values[layer] = pair[0][place], pair[1][place]
         self.num_slots, self.length = num_slots, length
+        for (keys, values), layers in zip(self._stores, self._layers_by_shape().values(), strict=True):
+            for place, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = keys[:num_slots, place], values[:num_slots, place]
+
+    def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
+        """Other stores, which hold what is used."""
+        # untouched memory of the host costs nothing: slots that are added later lie there, and none is copied then
+        held = num_slots * SPARE if self._device.type == "cpu" else num_slots
+        try:
+            stores = self._stores_of(held, length)
+        except MemoryError:  # of a system that counts what is untouched as well
+            held, stores = num_slots, self._stores_of(num_slots, length)
+        for slot, count in used.items():
+            for old_pair, pair in zip(self._stores, stores, strict=True):
+                for old, new in zip(old_pair, pair, strict=True):
+                    new[slot, :, :, :count] = old[slot, :, :, :count]
+        self._stores, self._num_held = stores, held
+
+    def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        stores = []
+        for shape, layers in self._layers_by_shape().items():
+            first = (num_slots, len(layers), shape.kv_heads, length + self.num_scratch)
+            stores.append((self._zeros((*first, shape.key_dim)), self._zeros((*first, shape.value_dim))))
+        return stores
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self._device.type != "cpu":
@@ -195,15 +213,15 @@ class KVMemory:
         for pair in self._stores:
             for store in pair:
                 if moves:
-                    store[:, slot, :, target] = store[:, slot, :, source]
+                    store[slot, :, :, target] = store[slot, :, :, source]
                 if dropped:
-                    store[:, empty_slot, :, empty_place] = 0
+                    store[empty_slot, :, :, empty_place] = 0
 
     def wipe(self, slot: int) -> None:
         """Put zeros into a slot."""
         for pair in self._stores:
             for store in pair:
-                store[:, slot].zero_()
+                store[slot].zero_()
 
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
         """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
@@ -212,7 +230,7 @@ class KVMemory:
         source = to_device([start + offset for offset in offsets], self._device)
         for pair in self._stores:
             for store in pair:
-                view = store[:, slot]
+                view = store[slot]
                 view[:, :, start : start + len(offsets)] = view.index_select(2, source)
 
     def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
@@ -228,7 +246,7 @@ class KVMemory:
         """Copy the first `length` tokens of a slot to another."""
         for pair in self._stores:
             for store in pair:
-                store[:, target, :, :length] = store[:, source, :, :length]
+                store[target, :, :, :length] = store[source, :, :, :length]
 
     def scrub(self, slot: int) -> None:
         """Zero a slot if it holds what is not finite: a masked key counts 0 times, and 0 times NaN is NaN."""
@@ -238,4 +256,4 @@ class KVMemory:
             return
         for pair in self._stores:
             for store in pair:
-                store[:, slot] = 0
+                store[slot] = 0

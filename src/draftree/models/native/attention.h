@@ -18,7 +18,7 @@ static void read_block(const Work *work, const Layer *layer, Attending *at, int6
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim;
-    const int64_t base = (pass->slot[row] * decoder->kv_heads + kv_head) * pass->places;
+    const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
     for (int64_t position = first; position < end; position++) {
         const int64_t from = (base + place_of(pass, row, position)) * dim, to = (position - first) * dim;
         for (int64_t i = 0; i < dim; i += LANES) {

@@ -62,7 +62,7 @@ INLINE vf interleaved(half_row a, half_row b) { /* a0 b0 a1 b1 ... */
 static void read_tiles(const Work *work, const Layer *layer, Tiles *at, int64_t row, int64_t kv_head, int64_t first, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim, base = (pass->slot[row] * decoder->kv_heads + kv_head) * pass->places;
+    const int64_t dim = decoder->head_dim, base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
     const uint16_t *keys = layer->keys, *values = layer->values;
     const half_row nothing = {0};
     for (int64_t key = 0; key < KEY_BLOCK; key += 2) {

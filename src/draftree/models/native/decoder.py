@@ -51,7 +51,7 @@ class NativeDecoder:
         self._kept: list[Tensor] = []
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
-        self._memory_layout: tuple[int, int] | None = None
+        self._memory_version = -1
         self._ropes = _Ropes(blueprint.ropes)
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -221,6 +221,7 @@ class NativeDecoder:
             num_logits=len(asked),
             num_chunks=len(rows.chunks) - 1,
             places=memory.length,
+            slot_step=memory.keys[0].stride(0) // self._blueprint.head_dim,
             logit_rows=place_of(asked),
             logits=at.address,
         )
@@ -232,12 +233,11 @@ class NativeDecoder:
         return Outcome(logits, hidden, at)
 
     def _point_at(self, memory: KVMemory) -> None:
-        layout = (memory.num_slots, memory.length)
-        if layout == self._memory_layout:
+        if memory.version == self._memory_version:
             return
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
-        self._memory_layout = layout
+        self._memory_version = memory.version
 
 
 def place_of(numbers: array[int]) -> int:

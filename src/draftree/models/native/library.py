@@ -75,7 +75,7 @@ class CPass(ctypes.Structure):
 
     _fields_ = (
         *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
-        *((name, _size) for name in ("places", "rotary_dim")),
+        *((name, _size) for name in ("places", "slot_step", "rotary_dim")),
         *((name, _pointer) for name in ("tokens", "slot", "place", "position", "identical", "list_start", "list")),
         ("chunks", _pointer),
         ("cosines", _pointer * 2),

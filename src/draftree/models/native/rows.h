@@ -122,7 +122,7 @@ static void place_row(const Work *work, const Layer *layer, int64_t row) {
     for (int64_t h = 0; h < decoder->heads; h++) place_head(work, query + h * dim, layer->query_norm, row, layer->rope);
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
         place_head(work, key + h * dim, layer->key_norm, row, layer->rope);
-        int64_t at = ((pass->slot[row] * decoder->kv_heads + h) * pass->places + pass->place[row]) * dim;
+        int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) * dim;
         for (int64_t i = 0; i < dim; i += LANES) {
             if (decoder->kv_format == FLOAT32) {
                 store((float *)layer->keys + at + i, load(key + h * dim + i));

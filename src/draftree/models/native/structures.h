@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm, *query_norm, *key_norm;
     Linear qkv, output, gate_up, down;
-    void *keys, *values; /* [slot][kv head][place][head_dim] */
+    void *keys, *values; /* [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart */
     int64_t window;      /* 0: none */
     int64_t rope;        /* which of the pass's tables */
     float scaling;
@@ -55,8 +55,8 @@ typedef struct {
     Linear head;
 } Decoder;
 
-typedef struct {
-    int64_t rows, num_threads, first_layer, last_layer, num_logits, num_chunks, places, rotary_dim;
+typedef struct { /* places: of a slot and head; slot_step: places from slot to slot */
+    int64_t rows, num_threads, first_layer, last_layer, num_logits, num_chunks, places, slot_step, rotary_dim;
     const int64_t *tokens;
     const int64_t *slot, *place, *position; /* a row each */
     const int64_t *identical;               /* keys before this position lie at their position */
