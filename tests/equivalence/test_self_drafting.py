@@ -113,8 +113,9 @@ def count_sketched_rows(model: SlottedModel, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_long_prompt_is_not_read_twice() -> None:
     model = target("llama")
     assert isinstance(model, SlottedModel)
+    llm = LLM(model, SKIPPING)  # which may check the model
     before = model.num_sublayer_runs
-    LLM(model, SKIPPING).generate(LONG, params(0.0, max_tokens=1))
+    llm.generate(LONG, params(0.0, max_tokens=1))
     assert model.num_sublayer_runs - before == 2 * model.num_layers * len(LONG[0])
     done = LLM(model, SKIPPING).generate(LONG, params(0.0))
     assert done[0].stats.draft_tokens > 0
