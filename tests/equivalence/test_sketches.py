@@ -17,15 +17,13 @@ from draftree.models.hf import HFModel
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
+from model_subjects import PARENTS, PREFIX, TREE
 from native_samples import lower
 from slot_samples import filled
 
 LAYERS = 4
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": LAYERS}
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
-TREE = [7, 8, 9, 7, 30, 31, 32]
-PARENTS = [-1, 0, 0, -1, 2, 4, 3]
 SKETCHED = [0, 2, 3, 4]
 """The tree's nodes that are sketched; the others are not known before the whole pass."""
 PARTS = [

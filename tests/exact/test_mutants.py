@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from biased_rules import bonus_from_the_target
 from draftree.core.noise import Noise, gumbel
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
@@ -113,15 +114,6 @@ def test_false_drafts_are_harmless_under_match(drafts: Callable[[], Drafts]) -> 
 
 
 # rules with a mistake in them
-
-
-def bonus_from_the_target(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
-    """`token`, but after a reject the bonus is drawn from T instead of what is left of it."""
-    for node, token in enumerate(tree.tokens):
-        target = target_law(laws, node)
-        if not chance.accepts(acceptance(target, draft_law(tree, node, vocab_size=3), token)):
-            return Verdict(tuple(range(node)), chance.draw(target))
-    return Verdict(tuple(range(len(tree))), chance.draw(target_law(laws, len(tree))))
 
 
 def block(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forwards: bool, weighted: bool) -> Verdict:

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from biased_rules import bonus_from_the_target
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, near
 from draftree.sampling.laws import NodeLaws
 from draftree.verifiers.chance import Chance, NoiseChance
-from draftree.verifiers.ratios import acceptance, draft_law, target_law
 from sampled_trees import chi_square
 from table_cases import Case, rule
 
@@ -101,15 +101,6 @@ def p_value(verify: Verify, shape: Sequence[int], draw: Draw, *, tokens: int, cl
 )
 def test_transitions_are_the_targets(name: str, shape: tuple[int, ...], draw: Draw) -> None:
     assert p_value(rule(name).verify, shape, draw, tokens=15_000) > LEVEL
-
-
-def bonus_from_the_target(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
-    """`token` that forgets the residual."""
-    for node, token in enumerate(tree.tokens):
-        target = target_law(laws, node)
-        if not chance.accepts(acceptance(target, draft_law(tree, node, vocab_size=4), token)):
-            return Verdict(tuple(range(node)), chance.draw(target))
-    return Verdict(tuple(range(len(tree))), chance.draw(target_law(laws, len(tree))))
 
 
 def test_biased_twin_of_token_is_found() -> None:
