@@ -46,6 +46,12 @@ def test_mask_by_hand() -> None:
     assert ancestor_mask(PARENTS).tolist() == np.array(expected, dtype=bool).tolist()
 
 
+def test_token_paths_begin_with_the_roots_and_share_prefixes() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
+    assert tree.token_paths() == [(), (5,), (5, 6), (5, 7), (8,), (5, 6, 9)]
+    assert EMPTY.token_paths() == [()]
+
+
 def test_chain_is_a_tree_without_branches() -> None:
     tree = chain([7, 8, 9], scores=[0.0, -1.0, -2.0], draw=Draw.IID, laws=torch.ones(3, 4))
     assert tree.parents == (-1, 0, 1)

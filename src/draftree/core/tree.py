@@ -71,6 +71,13 @@ class TokenTree:
         """Nodes from the root's child down to `node`; empty for the root (-1)."""
         return path(self.parents, node)
 
+    def token_paths(self) -> list[tuple[int, ...]]:
+        """Tokens from the root's child down to every node; entry 0 is the root's, entry 1 + i is node i's."""
+        found: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            found.append((*found[parent + 1], token))
+        return found
+
     def children(self) -> list[list[int]]:
         """Children of every node in draw order; entry 0 is the root's, entry 1 + i is node i's."""
         lists: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]

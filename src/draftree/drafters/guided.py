@@ -145,10 +145,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         return growing.tree(self._draw, self._vocab_size)
 
     def _allowed(self, guide: Guide, view: SequenceView, tree: TokenTree) -> list[int]:
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            paths.append((*paths[parent + 1], token))
-        allowed = guide.allowed(view.history, paths[1:])
+        allowed = guide.allowed(view.history, tree.token_paths()[1:])
         return [node for node, may_follow in enumerate(allowed) if may_follow is not None]
 
     def observe(

@@ -187,10 +187,7 @@ def _job(turn: Turn) -> Extend:
 
 
 def _rows(turn: Turn) -> LawRows:
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(turn.tree.tokens, turn.tree.parents, strict=True):
-        paths.append((*paths[parent + 1], token))
-    return LawRows(turn.sequence.history, turn.sequence.controls, paths)
+    return LawRows(turn.sequence.history, turn.sequence.controls, turn.tree.token_paths())
 
 
 def _verify(parts: Parts, turns: Series[Turn], laws: Laws) -> None:
