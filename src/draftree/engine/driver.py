@@ -7,10 +7,10 @@ loops of those who listen. A listener that is slow finds all its news together l
 from __future__ import annotations
 
 import asyncio
+import bisect
 import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -69,7 +69,7 @@ class Driver:
         self._engine = engine
         self._actions: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._listeners: list[Listener] = []
-        self._backlog: deque[tuple[Future[None], Sequence[Listener]]] = deque()
+        self._backlog: list[tuple[Future[None], Sequence[Listener]]] = []
         self._drains: list[Future[None]] = []
         self._is_draining = self._is_closed = False
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class Driver:
             if self._is_draining:
                 raise _closed()
             if wait and (self._backlog or not self._engine.takes(len(listeners))):
-                self._backlog.append((added, listeners))
+                bisect.insort(self._backlog, (added, listeners), key=_priority)
                 return
             if self._backlog:
                 raise QueueFullError(f"{len(self._backlog)} requests wait for room in the queue: try again later")
@@ -210,7 +210,7 @@ class Driver:
 
     def _admit_backlog(self) -> None:
         while self._backlog and self._engine.takes(len(self._backlog[0][1])):
-            self._take(*self._backlog.popleft())
+            self._take(*self._backlog.pop(0))
 
     def _end(self, error: BaseException) -> None:
         """Everybody hears why there is nothing more to come."""
@@ -228,6 +228,11 @@ class Driver:
         for future in futures:
             if not future.done() and not future.cancelled():
                 future.set_exception(reason)
+
+
+def _priority(entry: tuple[Future[None], Sequence[Listener]]) -> int:
+    """In the backlog as in the queue: lower numbers first, then first come, first served."""
+    return entry[1][0].sequence.priority
 
 
 def _pass_on(done: Future[Any], added: Future[None]) -> None:

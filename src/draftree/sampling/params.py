@@ -49,7 +49,9 @@ class SamplingParams:
         None, "added to the logits of these token ids; -inf forbids a token"
     )
     no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice in prompt and output; 0 is off")
-    bad_words: Sequence[str] | None = _field(None, "words that are never written")
+    bad_words: Sequence[str] | None = _field(
+        None, "words that are not written in the tokens that the tokenizer cuts them into, alone or behind a space"
+    )
     min_tokens: int = _field(0, "no end of text and no stop token before this many tokens")
     max_tokens: int | None = _field(16, "tokens to write at most; none goes on to the end of the model's context")
     stop: str | Sequence[str] | None = _field(None, "strings that end the text; they are not part of it")
