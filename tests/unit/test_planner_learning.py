@@ -194,7 +194,7 @@ def test_own_gains_are_held_to_those_of_all() -> None:
 def test_a_node_that_two_guessed_is_credited_to_the_one_that_costs_nothing() -> None:
     credits = Credits([DraftPart("model:x", 3, 3), DraftPart("lookahead", 3, 3)])
     tree = TokenTree((1, 2, 3), (-1, 0, -1), sources=(("model:x", "lookahead/pool"), ("model:x",), ("lookahead/pool",)))
-    model, pool = credits.of(tree, [0.5, 0.25, 0.125], is_dear=lambda part: part == 0)
+    model, pool = credits.of(tree, [0.5, 0.25, 0.125], dear=[True, False])
     assert model.gains == [0.0, 0.25, 0.0]
     assert pool.gains == [0.625, 0.0, 0.0]
     assert pool.rows == [2.0, 0.0, 0.0]

@@ -122,6 +122,8 @@ class Acceptance:
 
     def survivals(self, own: OwnAcceptance, tree: TokenTree) -> list[float]:
         """How likely each node is to be written, its ancestors with it."""
+        if not len(tree):
+            return []
         found: list[float] = []
         bins = self._bins
         shifts = {sources: shift.odds for sources, shift in own.by_sources.items()}

@@ -26,7 +26,7 @@ from draftree.planners.acceptance import Acceptance, OwnAcceptance
 from draftree.planners.base import Planner
 from draftree.planners.choosing import choose_depth, choose_nodes
 from draftree.planners.costs import PassCosts
-from draftree.planners.credit import Credits
+from draftree.planners.credit import Credit, Credits
 from draftree.planners.drafting import SOON, Levels, OwnLevels, PartPlan, Rest
 from draftree.planners.reasons import sentence
 
@@ -108,11 +108,16 @@ class AutoPlanner(Planner[Known]):
         self._wake(states)
         tokens, seconds = float(batch), curve[batch]
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
-        for index in sorted(range(len(self._plans)), key=self._is_dear):
+        dear = self._dear()
+        for index in sorted(range(len(dear)), key=dear.__getitem__):
             plan = self._plans[index]
+            if not any(dear):
+                plan.decide_instant(curve, batch, rounds=rounds)
+                asked[index] = [plan.depth] * batch
+                continue
             gains = plan.gains([state.parts[index] for state in states])
             whole = [sum(column) for column in zip(*gains, strict=True)]
-            if self._is_dear(index):
+            if dear[index]:
                 catching_up = plan.costs.catching_up(self._behind(states, index))
                 levels = plan.level_seconds(curve, batch)
                 levels[0] += catching_up / SOON
@@ -134,11 +139,12 @@ class AutoPlanner(Planner[Known]):
     def _wake(self, states: Sequence[Known]) -> None:
         """What was not tried in the rounds that were slept through is believed less."""
         if self._slept:
-            for plan in self._plans:
-                plan.levels.fade(self._slept)
-            for own in (own for state in states for own in state.parts):
-                own.levels.fade(self._slept)
+            self._fade(states, self._slept)
         self._nap = self._slept = 0
+
+    def _fade(self, states: Sequence[Known], rounds: int) -> None:
+        for levels in (*(p.levels for p in self._plans), *(own.levels for state in states for own in state.parts)):
+            levels.fade(rounds)
 
     def _behind(self, states: Sequence[Known], index: int) -> list[int]:
         """Tokens of each text that a drafter has not read; of a new text as many as others have."""
@@ -148,10 +154,10 @@ class AutoPlanner(Planner[Known]):
         rows = min(batch * (1 + self._limit), MAX_ROWS)
         return self._passes.curve(batch, self._prefix, max_rows=rows)
 
-    def _is_dear(self, index: int) -> bool:
-        """Whether a drafter is to be judged before it drafts: it costs time, or its trees may not be cut."""
+    def _dear(self) -> list[bool]:
+        """Which drafters are to be judged before they draft: they cost time, or their trees may not be cut."""
         plain_seconds = self._passes.curve(1, self._prefix, max_rows=1)[1]
-        return not self._cuts or not self._plans[index].is_instant(plain_seconds)
+        return [not self._cuts or not plan.is_instant(plain_seconds) for plan in self._plans]
 
     @staticmethod
     def _shares(plan: PartPlan, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
@@ -205,8 +211,11 @@ class AutoPlanner(Planner[Known]):
         self._observe_costs(states, record)
         for plan in self._plans:
             plan.fruitless += 1 if plan.depth else 0
-        for place, (state, row) in enumerate(zip(states, record.sequences, strict=True)):
-            self._observe_gains(state, row, place)
+        if any(plan.depth for plan in self._plans):
+            self._observe_gains(states, record.sequences)
+        else:
+            self._fade(states, 1)
+        for state, row in zip(states, record.sequences, strict=True):
             if row.bonus is not None and len(row.tree):
                 self._acceptance.observe(state.acceptance, row.tree, row.path)
 
@@ -221,28 +230,30 @@ class AutoPlanner(Planner[Known]):
                 depth = max(self._credits.depth_of(index, row.offered) for row in rows)
                 plan.costs.observe(seconds[index], depth, behind=behind)
 
-    def _observe_gains(self, state: Known, row: SequenceRecord, place: int) -> None:
+    def _observe_gains(self, states: Sequence[Known], rows: Sequence[SequenceRecord]) -> None:
         """A level's gain is what its scored nodes were expected to bring."""
-        if not any(plan.depth for plan in self._plans):
-            for plan, own in zip(self._plans, state.parts, strict=True):
-                own.levels.fade(1)
-                plan.levels.fade(1)
-            return
+        batch, curve, dear = self._batch, self._curve(self._batch), self._dear()
+        pairs = zip(states, rows, strict=True)
+        credits = [self._credits_of(place, state, row, dear) for place, (state, row) in enumerate(pairs)]
+        for index, plan in enumerate(self._plans):
+            depths = self._asked[index] if plan.depth else [0] * batch
+            plan.learn([found[index] for found, depth in zip(credits, depths, strict=True) if depth])
+            for place, (state, row, depth) in enumerate(zip(states, rows, depths, strict=True)):
+                own, credit = state.parts[index], credits[place][index]
+                if any(dear):  # else nobody is weighed by it
+                    own.levels.observe(credit.gains, credit.rows, depth)
+                own.read = state.length if depth else own.read
+                if depth and place in self._worthy and plan.has_paid(credit, curve, batch):
+                    plan.wake()
+                elif depth and plan.is_probe and self._credits.has_hit(index, row.tree, row.path):
+                    plan.rest.again(curve[batch], plan.repeat_seconds)
+
+    def _credits_of(self, place: int, state: Known, row: SequenceRecord, dear: Sequence[bool]) -> list[Credit]:
         if self._scored is None:
             survivals = self._acceptance.survivals(state.acceptance, row.tree)
         else:
             survivals = self._scored[place]
-        batch, curve = self._batch, self._curve(self._batch)
-        credits = self._credits.of(row.tree, survivals, is_dear=self._is_dear)
-        for index, (plan, own, credit) in enumerate(zip(self._plans, state.parts, credits, strict=True)):
-            depth = self._asked[index][place] if plan.depth else 0
-            own.levels.observe(credit.gains, credit.rows, depth)
-            plan.levels.observe(credit.gains, credit.rows, depth)
-            own.read = state.length if depth else own.read
-            if depth and place in self._worthy and plan.has_paid(credit, curve, batch):
-                plan.wake()
-            elif depth and plan.is_probe and self._credits.has_hit(index, row.tree, row.path):
-                plan.rest.again(curve[batch], plan.repeat_seconds)
+        return self._credits.of(row.tree, survivals, dear=dear)
 
     def explain(self) -> str:
         """Why the last budgets are as they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftree.core.tree import TokenTree, depths
@@ -26,6 +26,7 @@ class Credits:
 
     def __init__(self, parts: Sequence[DraftPart]) -> None:
         self._parts = tuple(parts)
+        self._nothing = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in parts]
         self._guessers: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def depth_of(self, part: int, tree: TokenTree) -> int:
@@ -54,13 +55,15 @@ class Credits:
             self._guessers[names] = found = found or (0,)
         return found
 
-    def of(self, tree: TokenTree, survivals: Sequence[float], *, is_dear: Callable[[int], bool]) -> list[Credit]:
+    def of(self, tree: TokenTree, survivals: Sequence[float], *, dear: Sequence[bool]) -> list[Credit]:
         """Every drafter's credit for a scored tree; a node that several guessed is that of one that is not dear."""
+        if not len(tree):
+            return self._nothing
         credits = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in self._parts]
         is_alone = len(self._parts) == 1 or not tree.sources
         for node, (level, survival) in enumerate(zip(depths(tree.parents), survivals, strict=True)):
             named = (0,) if is_alone else self.guessers(tree.sources[node])
-            owner = named[0] if len(named) == 1 else next((part for part in named if not is_dear(part)), named[0])
+            owner = named[0] if len(named) == 1 else next((part for part in named if not dear[part]), named[0])
             if level <= len(credits[owner].gains):
                 credits[owner].gains[level - 1] += survival
                 credits[owner].rows[level - 1] += 1.0

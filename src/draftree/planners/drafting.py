@@ -45,35 +45,50 @@ SOON = 32
 
 @dataclass(slots=True)
 class Levels:
-    """Averages of each level's gain and rows. Mutated by `observe`."""
+    """Averages of each level's gain and rows. Mutated by its methods."""
 
     gains: list[float]
     rows: list[float]
     weights: list[float]
+    rounds_ago: int = 0
+    """Rounds since weights were brought up to date."""
 
     @classmethod
     def of_depth(cls, depth: int) -> Levels:
         """Nothing seen."""
         return cls([0.0] * depth, [1.0] * depth, [0.0] * depth)
 
-    def observe(self, gains: Sequence[float], rows: Sequence[float], depth: int) -> None:
-        """What a draft of so many levels brought; depth 0: none was asked for."""
-        for level, weight in enumerate(self.weights):
-            if level >= depth:
-                self.weights[level] = max(FADING * weight, 0.0 if level else min(weight, KNOWN))
-                continue
-            weight = min(weight + 1.0, MEMORY)
+    def observe(self, gains: Sequence[float], rows: Sequence[float], depth: int, *, count: int = 1) -> None:
+        """What `count` drafts of so many levels brought in the mean; depth 0: none was asked for."""
+        if not depth:
+            self.fade(1)
+            return
+        self._settle()
+        for level in range(depth):
+            weight = min(self.weights[level] + count, max(MEMORY, count))
             self.weights[level] = weight
-            self.gains[level] += (gains[level] - self.gains[level]) / weight
-            self.rows[level] += (rows[level] - self.rows[level]) / weight
+            self.gains[level] += (gains[level] - self.gains[level]) * count / weight
+            self.rows[level] += (rows[level] - self.rows[level]) * count / weight
+        self._fade(1, depth)
 
     def fade(self, rounds: int) -> None:
         """So many rounds without news."""
-        for level, weight in enumerate(self.weights):
-            self.weights[level] = max(FADING**rounds * weight, 0.0 if level else min(weight, KNOWN))
+        self.rounds_ago += rounds
+
+    def _settle(self) -> None:
+        if self.rounds_ago:
+            self._fade(self.rounds_ago, 0)
+            self.rounds_ago = 0
+
+    def _fade(self, rounds: int, start: int) -> None:
+        kept = FADING**rounds
+        for level in range(start, len(self.weights)):
+            weight = self.weights[level]
+            self.weights[level] = max(kept * weight, 0.0 if level else min(weight, KNOWN))
 
     def expected(self) -> list[float]:
         """The gain of every level; where little was seen, as those above suggest."""
+        self._settle()
         found: list[float] = []
         above, ratio = 1.0, FIRST_GAIN
         for gain, weight in zip(self.gains, self.weights, strict=True):
@@ -81,6 +96,14 @@ class Levels:
             ratio = min(0.95, found[-1] / above) if above > 0 else 0.0
             above = found[-1]
         return found
+
+    def beside(self, shared: Sequence[float]) -> list[float]:
+        """One sequence's gains, held to those of all the more the less it has shown."""
+        self._settle()
+        return [
+            (weight * own + SHARED_WEIGHT * gain) / (weight + SHARED_WEIGHT)
+            for own, weight, gain in zip(self.gains, self.weights, shared, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -161,13 +184,7 @@ class PartPlan:
     def gains(self, owns: Sequence[OwnLevels]) -> list[list[float]]:
         """Every sequence's expected gains, level by level: its own held to those of all."""
         shared = self.levels.expected()
-        return [
-            [
-                (weight * own_gain + SHARED_WEIGHT * gain) / (weight + SHARED_WEIGHT)
-                for own_gain, weight, gain in zip(own.levels.gains, own.levels.weights, shared, strict=True)
-            ]
-            for own in owns
-        ]
+        return [own.levels.beside(shared) for own in owns]
 
     def level_seconds(self, curve: Sequence[float], batch: int) -> list[float]:
         """What each level costs: drafting it, and its rows in the target's pass."""
@@ -215,6 +232,16 @@ class PartPlan:
         self.try_seconds = self.costs.call or 0.0
         rests = self.fruitless >= PATIENCE and self.rest.goes_on(curve[batch], self.try_seconds, rounds)
         self.is_probe, self.depth = False, 0 if rests else self.part.depth
+
+    def learn(self, credits: Sequence[Credit]) -> None:
+        """What the drafts of a round brought; without any it is a round without news."""
+        if not credits:
+            self.levels.fade(1)
+            return
+        count = len(credits)
+        gains = [sum(column) / count for column in zip(*(credit.gains for credit in credits), strict=True)]
+        rows = [sum(column) / count for column in zip(*(credit.rows for credit in credits), strict=True)]
+        self.levels.observe(gains, rows, self.depth, count=count)
 
     def has_paid(self, credit: Credit, curve: Sequence[float], batch: int) -> bool:
         """Whether a sequence's draft was worth its seconds, and not only worth scoring once it was made."""
