@@ -19,6 +19,7 @@ from draftree.core.errors import (
     NonFiniteLogitsError,
     QueueFullError,
 )
+from draftree.core.types import RoundRecord
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, table_llm
 from spelling import tokenizer
@@ -143,24 +144,20 @@ async def test_priorities_pass_by() -> None:
 
 @asynchronous
 async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
-    finished: list[int] = []
-
-    async def ask(llm: AsyncLLM, number: int, priority: int) -> None:
-        await llm.generate([1], params(number, 4), priority=priority)
-        finished.append(number)
-
-    async with opened(max_batch_size=1, max_waiting=1) as llm:
+    rounds: list[RoundRecord] = []
+    async with opened(max_batch_size=1, max_waiting=1, on_round=rounds.append) as llm:
         driver, gate, tasks = llm._driver, threading.Event(), []
         driver.call(gate.wait)  # so that all have asked before the first is served
         while not driver._actions.empty():
             await asyncio.sleep(0.001)
         for number, priority in enumerate((0, 5, 5, 5, 0, -5)):
-            tasks.append(asyncio.ensure_future(ask(llm, number, priority)))
+            tasks.append(asyncio.ensure_future(llm.generate([1], params(number, 4), priority=priority)))
             while driver._actions.qsize() <= number:
                 await asyncio.sleep(0.001)
         gate.set()
         await asyncio.gather(*tasks)
-    assert finished == [0, 5, 4, 1, 2, 3]
+    served = dict.fromkeys(record.sequences[0].request_id for record in rounds)
+    assert list(served) == [f"request-{number + 1}" for number in (0, 5, 4, 1, 2, 3)]
 
 
 @asynchronous
