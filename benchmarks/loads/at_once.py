@@ -8,17 +8,26 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from loads.continuous import Marks, assisted, generate_batch
 
 from draftree import LLM, SamplingParams
 from draftree.bench.workload import encode, read_workload
+from draftree.core.types import RoundRecord
 
 
-def ours(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> list[Marks]:
-    """All prompts at once through an engine."""
+class Written(NamedTuple):
+    """When tokens came; and how many nodes were scored for a text in a round, where that is known."""
+
+    marks: list[Marks]
+    nodes: float | None = None
+
+
+def ours(llm: LLM, rounds: list[RoundRecord], prompts: Sequence[list[int]], max_tokens: int) -> Written:
+    """All prompts at once through an engine, which notes its rounds."""
     llm.forget()
+    rounds.clear()
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
     sequences = [llm.requests.sequences(ids, params)[0] for ids in prompts]
     start = time.perf_counter()
@@ -31,15 +40,20 @@ def ours(llm: LLM, prompts: Sequence[list[int]], max_tokens: int) -> list[Marks]
             count = sequence.history.num_output_tokens
             if count > (own[-1][1] if own else 0):
                 own.append((seconds, count))
-    return marks
+    turns = [sequence for record in rounds for sequence in record.sequences]
+    return Written(marks, sum(turn.num_drafted for turn in turns) / len(turns))
 
 
-def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str, Callable[[Sequence[list[int]]], Any]]:
+Writer = Callable[[Sequence[list[int]]], Written]
+
+
+def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str, Writer]:
     """By name, what writes a group of prompts."""
-    found: dict[str, Callable[[Sequence[list[int]]], Any]] = {}
+    found: dict[str, Writer] = {}
+    rounds: list[RoundRecord] = []
     for name in given.drafts:
-        llm = LLM(loaded, name, tokenizer=tokenizer, max_batch_size=max(given.at_once))
-        found[f"draftree {name}"] = lambda prompts, llm=llm: ours(llm, prompts, given.max_tokens)
+        llm = LLM(loaded, name, tokenizer=tokenizer, max_batch_size=max(given.at_once), on_round=rounds.append)
+        found[f"draftree {name}"] = lambda prompts, llm=llm: ours(llm, rounds, prompts, given.max_tokens)
     if given.peers:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -47,9 +61,11 @@ def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str,
         logging.set_verbosity_error()
         model = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
         eos = list(loaded.eos_ids) or tokenizer.eos_token_id
-        found["transformers generate_batch"] = lambda prompts: generate_batch(model, prompts, given.max_tokens, eos)
+        found["transformers generate_batch"] = lambda prompts: Written(
+            generate_batch(model, prompts, given.max_tokens, eos)
+        )
         again = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
-        found["transformers assisted"] = lambda prompts: assisted(again, prompts, given.max_tokens, eos)
+        found["transformers assisted"] = lambda prompts: Written(assisted(again, prompts, given.max_tokens, eos))
     return found
 
 
@@ -65,14 +81,15 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
             group = [tasks[(repeat * count + i) % len(tasks)] for i in range(count)]
             for name, write in every.items():
                 start = time.perf_counter()
-                marks = write(group)
+                written = write(group)
                 yield {
                     "method": name,
                     "at_once": count,
                     "repeat": repeat,
                     "seconds": time.perf_counter() - start,
                     "prompt_tokens": [len(ids) for ids in group],
-                    "marks": marks,
+                    "marks": written.marks,
+                    "nodes": written.nodes,
                 }
 
 
@@ -88,8 +105,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         groups[row["at_once"], row["method"]].append(row)
     lines = [
-        "| at once | method | tokens/s | first token, median (p99), s | between tokens, median (p99), ms |",
-        "| --- | --- | --- | --- | --- |",
+        "| at once | method | tokens/s | first token, median (p99), s | between tokens, median (p99), ms "
+        "| nodes scored for a text in a round |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for (count, name), group in sorted(groups.items(), key=lambda item: item[0][0]):
         requests = [marks for row in group for marks in row["marks"] if marks]
@@ -103,9 +121,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             for before, after in itertools.pairwise(marks)
             for _ in range(after[1] - before[1])
         ]
+        nodes = [row["nodes"] for row in group if row.get("nodes") is not None]
         lines.append(
             f"| {count} | {name} | {tokens / seconds:.1f} "
             f"| {statistics.median(first):.2f} ({percentile(first, 0.99):.2f}) "
-            f"| {1000 * statistics.median(gaps):.0f} ({1000 * percentile(gaps, 0.99):.0f}) |"
+            f"| {1000 * statistics.median(gaps):.0f} ({1000 * percentile(gaps, 0.99):.0f}) "
+            f"| {f'{statistics.fmean(nodes):.2f}' if nodes else '-'} |"
         )
     return "\n".join(lines)
