@@ -68,6 +68,11 @@ class Methods:
         return any(method.cls.reads_predictions for method in self.drafters)
 
     @property
+    def reads_grammars(self) -> bool:
+        """Whether a drafter drafts from the grammar of a request alone."""
+        return any(method.cls.reads_grammars for method in self.drafters)
+
+    @property
     def branches(self) -> bool:
         """Whether a node of the drafted trees may have two children."""
         return len(self.drafters) > 1 or any(method.cls.branches(method.config) for method in self.drafters)

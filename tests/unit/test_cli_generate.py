@@ -184,10 +184,11 @@ def test_a_prediction_is_read_from_a_file_and_the_plain_run_has_none(generate: A
         (["--draft", "ngram", "--prediction", __file__], "nothing reads the prediction"),
         (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
+        (["--draft", "grammar"], "has nothing to draft from: give --json-schema, --regex or --grammar"),
         (["--draft", "prediction", "--prediction", "no/such"], "'no/such' can not be read"),
     ],
 )
-def test_a_prediction_and_a_drafter_that_reads_it_go_together(generate: Any, given: list[str], words: str) -> None:
+def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: str) -> None:
     status, out, err = generate("no-such-model", "ab", *given)
     assert (status, out) == (2, "")
     assert words in err

@@ -29,6 +29,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
     "two drafters": ({"draft": "ngram", "prompt_lookup_num_tokens": 3}, "draft and prompt_lookup_num_tokens"),
     "unknown drafter": ({"draft": "ngramm"}, "did you mean 'ngram'"),
+    "no prediction": ({"draft": "ngram+prediction"}, "from the prediction of a request, and generate takes none"),
+    "no grammar": ({"draft": "grammar"}, "from the grammar of a request, and generate takes none"),
     "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),

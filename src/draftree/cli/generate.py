@@ -135,7 +135,7 @@ def generate(
     from draftree.cli.writing import Screen, Setup
 
     setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
-    check_prediction(setup, params)
+    check_material(setup, params)
     if record is not None and compare:
         raise typer.BadParameter("a trace is of one run: leave --compare out", param_hint="--record")
     if record is not None and setup.is_plain:
@@ -155,8 +155,8 @@ def generate(
         write_and_report(setup, wish, screen, notes=notes, record=record)
 
 
-def check_prediction(setup: Setup, params: SamplingParams) -> None:
-    """A prediction and a drafter that reads it go together.
+def check_material(setup: Setup, params: SamplingParams) -> None:
+    """A prediction and a drafter that reads it go together, and a drafter that reads grammars has one.
 
     Raises:
         typer.BadParameter: there is one without the other.
@@ -171,6 +171,11 @@ def check_prediction(setup: Setup, params: SamplingParams) -> None:
     if params.prediction is None and methods.reads_predictions:
         raise typer.BadParameter(
             "drafter 'prediction' has nothing to draft from: give a file with --prediction", param_hint="--draft"
+        )
+    if methods.reads_grammars and params.constraint is None:
+        raise typer.BadParameter(
+            "drafter 'grammar' has nothing to draft from: give --json-schema, --regex or --grammar",
+            param_hint="--draft",
         )
 
 

@@ -74,6 +74,8 @@ class Drafter(ABC, Generic[State]):
     Config: ClassVar[type]
     reads_predictions: bool = False
     """Whether it drafts from the text that a request predicts; an instance may set it."""
+    reads_grammars: ClassVar[bool] = False
+    """Whether the grammar of a request is all that it drafts from."""
     part_seconds: tuple[float, ...] = ()
     """What each part took in the last `draft`, for a drafter that is made of several; an instance sets it."""
     wants_picks: bool = False

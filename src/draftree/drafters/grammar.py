@@ -23,6 +23,8 @@ from draftree.drafters.chains import ChainDrafter, require_length
 class GrammarDrafter(ChainDrafter):
     """Asks the request's guide what must follow."""
 
+    reads_grammars = True
+
     @dataclass(frozen=True, slots=True)
     class Config:
         """`k`: tokens ahead at most."""

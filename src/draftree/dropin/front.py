@@ -168,6 +168,12 @@ def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
 ) -> Parts:
     methods = choose_methods(drafting.draft, "coupled", drafting.plan)
+    for reads, what in ((methods.reads_predictions, "prediction"), (methods.reads_grammars, "grammar")):
+        if reads:
+            raise ConfigurationError(
+                f"draft={drafting.draft!r} drafts from the {what} of a request, and generate takes none: "
+                f"name another drafter, or use draftree.LLM with SamplingParams({what}=...)"
+            )
     model = target.model
     load = None if assistant is None else lambda name: assistant
     return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
