@@ -107,11 +107,78 @@ INLINE void transpose(vf *x) {
 #undef TURN
 }
 
-/* one tile of queries and one block; lane i sees the block's keys from low[i] to high[i] */
-static void attend_tile(const Tiles *at, int64_t tile, int64_t dim, vi low, vi high, float scaling) {
-    float scores[KEY_BLOCK][LANES] __attribute__((aligned(64)));
-    uint16_t weights[QUERIES][KEY_BLOCK] __attribute__((aligned(64)));
-    float added[4][QUERIES][LANES] __attribute__((aligned(64)));
+/* softmax of one tile and block: weights, and by what sums so far shrink; lanes `first` to `end` see keys from low to high */
+typedef struct {
+    float scores[KEY_BLOCK][LANES];
+    uint16_t weights[QUERIES][KEY_BLOCK];
+    float factor[QUERIES];
+    float *largest, *total;
+    vi low, high;
+    float scaling;
+    int first, end;
+} __attribute__((aligned(64))) Weighing;
+
+INLINE vf seen_scores(const Weighing *at, vf scores, vi number, vi low, vi high) {
+    return choose((number >= low) & (number < high), scores * at->scaling, splat(-INFINITY));
+}
+
+INLINE vf largest_of(vf one, vf other) { return choose((one > other) | (one != one), one, other); } /* NaN is largest */
+
+static void weigh_all(Weighing *at) { /* a query in each lane */
+    vf sums[LANES], now = load(at->largest);
+    const vf before = now;
+    for (int key = 0; key < KEY_BLOCK; key++) {
+        const vf score = seen_scores(at, load(at->scores[key]), (vi){0} + key, at->low, at->high);
+        store(at->scores[key], score);
+        now = largest_of(score, now);
+    }
+    const vf base = choose(now == -INFINITY, splat(0.0f), now), factor = exp16(before - base);
+    for (int key = 0; key < LANES; key++) sums[key] = splat(0.0f);
+    for (int group = 0; group < KEY_BLOCK; group += LANES) {
+        vf rows[LANES];
+        for (int key = 0; key < LANES; key++) {
+            rows[key] = exp16(load(at->scores[group + key]) - base);
+            sums[key] += rows[key];
+        }
+        transpose(rows);
+        for (int lane = 0; lane < QUERIES; lane++) store_half(at->weights[lane] + group, rows[lane]);
+    }
+    for (int key = 0; key < 8; key++) sums[key] += sums[key + 8]; /* in the order of sum_of */
+    for (int key = 0; key < 4; key++) sums[key] += sums[key + 4];
+    store(at->largest, now);
+    store(at->total, load(at->total) * factor + ((sums[0] + sums[2]) + (sums[1] + sums[3])));
+    store(at->factor, factor);
+}
+
+static void weigh_few(Weighing *at) { /* the same bits; a key in each lane, so that lanes without a query take no time */
+    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    memset(at->weights, 0, sizeof at->weights);
+    for (int query = at->first; query < at->end; query++) {
+        float line[KEY_BLOCK] __attribute__((aligned(64)));
+        vf scores[KEY_BLOCK / LANES], largest = splat(-INFINITY), sum = splat(0.0f);
+        for (int key = 0; key < KEY_BLOCK; key++) line[key] = at->scores[key][query];
+        for (int group = 0; group < KEY_BLOCK / LANES; group++) {
+            const vi number = lanes + group * LANES, nothing = {0};
+            scores[group] = seen_scores(at, load(line + group * LANES), number, nothing + at->low[query], nothing + at->high[query]);
+            largest = largest_of(scores[group], largest);
+        }
+        const float before = at->largest[query];
+        float now = before;
+        for (int i = 0; i < LANES; i++) now = largest[i] > now || largest[i] != largest[i] ? largest[i] : now;
+        const vf base = splat(now == -INFINITY ? 0.0f : now);
+        for (int group = 0; group < KEY_BLOCK / LANES; group++) {
+            const vf weight = exp16(scores[group] - base);
+            sum += weight;
+            store_half(at->weights[query] + group * LANES, weight);
+        }
+        at->factor[query] = exp16(splat(before) - base)[0];
+        at->largest[query] = now;
+        at->total[query] = at->total[query] * at->factor[query] + sum_of(sum);
+    }
+}
+
+/* one tile of queries and one block */
+static void attend_tile(const Tiles *at, int64_t tile, int64_t dim, Weighing *own) {
     const uint16_t *query = at->queries + tile * at->inner * QUERIES;
     const int64_t stride = at->inner * 2;
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
@@ -122,40 +189,25 @@ static void attend_tile(const Tiles *at, int64_t tile, int64_t dim, vi low, vi h
         _tile_loadd(4, at->keys + 32 * at->inner + i, stride); _tile_dpbf16ps(2, 4, 5);
         _tile_loadd(6, at->keys + 48 * at->inner + i, stride); _tile_dpbf16ps(3, 6, 5);
     }
-    _tile_stored(0, scores[0], 64); _tile_stored(1, scores[16], 64); _tile_stored(2, scores[32], 64); _tile_stored(3, scores[48], 64);
-    const vf nothing = splat(-INFINITY), before = load(at->largest + tile * QUERIES);
-    vf now = before;
-    for (int key = 0; key < KEY_BLOCK; key++) {
-        vi number = (vi){0} + key;
-        vf score = choose((number >= low) & (number < high), load(scores[key]) * scaling, nothing);
-        store(scores[key], score);
-        now = choose((score > now) | (score != score), score, now);
-    }
-    const vf base = choose(now == -INFINITY, splat(0.0f), now), factor = exp16(before - base);
-    vf total = load(at->total + tile * QUERIES) * factor;
-    for (int group = 0; group < KEY_BLOCK; group += LANES) {
-        vf rows[LANES];
-        for (int key = 0; key < LANES; key++) {
-            rows[key] = exp16(load(scores[group + key]) - base);
-            total += rows[key];
-        }
-        transpose(rows);
-        for (int lane = 0; lane < QUERIES; lane++) store_half(weights[lane] + group, rows[lane]);
-    }
-    store(at->largest + tile * QUERIES, now);
-    store(at->total + tile * QUERIES, total);
+    _tile_stored(0, own->scores[0], 64); _tile_stored(1, own->scores[16], 64);
+    _tile_stored(2, own->scores[32], 64); _tile_stored(3, own->scores[48], 64);
+    own->largest = at->largest + tile * QUERIES;
+    own->total = at->total + tile * QUERIES;
+    if (own->end - own->first <= QUERIES / 2) weigh_few(own);
+    else weigh_all(own);
+    float added[QUERIES][LANES] __attribute__((aligned(64)));
     float *sums = at->sums + tile * QUERIES * dim;
     for (int64_t d = 0; d < dim; d += LANES) {
         _tile_zero(0);
-        _tile_loadd(4, weights[0], KEY_BLOCK * 2);
+        _tile_loadd(4, own->weights[0], KEY_BLOCK * 2);
         _tile_loadd(5, at->values + d * 2, dim * 4); _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, weights[0] + 32, KEY_BLOCK * 2);
+        _tile_loadd(6, own->weights[0] + 32, KEY_BLOCK * 2);
         _tile_loadd(7, at->values + 32 * dim + d * 2, dim * 4); _tile_dpbf16ps(0, 6, 7);
         _tile_stored(0, added[0], 64);
-        for (int lane = 0; lane < QUERIES; lane++) {
-            if (high[lane] <= low[lane]) continue; /* another row's block */
+        for (int lane = own->first; lane < own->end; lane++) {
+            if (own->high[lane] <= own->low[lane]) continue; /* nothing of this block */
             float *to = sums + lane * dim + d;
-            store(to, fma16(load(to), splat(factor[lane]), load(added[0][lane])));
+            store(to, fma16(load(to), splat(own->factor[lane]), load(added[lane])));
         }
     }
 }
@@ -166,6 +218,8 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     Tiles at = place_tiles((char *)scratch, dim, group, end_row - first_row);
     put_queries(work, &at, first_row, end_row, kv_head);
+    Weighing own;
+    own.scaling = layer->scaling;
     int64_t start = INT64_MAX, end = 0;
     for (int64_t row = first_row; row < end_row; row++) {
         start = least(start, first_seen(layer, pass->position[row]));
@@ -177,20 +231,24 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
         if (is_shared) read_tiles(work, layer, &at, widest, kv_head, block, least(block + KEY_BLOCK, pass->position[widest] + 1));
         for (int64_t tile = 0; tile < at.num_tiles; tile++) {
             const int64_t from = first_row + tile * at.rows_of_tile, to = least(end_row, from + at.rows_of_tile);
-            vi low = {0}, high = {0};
+            own.first = 0;
+            own.end = (int)((to - from) * group);
+            own.low = own.high = (vi){0};
             for (int64_t row = from; row < to; row++) {
                 const int64_t seen_from = most(block, first_seen(layer, pass->position[row])) - block;
                 const int64_t seen_to = least(block + KEY_BLOCK, pass->position[row] + 1) - block;
-                if (!is_shared) low = high = (vi){0};
+                if (!is_shared) own.low = own.high = (vi){0};
                 for (int64_t head = 0; head < group; head++) {
-                    low[(row - from) * group + head] = (int)seen_from;
-                    high[(row - from) * group + head] = (int)most(seen_from, seen_to);
+                    own.low[(row - from) * group + head] = (int)seen_from;
+                    own.high[(row - from) * group + head] = (int)most(seen_from, seen_to);
                 }
                 if (is_shared || seen_to <= seen_from) continue;
+                own.first = (int)((row - from) * group);
+                own.end = own.first + (int)group;
                 read_tiles(work, layer, &at, row, kv_head, block, block + seen_to);
-                attend_tile(&at, tile, dim, low, high, layer->scaling);
+                attend_tile(&at, tile, dim, &own);
             }
-            if (is_shared) attend_tile(&at, tile, dim, low, high, layer->scaling);
+            if (is_shared) attend_tile(&at, tile, dim, &own);
         }
     }
     for (int64_t row = first_row; row < end_row; row++)
