@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.noise import Noise
+from draftree.core.threads import one_thread
 from draftree.core.tree import ROOT, Draw, TokenTree, path, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
@@ -141,7 +142,8 @@ class Growth:
         level = 0
         while active:
             logits = self._feed(active, level)
-            self._choose(active, logits, self._shape.widths[level])
+            with one_thread(where=self._stepper.model.own_threads):
+                self._choose(active, logits, self._shape.widths[level])
             level += 1
             active = [g for g in active if g.frontier and level < g.budget.depth]
         return [self._tree(g) for g in growing]

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.threads import one_thread
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
@@ -90,11 +91,12 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
     scores = parts.target.extend(jobs)
     clock.append(time.perf_counter())
-    laws = Laws(scores.logits, [_rows(turn) for turn in turns], at=scores.at)
-    _verify(parts, turns, laws)
-    clock.append(time.perf_counter())
-    rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
-    _commit(parts, turns, chunks)
+    with one_thread(where=parts.target.own_threads):
+        laws = Laws(scores.logits, [_rows(turn) for turn in turns], at=scores.at)
+        _verify(parts, turns, laws)
+        clock.append(time.perf_counter())
+        rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
+        _commit(parts, turns, chunks)
     clock.append(time.perf_counter())
     record = _record(parts, clock, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)

@@ -115,6 +115,8 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     is_exact: bool = False
     """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
+    own_threads: bool = False
+    """Whether passes run in threads of the model's own, not in torch's."""
     fingerprint: str = ""
     """Tells this model from others, under whatever name it is loaded; empty if it can not be told."""
     num_layers: int = 0

@@ -33,7 +33,7 @@ class NativeModel(SlottedModel):
     def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
         decoder = NativeDecoder(blueprint, weights, quantization=quantization)
         self.vocab_size, self.max_length = blueprint.vocab, blueprint.context
-        self.supports_trees = True
+        self.supports_trees = self.own_threads = True
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
         self._decoder = decoder

@@ -1,0 +1,98 @@
+"""Rounds behind passes in C keep torch's threads asleep, and leave them as they were."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree import LLM, SamplingParams
+from draftree.core import threads
+from draftree.core.errors import GenerationError
+from draftree.core.threads import one_thread
+from draftree.models.table import TableLM, hashed
+from draftree.sampling.laws import Laws
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    if threads.libraries() is None:
+        pytest.skip("torch has no OpenMP here that can be found")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_only_this_thread_computes_alone() -> None:
+    found: list[int] = []
+    with one_thread():
+        assert torch.get_num_threads() == 1
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    assert found == [2]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("own_threads", "wanted"), [(True, 1), (False, 2)])
+def test_a_round_computes_alone_where_passes_have_threads_of_their_own(
+    own_threads: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processed, passes, found = Laws._processed, [], set()
+
+    def counting(laws: Laws) -> torch.Tensor:
+        found.add(torch.get_num_threads())
+        return processed(laws)
+
+    model = TableLM(hashed(13, seed=1))
+    model.own_threads = own_threads
+    extend = model.extend
+    monkeypatch.setattr(Laws, "_processed", counting)
+    monkeypatch.setattr(model, "extend", lambda jobs: passes.append(torch.get_num_threads()) or extend(jobs))
+    LLM(model).generate([[1, 2, 3]], PARAMS)
+    assert found == {wanted}
+    assert set(passes) == {2}
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_come_back_behind_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TableLM(hashed(13, seed=1))
+    model.own_threads = True
+
+    def failing(laws: Laws) -> torch.Tensor:
+        raise RuntimeError("no law")
+
+    monkeypatch.setattr(Laws, "_processed", failing)
+    with pytest.raises((GenerationError, RuntimeError), match="no law"):
+        LLM(model).generate([[1, 2, 3]], PARAMS)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
+def test_no_thread_of_torch_stays_awake() -> None:
+    """Time that other threads of this process have had, in seconds, while this one slept."""
+    row = torch.randn(1, 200_000)
+    works = [row.clone, row.exp, row.sum]
+
+    def awake() -> float:
+        tasks = Path("/proc/self/task").iterdir()
+        others = (task for task in tasks if int(task.name) != threading.get_native_id())
+        return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in others) / 1e9
+
+    def spent(work: Callable[[], object]) -> float:
+        with one_thread():
+            time.sleep(0.02)
+            before = awake()
+            work()
+            time.sleep(0.01)
+            return awake() - before
+
+    for work in works:
+        assert min(spent(work) for _ in range(3)) < 0.0005
