@@ -213,13 +213,17 @@ def prompts(given: Any) -> Iterator[dict[str, Any]]:
 
     from draftree import LLM, SamplingParams
 
+    def first_token(llm: LLM, ids: list[int]) -> None:
+        llm.forget()  # or it would be read once, and copied then
+        llm.generate([ids], params)
+
     for kind in given.kinds.split(","):
         llm, peer = LLM(given.model, **weights(kind)), peer_of(given.model, kind)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         lengths = [length for length in given.lengths or PROMPTS if length < llm.model.max_length]
         for length in lengths:
             ids = token_ids(length)
-            works: dict[str, Callable[[], Any]] = {"draftree": partial(llm.generate, [ids], params)}
+            works: dict[str, Callable[[], Any]] = {"draftree": partial(first_token, llm, ids)}
             if peer is not None:
                 rows = torch.tensor([ids])
                 mask = torch.ones_like(rows)
