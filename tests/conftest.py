@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background do not hear
 torch.set_num_threads(1)
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
