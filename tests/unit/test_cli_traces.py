@@ -88,3 +88,18 @@ def test_a_reason_is_given(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert shown.startswith("planner auto: a draft ")
     assert "tokens a round" in shown
     assert "1 rows" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "words"),
+    [
+        (["--draft", "ngram", "--temperature", "-1"], 1, "temperature=-1.0 is refused"),
+        (["--draft", "prediction"], 2, "nothing to draft from"),
+        (["--draft", "none"], 1, "nothing to explain"),
+    ],
+)
+def test_what_can_not_be_explained_is_refused_before_a_model_is_looked_for(
+    given: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", "no-such-model", PROMPT, *given]) == status
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.generate import check_material
 from draftree.cli.options import Device, Dtype, Model
 from draftree.cli.render import say
 from draftree.core.errors import ConfigurationError
@@ -36,8 +37,9 @@ def explain(
     chosen = setup.methods().plan
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
-    loaded = fetch_and_load(setup)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
+    check_material(setup, params)
+    loaded = fetch_and_load(setup)
     plain, fast = setup.plainly().over(loaded), setup.over(loaded)
     for llm in (plain, fast):
         warm_up(llm)
