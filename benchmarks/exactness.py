@@ -4,7 +4,8 @@
     python benchmarks/exactness.py smollm2-135m-instruct --quantization int8 --draft lookahead --out records.jsonl
 
 Plain texts are written alone, drafted ones in batches, greedily and (every second prompt) at temperature 0.8 under a
-seed. Exits with 1 if a single token differs.
+seed. Exits with 1 if a single token differs. A planner that weighs hardly asks a drafter of no use; `--plan fixed`
+always does.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree import LLM, SamplingParams
+from draftree import LLM, Completion, SamplingParams
 from draftree.bench.provenance import machine, versions
 from draftree.bench.workload import encode, read_workload
 from draftree.models.loading import load_model
@@ -40,18 +42,17 @@ def params_of(count: int, max_tokens: int) -> list[SamplingParams]:
     ]
 
 
-def write(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[list[int]]:
+def write(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[Completion]:
     """Texts, so many at once."""
-    found: list[list[int]] = []
+    found: list[Completion] = []
     for start in range(0, len(prompts), batch):
-        done = llm.generate(prompts[start : start + batch], params[start : start + batch])
-        found += [list(text.token_ids) for text in done]
+        found += llm.generate(prompts[start : start + batch], params[start : start + batch])
         print(f"\r{len(found)} of {len(prompts)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
 
 
-def common_length(one: list[int], other: list[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """How many first tokens two texts share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -62,6 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model")
     parser.add_argument("--draft", action="append", default=[])
+    parser.add_argument("--plan", help="planner of all drafters; the default of each if none is named")
     parser.add_argument("--prompts", action="append", type=Path, default=[])
     parser.add_argument("--limit", type=int, help="prompts of each category")
     parser.add_argument("--dtype", default="bfloat16")
@@ -74,11 +76,12 @@ def main() -> int:
     plain = LLM(loaded)
     prompts = [ids for ids in prompts_of(plain, given) if len(ids) + given.max_tokens <= plain.model.max_length]
     params = params_of(len(prompts), given.max_tokens)
-    wanted = write(plain, prompts, params, 1)
+    wanted = [text.token_ids for text in write(plain, prompts, params, 1)]
     records: list[dict[str, Any]] = [{"machine": machine(plain.model.device), "versions": versions()}]
     for draft in given.draft:
-        start, llm = time.perf_counter(), LLM(loaded, draft, max_batch_size=given.batch)
-        found = write(llm, prompts, params, given.batch)
+        start, llm = time.perf_counter(), LLM(loaded, draft, plan=given.plan, max_batch_size=given.batch)
+        done = write(llm, prompts, params, given.batch)
+        found = [text.token_ids for text in done]
         same = [common_length(mine, plain_text) for mine, plain_text in zip(found, wanted, strict=True)]
         records.append(
             {
@@ -87,6 +90,9 @@ def main() -> int:
                 "quantization": given.quantization,
                 "is_exact": plain.is_exact,
                 "draft": draft,
+                "plan": given.plan,
+                "drafted_tokens": sum(text.stats.draft_tokens for text in done),
+                "accepted_tokens": sum(text.stats.accepted_tokens for text in done),
                 "batch": given.batch,
                 "texts": len(found),
                 "tokens": sum(map(len, found)),
