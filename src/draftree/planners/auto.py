@@ -110,26 +110,23 @@ class AutoPlanner(Planner[Known]):
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         dear = self._dear()
         for index in sorted(range(len(dear)), key=dear.__getitem__):
-            plan = self._plans[index]
-            if not any(dear):
+            plan, owns = self._plans[index], [state.parts[index] for state in states]
+            if not dear[index]:
                 plan.decide_instant(curve, batch, rounds=rounds)
                 asked[index] = [plan.depth] * batch
+                if plan.depth and any(dear):  # those are weighed by what it brings
+                    tokens += sum(map(sum, plan.gains(owns)))
                 continue
-            gains = plan.gains([state.parts[index] for state in states])
+            gains = plan.gains(owns)
             whole = [sum(column) for column in zip(*gains, strict=True)]
-            if dear[index]:
-                catching_up = plan.costs.catching_up(self._behind(states, index))
-                levels = plan.level_seconds(curve, batch)
-                levels[0] += catching_up / SOON
-                bias = ON if plan.depth else ON_AGAIN
-                best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=bias)
-                plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
-                asked[index] = self._shares(plan, gains, best.speed)
-                tokens, seconds = (best.tokens, best.seconds) if best.levels else (tokens, seconds)
-            else:
-                plan.decide_instant(curve, batch, rounds=rounds)
-                asked[index] = [plan.depth] * batch
-                tokens += sum(whole) if plan.depth else 0.0
+            catching_up = plan.costs.catching_up(self._behind(states, index))
+            levels = plan.level_seconds(curve, batch)
+            levels[0] += catching_up / SOON
+            bias = ON if plan.depth else ON_AGAIN
+            best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=bias)
+            plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
+            asked[index] = self._shares(plan, gains, best.speed)
+            tokens, seconds = (best.tokens, best.seconds) if best.levels else (tokens, seconds)
         self._scored, self._asked, self._worthy = None, asked, set(range(batch))
         if not any(plan.depth for plan in self._plans):
             self._nap = min([NAP, *(plan.rest.left(curve[batch], plan.try_seconds) - 1 for plan in self._plans)])
