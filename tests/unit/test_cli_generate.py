@@ -194,6 +194,27 @@ def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: s
     assert words in err
 
 
+def test_a_grammar_is_compiled_before_either_clock_starts(
+    generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftree.cli import writing
+    from draftree.sampling import grammar
+
+    steps = []
+    for where, name in ((grammar, "_compiled"), (writing, "write")):
+        plain = getattr(where, name)
+
+        def noted(*given: Any, plain: Any = plain, name: str = name, **named: Any) -> Any:
+            steps.append(name)
+            return plain(*given, **named)
+
+        monkeypatch.setattr(where, name, noted)
+    status, _, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--compare", "--regex", "[a-d]{5,9}")
+    assert (status, err.splitlines()[-1].endswith("the texts are the same")) == (0, True)
+    assert steps[: steps.index("write")] == ["_compiled", "_compiled"]
+    assert steps.count("write") == 2
+
+
 @pytest.mark.parametrize("number", ["1", "2"])
 def test_compare_in_json(generate: Any, base: str, number: str) -> None:
     status, out, err = generate(

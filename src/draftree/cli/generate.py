@@ -231,7 +231,7 @@ def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: I
     plain = setup.plainly().over(loaded)
     wish = wish.met(fast)
     for llm in (plain, fast):
-        warm_up(llm)
+        warm_up(llm, wish.params.constraint)
     announce(setup, screen, notes)
     live = screen is not None and screen.live
     plainly = dataclasses.replace(wish.params, prediction=None)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from draftree.assembly import NO_DRAFT, Methods, choose_methods
 from draftree.cli.models import resolve_with_bar
@@ -163,10 +164,12 @@ def draft_models(methods: Methods) -> list[str]:
     ]
 
 
-def warm_up(llm: LLM) -> None:
-    """A few tokens that nobody sees: the first pass of a process is slower than all others."""
+def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
+    """A few tokens that nobody sees: a first pass is slower than all others, and a grammar is compiled once."""
     room = llm.model.max_length
-    params = SamplingParams(max_tokens=max(1, min(WARM_UP_TOKENS, room - 2)), temperature=0, ignore_eos=True)
+    grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
+    count = max(1, min(WARM_UP_TOKENS, room - 2))
+    params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=constraint is None, **grammar)
     llm.generate([[0] * min(2, room - 1)], params)
 
 
