@@ -1,6 +1,7 @@
 # draftree: `make demo` runs the main job on a real model, `make test` runs the tests; both set everything up.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
+CONSTRAINTS ?= constraints.txt
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
@@ -9,12 +10,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 setup: $(VENV)/.setup-done
 
-# torch first and by itself, so that the build named in TORCH (a CPU or a CUDA one) is the one that stays
-$(VENV)/.setup-done: pyproject.toml
+# torch first and by itself, so that the build named in TORCH (a CPU or a CUDA one) is the one that stays;
+# CONSTRAINTS= takes the newest of all else that pyproject.toml allows
+$(VENV)/.setup-done: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftree needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet "$(TORCH)"
-	$(PIP) install --quiet --editable ".[dev]"
+	$(PIP) install --quiet --editable ".[dev]" $(addprefix --constraint ,$(CONSTRAINTS))
 	touch $@
 
 demo: setup

@@ -1,0 +1,35 @@
+"""What `make setup` installs is named to the version, and is what the package allows."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+def wanted() -> list[Requirement]:
+    """All that is needed here, but torch, which the Makefile names, and the package itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return [one for one in map(Requirement, lines) if one.name not in ("torch", project["name"])]
+
+
+def versions() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("requirement", wanted(), ids=str)
+def test_every_package_has_a_version_that_is_allowed(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(versions()[requirement.name])
+
+
+def test_torch_has_one_in_the_makefile() -> None:
+    (named,) = re.findall(r"^TORCH +\?= (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert re.fullmatch(r"torch==[\d.]+", named)
+    assert "torch" not in versions()
