@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +87,18 @@ def subject(name: str) -> Subject:
 FAMILIES = ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3", "bloom", "mpt"]
 STATIC = ["static llama", "static gemma2", "static gpt_oss", "static deepseek_v3"]
 NAMES = ["table", *STATIC, "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
+CHAINS_ONLY = ("bloom", "mpt")
+MARKS = {"in C": pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")}
 
-any_model = pytest.mark.parametrize("name", NAMES)
 
-tree_models = pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bloom", "mpt")])
+def each_of(names: Sequence[str]) -> pytest.MarkDecorator:
+    """A test for each of these models that can be had here."""
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in names])
+
+
+any_model = each_of(NAMES)
+
+tree_models = each_of([name for name in NAMES if name not in CHAINS_ONLY])
 
 
 def same(found: Tensor, wanted: Tensor) -> bool:

@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CONTEXT = 192
 DEMO_CONTEXT = 1200
-LONG_CONTEXT = 20_000
+LONG_CONTEXT = 200_000
+"""A text of so many tokens fills a pipe several times: nobody is done with it before its reader is."""
 END = "<end>"
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"

@@ -51,10 +51,42 @@ async def opened(model: TableLM | None = None, draft: str | None = None, **optio
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def call() -> None:
-        asyncio.run(asyncio.wait_for(test(), timeout=60))
+        asyncio.run(asyncio.wait_for(test(), timeout=300))
 
     call.__name__ = test.__name__
     return call
+
+
+async def asked(llm: AsyncLLM, count: int) -> None:
+    """Wait until so many calls wait for the engine's thread."""
+    while llm._driver._actions.qsize() < count:
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Holds an engine in its first round until it is opened: what is asked meanwhile finds it at work everywhere."""
+
+    def __init__(self) -> None:
+        self._is_reached, self._is_open = threading.Event(), threading.Event()
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._is_reached.set()
+        self._is_open.wait()
+
+    async def reached(self) -> None:
+        while not self._is_reached.is_set():
+            await asyncio.sleep(0.001)
+
+    async def open_behind(self, llm: AsyncLLM, count: int) -> None:
+        """Open once so many have asked for something since it was reached."""
+        await asked(llm, count)
+        self._is_open.set()
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_open.set()
 
 
 @asynchronous
@@ -112,15 +144,25 @@ async def test_a_slow_reader_holds_up_nobody() -> None:
 
 @asynchronous
 async def test_a_full_queue_refuses_or_lets_wait() -> None:
-    async with opened(max_batch_size=1, max_waiting=2) as llm:
-        tasks = [asyncio.ensure_future(llm.generate([1], params(seed, 300))) for seed in range(6)]
-        while llm.num_waiting < 2:
-            await asyncio.sleep(0.001)
-        with pytest.raises(QueueFullError):
-            await llm.generate([2], params(9), wait=False)
-        assert llm.num_waiting <= 3
-        done = await asyncio.gather(*tasks)
-    assert all(len(texts[0].token_ids) == 300 for texts in done)
+    waiting: list[int] = []
+
+    def listen(record: RoundRecord) -> None:
+        gate(record)
+        waiting.append(llm.num_waiting)
+
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=2, on_round=listen) as llm:
+            tasks = [asyncio.ensure_future(llm.generate([1], params(0, 20)))]
+            await gate.reached()
+            tasks += [asyncio.ensure_future(llm.generate([1], params(seed, 20))) for seed in range(1, 6)]
+            await asked(llm, 5)
+            refused = asyncio.ensure_future(llm.generate([2], params(9), wait=False))
+            await gate.open_behind(llm, 6)
+            with pytest.raises(QueueFullError):
+                await refused
+            done = await asyncio.gather(*tasks)
+    assert all(len(texts[0].token_ids) == 20 for texts in done)
+    assert max(waiting) == 2
 
 
 @asynchronous
@@ -128,18 +170,19 @@ async def test_priorities_pass_by() -> None:
     finished: list[int] = []
 
     async def ask(llm: AsyncLLM, number: int, priority: int) -> None:
-        await llm.generate([1], params(number, 100), priority=priority)
+        await llm.generate([1], params(number, 20), priority=priority)
         finished.append(number)
 
-    async with opened(max_batch_size=1) as llm:
-        tasks = [asyncio.ensure_future(ask(llm, 0, 0))]
-        while not llm.num_running:
-            await asyncio.sleep(0.001)
-        for number, priority in ((1, 5), (2, 0), (3, -5)):
-            tasks.append(asyncio.ensure_future(ask(llm, number, priority)))
-            await asyncio.sleep(0.005)
-        await asyncio.gather(*tasks)
-    assert finished.index(3) < finished.index(2) < finished.index(1) or finished[0] != 0
+    with Gate() as gate:
+        async with opened(max_batch_size=1, on_round=gate) as llm:
+            tasks = [asyncio.ensure_future(ask(llm, 0, 0))]
+            await gate.reached()
+            tasks += [
+                asyncio.ensure_future(ask(llm, number, priority)) for number, priority in ((1, 5), (2, 0), (3, -5))
+            ]
+            await gate.open_behind(llm, 3)
+            await asyncio.gather(*tasks)
+    assert finished == [0, 3, 2, 1]
 
 
 @asynchronous
@@ -152,8 +195,7 @@ async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
             await asyncio.sleep(0.001)
         for number, priority in enumerate((0, 5, 5, 5, 0, -5)):
             tasks.append(asyncio.ensure_future(llm.generate([1], params(number, 4), priority=priority)))
-            while driver._actions.qsize() <= number:
-                await asyncio.sleep(0.001)
+            await asked(llm, number + 1)
         gate.set()
         await asyncio.gather(*tasks)
     served = dict.fromkeys(record.sequences[0].request_id for record in rounds)
@@ -162,31 +204,33 @@ async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
 
 @asynchronous
 async def test_cancelling_a_task_aborts_its_request() -> None:
-    async with opened() as llm:
-        task = asyncio.ensure_future(llm.generate([1], params(1, 4000)))
-        other = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
-        while not llm.num_running:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await other)[0].token_ids == alone()[0]
-        while llm.num_running:
-            await asyncio.sleep(0.001)
+    with Gate() as gate:
+        async with opened(on_round=gate) as llm:
+            task = asyncio.ensure_future(llm.generate([1], params(1, 4000)))
+            await gate.reached()
+            other = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await gate.open_behind(llm, 2)
+            assert (await other)[0].token_ids == alone()[0]
+            while llm.num_running:
+                await asyncio.sleep(0.001)
 
 
 @asynchronous
 async def test_a_stream_that_is_left_frees_its_slot() -> None:
-    async with opened() as llm:
-        updates = llm.stream_updates([1], params(1, 4000))
-        task = asyncio.ensure_future(anext(updates))
-        while not llm.num_running:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await updates.aclose()
-        while llm.num_running:
-            await asyncio.sleep(0.001)
+    with Gate() as gate:
+        async with opened(on_round=gate) as llm:
+            updates = llm.stream_updates([1], params(1, 4000))
+            task = asyncio.ensure_future(anext(updates))
+            await gate.reached()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await updates.aclose()
+            await gate.open_behind(llm, 1)
+            while llm.num_running:
+                await asyncio.sleep(0.001)
 
 
 @asynchronous
@@ -255,30 +299,37 @@ async def test_an_engine_that_breaks_down_tells_everybody() -> None:
 
 @asynchronous
 async def test_closing_ends_everything_and_says_so() -> None:
-    async with opened(max_batch_size=1, max_waiting=1) as llm:
-        tasks = [asyncio.ensure_future(llm.generate([1], params(seed, 4000))) for seed in range(4)]
-        while not llm.num_running:
-            await asyncio.sleep(0.001)
-        await llm.close()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, EngineClosedError) for one in done)
-        with pytest.raises(EngineClosedError):
-            await llm.generate([1], params(1))
-        await llm.close()
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=1, on_round=gate) as llm:
+            tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
+            await gate.reached()
+            tasks += [asyncio.ensure_future(llm.generate([1], params(seed, 4000))) for seed in range(1, 4)]
+            await asked(llm, 3)
+            closing = asyncio.ensure_future(llm.close())
+            await gate.open_behind(llm, 4)
+            await closing
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(one, EngineClosedError) for one in done)
+            with pytest.raises(EngineClosedError):
+                await llm.generate([1], params(1))
+            await llm.close()
 
 
 @asynchronous
 async def test_draining_finishes_what_was_taken() -> None:
-    async with opened(max_batch_size=2) as llm:
-        tasks = [asyncio.ensure_future(llm.generate(ids, params(seed))) for seed, ids in enumerate(PROMPTS)]
-        while not llm.num_running:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
-        await llm.drain()
-        done = await asyncio.gather(*tasks)
-        assert [texts[0].token_ids for texts in done] == alone()
-        with pytest.raises(EngineClosedError):
-            await llm.generate([1], params(1))
+    with Gate() as gate:
+        async with opened(max_batch_size=2, on_round=gate) as llm:
+            tasks = [asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))]
+            await gate.reached()
+            tasks += [asyncio.ensure_future(llm.generate(PROMPTS[n], params(n))) for n in range(1, len(PROMPTS))]
+            await asked(llm, len(PROMPTS) - 1)
+            draining = asyncio.ensure_future(llm.drain())
+            await gate.open_behind(llm, len(PROMPTS))
+            await draining
+            done = await asyncio.gather(*tasks)
+            assert [texts[0].token_ids for texts in done] == alone()
+            with pytest.raises(EngineClosedError):
+                await llm.generate([1], params(1))
 
 
 @asynchronous

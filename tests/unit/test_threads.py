@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,12 @@ def test_no_thread_of_torch_stays_awake() -> None:
     works = [row.clone, row.exp, row.sum]
 
     def awake() -> float:
-        tasks = Path("/proc/self/task").iterdir()
-        others = (task for task in tasks if int(task.name) != threading.get_native_id())
-        return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in others) / 1e9
+        nanoseconds = 0
+        for task in Path("/proc/self/task").iterdir():
+            if int(task.name) != threading.get_native_id():
+                with suppress(OSError):  # it may have ended meanwhile
+                    nanoseconds += int((task / "schedstat").read_text("ascii").split()[0])
+        return nanoseconds / 1e9
 
     def spent(work: Callable[[], object]) -> float:
         with one_thread():
@@ -95,4 +99,5 @@ def test_no_thread_of_torch_stays_awake() -> None:
             return awake() - before
 
     for work in works:
-        assert min(spent(work) for _ in range(3)) < 0.0005
+        # whoever is woken is awake for milliseconds, and every time; others of this process may be busy now and then
+        assert any(spent(work) < 0.0005 for _ in range(30))

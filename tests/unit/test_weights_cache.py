@@ -119,14 +119,18 @@ def test_a_sweep_spares_the_work_of_the_living(cache: Cache) -> None:
         assert not (cache.work / "dead.part-1").exists()
 
 
-def test_of_two_workers_on_one_name_the_second_waits(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_several_workers_on_one_name_one_works_and_the_others_wait(
+    cache: Cache, caplog: pytest.LogCaptureFixture
+) -> None:
     done: list[str] = []
+    deadline = time.monotonic() + 120
 
     def work() -> None:
         with cache.locked("one"):
             if not cache.holds("one", {}):
                 with cache.publish("one", {}) as folder:
-                    time.sleep(0.2)
+                    while caplog.text.count("waiting for it") < 2 and time.monotonic() < deadline:
+                        time.sleep(0.01)
                     (folder / "file").write_text("content")
                     done.append("made")
             else:
@@ -138,7 +142,7 @@ def test_of_two_workers_on_one_name_the_second_waits(cache: Cache, caplog: pytes
     for worker in workers:
         worker.join()
     assert done == ["made", "found", "found"]
-    assert "waiting for it" in caplog.text
+    assert caplog.text.count("waiting for it") == 2
 
 
 def test_removing_frees_the_folder_and_tells_whether_there_was_one(cache: Cache) -> None:

@@ -131,7 +131,7 @@ def client_settings(address: str) -> dict[str, str]:
         "PIP_EXTRA_INDEX_URL": "",
         "PIP_FIND_LINKS": "",
         "PIP_RETRIES": "0",
-        "PIP_TIMEOUT": "5",
+        "PIP_TIMEOUT": "120",
         "npm_config_registry": address,
         "npm_config_fetch_retries": "0",
         "NO_PROXY": "127.0.0.1",

@@ -41,6 +41,8 @@ CPU_FLAGS = (
     "sve",
 )
 GIT_SECONDS = 10
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
+"""What git tells its hooks, and whatever these run: of a repository that is not the one asked for."""
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -124,9 +126,16 @@ def _sha256(path: Path) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+            ["git", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
