@@ -12,6 +12,9 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may depend on a network
 os.environ["DRAFTREE_BLUEPRINTS"] = "0"  # every start is a first one, but where a test says otherwise
 os.environ["COLUMNS"] = "80"  # help and tables are as wide as that, whatever the terminal
+os.environ.pop("FORCE_COLOR", None)  # this and the next two: no colours where none are asked for
+os.environ.pop("PY_COLORS", None)
+os.environ.pop("GITHUB_ACTIONS", None)
 
 import pytest
 import torch
