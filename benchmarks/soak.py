@@ -1,6 +1,7 @@
 """Random arrivals, aborts, slow readers, bad parameters and injected faults, for as long as asked.
 
-The books are checked after every step, and every text against the one that its request gives alone.
+The engine's books are checked after every step, its thread's before every request, and every text against the one that
+its request gives alone.
 
     python benchmarks/soak.py                                  # a table, ten seconds
     python benchmarks/soak.py smollm2-135m-instruct --draft suffix --seconds 600
@@ -141,6 +142,7 @@ class Soak:
     async def _client(self, end: float) -> None:
         while time.monotonic() < end:
             await asyncio.sleep(self.rng.expovariate(20))
+            await asyncio.wrap_future(self.llm._driver.call(self.llm._driver.check_integrity))
             kind = self.rng.choices(("read", "slow", "leave", "cancel", "bad", "rush"), (8, 2, 2, 2, 1, 1))[0]
             self.counts["asked"] += 1
             try:

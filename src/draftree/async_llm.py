@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self
 
 from draftree.completion import Completion, completion_of
-from draftree.engine.driver import Driver, Listener
+from draftree.engine.driver import Driver
 from draftree.engine.engine import Update
+from draftree.engine.listening import Request
 from draftree.engine.prefixes import PrefixStats
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.llm import LLM, raise_failures, require_count, require_single
@@ -96,16 +97,17 @@ class AsyncLLM:
             EngineClosedError: it was closed, or broke down.
             GenerationError: the request failed while it was written; its `completions` holds what it gave.
         """
-        sequences = await self._sequences(prompt, one_params(params), priority)
-        listeners = await self._add(sequences, wait=wait)
+        request = await self._request(prompt, one_params(params), priority)
         try:
-            for listener in listeners:
+            self._driver.ask(request, wait=wait)
+            for listener in request.listeners:
                 while not (await listener.next()).is_last:
                     pass
         finally:
-            self._driver.abort(sequences)
-        done = [completion_of(s, prompt_index=0) for s in sequences if s.finish_reason is not FinishReason.ERROR]
-        raise_failures(sequences, done)
+            self._driver.leave(request)
+        written = [s for s in request.sequences if s.finish_reason is not FinishReason.ERROR]
+        done = [completion_of(sequence, prompt_index=0) for sequence in written]
+        raise_failures(request.sequences, done)
         return done
 
     async def stream(
@@ -140,9 +142,10 @@ class AsyncLLM:
         """
         given = one_params(params)
         require_single(given)
-        sequences = await self._sequences(prompt, given, priority)
-        (listener,) = await self._add(sequences, wait=wait)
+        request = await self._request(prompt, given, priority)
+        (listener,) = request.listeners
         try:
+            self._driver.ask(request, wait=wait)
             while True:
                 update = await listener.next()
                 if update.is_last and update.sequence.error is not None:
@@ -151,26 +154,15 @@ class AsyncLLM:
                 if update.is_last:
                     return
         finally:
-            self._driver.abort(sequences)
+            self._driver.leave(request)
 
-    async def _sequences(
-        self, prompt: Prompt | Messages, params: SamplingParams, priority: int
-    ) -> list[WritingSequence]:
+    async def _request(self, prompt: Prompt | Messages, params: SamplingParams, priority: int) -> Request:
         def make() -> list[WritingSequence]:
             with self._encoding:
                 return self._llm.requests.sequences(self._llm.requests.encode(prompt), params, priority=priority)
 
         # long prompts take long to encode: the loop goes on
-        return await asyncio.to_thread(make)
-
-    async def _add(self, sequences: Sequence[WritingSequence], *, wait: bool) -> list[Listener]:
-        listeners = [Listener(sequence, asyncio.get_running_loop()) for sequence in sequences]
-        try:
-            await asyncio.wrap_future(self._driver.add(listeners, wait=wait))
-        except asyncio.CancelledError:
-            self._driver.abort(sequences)
-            raise
-        return listeners
+        return Request(await asyncio.to_thread(make), asyncio.get_running_loop())
 
     async def forget(self) -> None:
         """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""

@@ -286,7 +286,8 @@ def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completi
     if not errors:
         return
     first = errors[0]
-    if len(sequences) == 1 and isinstance(first, DraftreeError):
+    # of one text, or of a request that was refused as a whole
+    if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
         raise first
     raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
 

@@ -1,63 +1,43 @@
-"""One thread that steps an engine, and coroutines elsewhere that hear of it.
+"""One thread that steps an engine for coroutines elsewhere. Only this thread touches the engine and what is below.
 
-Only this thread touches the engine. Others leave actions for it, which it takes between two steps; news go to the event
-loops of those who listen. A listener that is slow finds all its news together later, one that is gone is forgotten.
+A request is in one place at a time:
+
+    asked      in the mailbox                 by `ask`, from any thread
+    in line    in `_line`                     until the engine's queue has room for all of it, or not at all (`wait`)
+    served     in the engine, and each of its unfinished sequences has a listener in `_listeners`
+    over       nowhere; its sequences are finished, and whoever still listens has heard it
+
+There is one way to be over: the sequences are finished, then their listeners are told. What is served is finished by
+the engine, what is not by `Request.refuse`. Each cause is one short path:
+
+    written, or failed alone           `Engine.step`
+    the one who asked left             `leave`; `_tell` if the whole event loop did
+    refused                            `_join` and `_enter`
+    closed, or the thread broke down   `_end`, and the mailbox from then on
+
+Who reads slowly is no case of its own: news are sent, not waited with.
 """
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import logging
-import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, final
 
 from draftree.core.errors import EngineClosedError, QueueFullError
-from draftree.engine.engine import Engine, Update
-from draftree.engine.sequence import Piece, WritingSequence
+from draftree.engine.engine import Engine
+from draftree.engine.listening import Listener, Request
+from draftree.engine.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
-
-class Listener:
-    """News of one sequence on their way from the engine's thread to a coroutine.
-
-    Args:
-        sequence: whose news.
-        loop: where the coroutine runs.
-    """
-
-    def __init__(self, sequence: WritingSequence, loop: asyncio.AbstractEventLoop) -> None:
-        self.sequence = sequence
-        self._loop = loop
-        self._arrived = asyncio.Event()
-        self._pieces: list[Piece] = []
-        self._is_last = False
-
-    def tell(self, pieces: Sequence[Piece], *, is_last: bool) -> bool:
-        """Called by the engine's thread; False if the loop is gone."""
-        try:
-            self._loop.call_soon_threadsafe(self._arrive, pieces, is_last)
-        except RuntimeError:
-            return False
-        return True
-
-    def _arrive(self, pieces: Sequence[Piece], is_last: bool) -> None:
-        self._pieces.extend(pieces)
-        self._is_last = self._is_last or is_last
-        self._arrived.set()
-
-    async def next(self) -> Update:
-        """All that is new since the last call; waits until something is."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        pieces, self._pieces = tuple(self._pieces), []
-        return Update(self.sequence, pieces, is_last=self._is_last)
+CLOSED = "the engine was closed, or is being drained: it takes no requests; make another one"
 
 
+@final
 class Driver:
     """Steps an engine on a thread of its own.
 
@@ -67,126 +47,96 @@ class Driver:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._actions: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._mailbox = Mailbox()
+        self._line: list[Request] = []
         self._listeners: list[Listener] = []
-        self._backlog: list[tuple[Future[None], Sequence[Listener]]] = []
         self._drains: list[Future[None]] = []
-        self._is_draining = self._is_closed = False
-        self._lock = threading.Lock()
+        self._is_draining = self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
-    def call(self, action: Callable[[], Any]) -> Future[Any]:
-        """Let the engine's thread do something between two steps.
-
-        Raises:
-            EngineClosedError: the thread is gone.
-        """
-        future: Future[Any] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise _closed()
-            self._actions.put((future, action))
-        return future
-
-    def add(self, listeners: Sequence[Listener], *, wait: bool) -> Future[None]:
-        """Queue the sequences of a request; the future is done when they are.
+    def ask(self, request: Request, *, wait: bool) -> None:
+        """Have a request written; its listeners hear what comes of it, be it a refusal. Does not wait.
 
         Args:
-            listeners: one for each sequence.
-            wait: whether to wait for room in the queue; otherwise the future fails with QueueFullError.
-
-        Raises:
-            EngineClosedError: the thread is gone.
+            request: a new one.
+            wait: whether it stands in line while the engine's queue is full, or is refused with QueueFullError.
         """
-        added: Future[None] = Future()
+        self._mailbox.put(lambda: self._join(request, wait=wait), otherwise=request.refuse)
 
-        def take() -> None:
-            if self._is_draining:
-                raise _closed()
-            if wait and (self._backlog or not self._engine.takes(len(listeners))):
-                bisect.insort(self._backlog, (added, listeners), key=_priority)
-                return
-            if self._backlog:
-                raise QueueFullError(f"{len(self._backlog)} requests wait for room in the queue: try again later")
-            self._take(added, listeners)
+    def leave(self, request: Request) -> None:
+        """Nobody reads a request any more: what is not finished of it is aborted. Does not wait."""
+        if not request.is_over:
+            self._mailbox.put(lambda: self._drop(request), otherwise=lambda reason: None)
 
-        self.call(take).add_done_callback(lambda done: _pass_on(done, added))
-        return added
+    def call(self, action: Callable[[], Any]) -> Future[Any]:
+        """Let the engine's thread do something between two steps. What it returns or raises is in the future."""
+        future = _promise()
 
-    def _take(self, added: Future[None], listeners: Sequence[Listener]) -> None:
-        if not added.set_running_or_notify_cancel():
-            return
-        try:
-            self._engine.add(*(listener.sequence for listener in listeners))
-        except Exception as error:
-            added.set_exception(error)
-            return
-        self._listeners.extend(listeners)
-        added.set_result(None)
-
-    def abort(self, sequences: Sequence[WritingSequence]) -> None:
-        """End these sequences; what is finished stays as it is. Does not wait."""
-        if not all(sequence.is_finished for sequence in sequences):
+        def act() -> None:
             try:
-                self.call(lambda: self._engine.abort(sequences))
-            except EngineClosedError:
-                return  # everything has ended
+                found = action()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(found)
+
+        self._mailbox.put(act, otherwise=future.set_exception)
+        return future
 
     def drain(self) -> Future[None]:
         """Take no more requests; the future is done when all are written."""
-        drained: Future[None] = Future()
+        drained = _promise()
 
         def begin() -> None:
             self._is_draining = True
             self._drains.append(drained)
 
-        self.call(begin)
+        self._mailbox.put(begin, otherwise=drained.set_exception)
         return drained
 
     def close(self) -> None:
         """End everything and wait for the thread."""
 
         def end() -> None:
-            raise SystemExit
+            self._is_closing = True
 
-        with self._lock:
-            if not self._is_closed:
-                self._actions.put((Future(), end))
+        self._mailbox.put(end, otherwise=lambda reason: None)
         self._thread.join()
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if requests are lost, twice there, or out of order. For `call`: between two turns."""
+        in_line = [id(sequence) for request in self._line for sequence in request.sequences]
+        listened_to = [id(listener.sequence) for listener in self._listeners]
+        served = [id(sequence) for sequence in (*self._engine.running, *self._engine.waiting)]
+        assert sorted(listened_to) == sorted(served), "what is in the engine has one listener, nothing else has"
+        assert len({*in_line, *served}) == len(in_line) + len(served), "a sequence is in line or served, once"
+        assert not any(s.is_finished for request in self._line for s in request.sequences), "who is finished is gone"
+        assert [r.priority for r in self._line] == sorted(r.priority for r in self._line), "priorities hold in line"
+        assert not (self._line and self._engine.is_idle), "nobody stands in line while there is nothing to do"
+
     def _run(self) -> None:
+        reason = CLOSED
         try:
-            while True:
-                self._act()
-                if not self._engine.is_idle:
-                    self._step()
-                self._admit_backlog()
-                if self._engine.is_idle and not self._backlog:
-                    while self._drains:
-                        self._drains.pop().set_result(None)
-        except SystemExit:
-            self._end(_closed())
+            while not self._is_closing:
+                self._turn()
         except BaseException as error:
             logger.exception("the engine's thread broke down")
-            self._end(error)
+            reason = f"the engine broke down with {error!r}: make another one"
+        self._end(reason)
 
-    def _act(self) -> None:
-        """Do what was asked for; waits if there is nothing else to do."""
-        while True:
-            try:
-                future, action = self._actions.get(block=self._engine.is_idle and not self._backlog)
-            except queue.Empty:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(action())
-            except Exception as error:
-                future.set_exception(error)
-            self._tell()
-            if self._actions.empty():
-                return
+    def _turn(self) -> None:
+        """Do one thing that was asked for, or else a step; then bring line, listeners and drains up to date."""
+        action = self._mailbox.get(wait=self._engine.is_idle)
+        if action is not None:
+            action()
+        else:
+            self._step()
+        while self._line and self._engine.takes(len(self._line[0].sequences)):
+            self._enter(self._line.pop(0))
+        self._tell()
+        while self._drains and self._engine.is_idle:
+            self._drains.pop().set_result(None)
 
     def _step(self) -> None:
         try:
@@ -194,53 +144,54 @@ class Driver:
         except Exception:
             # all that ran has failed with it, and hears of it; the engine is whole
             logger.exception("a step of the engine raised")
-        self._tell()
+
+    def _join(self, request: Request, *, wait: bool) -> None:
+        if self._is_draining:
+            request.refuse(EngineClosedError(CLOSED))
+        elif wait:
+            # as in the engine's queue: lower numbers first, then first come, first served
+            bisect.insort(self._line, request, key=lambda other: other.priority)
+        elif self._line:
+            request.refuse(QueueFullError(f"{len(self._line)} requests wait for room in the queue: try again later"))
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        try:
+            self._engine.add(*request.sequences)
+        except Exception as error:
+            request.refuse(error)
+        else:
+            self._listeners.extend(request.listeners)
+
+    def _drop(self, request: Request) -> None:
+        if request in self._line:
+            self._line.remove(request)
+        self._engine.abort(request.sequences)
 
     def _tell(self) -> None:
-        going = []
+        """News go out. Whoever can not hear them has left; whoever hears the last is forgotten, so it comes once."""
         for listener in self._listeners:
-            sequence = listener.sequence
-            pieces, is_last = sequence.take_pieces(), sequence.is_finished
-            heard = listener.tell(pieces, is_last=is_last) if pieces or is_last else True
-            if not heard and not is_last:
-                self._engine.abort([sequence])
-            if heard and not is_last:
-                going.append(listener)
-        self._listeners = going
+            if not listener.tell():
+                self._engine.abort([listener.sequence])
+        self._listeners = [listener for listener in self._listeners if not listener.sequence.is_finished]
 
-    def _admit_backlog(self) -> None:
-        while self._backlog and self._engine.takes(len(self._backlog[0][1])):
-            self._take(*self._backlog.pop(0))
-
-    def _end(self, error: BaseException) -> None:
-        """Everybody hears why there is nothing more to come."""
-        reason = error if isinstance(error, Exception) else EngineClosedError(f"the engine broke down: {error!r}")
-        with self._lock:
-            self._is_closed = True
+    def _end(self, reason: str) -> None:
+        """Everybody hears why there is nothing more to come, those first who do not need the engine for it."""
+        self._mailbox.shut(reason)
+        for request in self._line:
+            request.refuse(EngineClosedError(reason))
+        for drained in self._drains:
+            drained.set_exception(EngineClosedError(reason))
         for listener in self._listeners:
             if not listener.sequence.is_finished:
-                listener.sequence.fail(reason)
+                listener.sequence.fail(EngineClosedError(reason))
+            listener.tell()
         self._engine.abort([listener.sequence for listener in self._listeners])
-        self._tell()
-        futures: list[Future[Any]] = [*(added for added, _ in self._backlog), *self._drains]
-        while not self._actions.empty():
-            futures.append(self._actions.get()[0])
-        for future in futures:
-            if not future.done() and not future.cancelled():
-                future.set_exception(reason)
 
 
-def _priority(entry: tuple[Future[None], Sequence[Listener]]) -> int:
-    """In the backlog as in the queue: lower numbers first, then first come, first served."""
-    return entry[1][0].sequence.priority
-
-
-def _pass_on(done: Future[Any], added: Future[None]) -> None:
-    """What kept a request from being queued reaches the one who waits for that."""
-    error = done.exception()
-    if error is not None and not added.done():
-        added.set_exception(error)
-
-
-def _closed() -> EngineClosedError:
-    return EngineClosedError("the engine was closed, or is being drained: it takes no requests; make another one")
+def _promise() -> Future[Any]:
+    """A future that its reader can not cancel: what was asked for is done, whoever still waits for it."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -1,0 +1,78 @@
+"""An AsyncLLM over a table, held where a test wants it, and tests that are coroutines. Not a test itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from draftree import AsyncLLM, SamplingParams
+from draftree.core.types import RoundRecord
+from draftree.models.table import TableLM, hashed
+from engine_samples import VOCAB, table_llm
+
+PROMPTS = [[1, 2], [3], [4, 5, 6], [7], [1, 2, 3, 4], [2], [6, 6]]
+
+
+def params(seed: int, count: int = 12, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=count, seed=seed, **more)
+
+
+def alone(count: int = 12) -> list[tuple[int, ...]]:
+    llm = table_llm()
+    return [llm.generate(ids, params(seed, count))[0].token_ids for seed, ids in enumerate(PROMPTS)]
+
+
+@asynccontextmanager
+async def opened(model: TableLM | None = None, draft: str | None = None, **options: Any) -> AsyncIterator[AsyncLLM]:
+    """An AsyncLLM that leaves nothing behind: no thread, no slot, no error in the books."""
+    async with AsyncLLM(model or TableLM(hashed(VOCAB, seed=5), order=3), draft, **options) as llm:
+        yield llm
+    engine = llm.llm.engine
+    assert engine.is_idle
+    engine.check_integrity()
+    llm.llm.forget()
+    assert llm.llm.model.num_open == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "draftree-engine"]
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def call() -> None:
+        asyncio.run(asyncio.wait_for(test(), timeout=300))
+
+    call.__name__ = test.__name__
+    return call
+
+
+async def asked(llm: AsyncLLM, count: int) -> None:
+    """Wait until so many calls wait for the engine's thread."""
+    while len(llm._driver._mailbox) < count:
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Holds an engine in its first round until it is opened: what is asked meanwhile finds it at work everywhere."""
+
+    def __init__(self) -> None:
+        self._is_reached, self._is_open = threading.Event(), threading.Event()
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._is_reached.set()
+        self._is_open.wait(120)  # a test that fails ends, too
+
+    async def reached(self) -> None:
+        while not self._is_reached.is_set():
+            await asyncio.sleep(0.001)
+
+    async def open_behind(self, llm: AsyncLLM, count: int) -> None:
+        """Open once so many have asked for something since it was reached."""
+        await asked(llm, count)
+        self._is_open.set()
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_open.set()

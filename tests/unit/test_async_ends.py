@@ -1,0 +1,165 @@
+"""Readers leave, requests fail, engines break down or are closed: who is concerned hears of it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
+from draftree import AsyncLLM
+from draftree.core.errors import EngineClosedError, GenerationError, NonFiniteLogitsError
+from draftree.engine.listening import Request
+from draftree.models.table import TableLM, hashed
+from engine_samples import VOCAB
+
+
+@asynchronous
+async def test_cancelling_a_task_aborts_its_request() -> None:
+    with Gate() as gate:
+        async with opened(on_round=gate) as llm:
+            task = asyncio.ensure_future(llm.generate([1], params(1, 4000)))
+            await gate.reached()
+            other = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await gate.open_behind(llm, 2)
+            assert (await other)[0].token_ids == alone()[0]
+            while llm.num_running:
+                await asyncio.sleep(0.001)
+
+
+@asynchronous
+async def test_a_stream_that_is_left_frees_its_slot() -> None:
+    with Gate() as gate:
+        async with opened(on_round=gate) as llm:
+            updates = llm.stream_updates([1], params(1, 4000))
+            task = asyncio.ensure_future(anext(updates))
+            await gate.reached()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await updates.aclose()
+            await gate.open_behind(llm, 1)
+            while llm.num_running:
+                await asyncio.sleep(0.001)
+
+
+@asynchronous
+async def test_nan_fails_its_own_request() -> None:
+    base = hashed(VOCAB, seed=5)
+
+    def table(context: tuple[int, ...]) -> Any:
+        return base(context[-3:]) * (float("nan") if context[:1] == (9,) and len(context) > 4 else 1.0)
+
+    async with opened(TableLM(table)) as llm:
+        sick, healthy = await asyncio.gather(
+            llm.generate([9, 1], params(1)), llm.generate(PROMPTS[0], params(0)), return_exceptions=True
+        )
+    assert isinstance(sick, NonFiniteLogitsError)
+    assert healthy[0].token_ids == alone()[0]  # type: ignore[index]
+
+
+@asynchronous
+async def test_a_step_that_raises_reaches_everybody_and_the_engine_goes_on() -> None:
+    fuse = [3]
+
+    def listen(record: object) -> None:
+        fuse[0] -= 1
+        if fuse[0] == 0:
+            raise RuntimeError("the listener broke")
+
+    async with opened(on_round=listen) as llm:
+        asked = (llm.generate(ids, params(seed, 500)) for seed, ids in enumerate(PROMPTS[:3]))
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [one for one in done if isinstance(one, GenerationError)]
+        assert failed
+        assert "the listener broke" in str(failed[0])
+        assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
+
+
+@asynchronous
+async def test_an_engine_that_breaks_down_tells_everybody() -> None:
+    def listen(record: object) -> None:
+        raise KeyboardInterrupt
+
+    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5)), on_round=listen)
+    done = await asyncio.gather(*(llm.generate([1], params(seed)) for seed in range(3)), return_exceptions=True)
+    assert all(isinstance(one, Exception) for one in done)
+    with pytest.raises(EngineClosedError):
+        await llm.generate([1], params(1))
+    await llm.close()
+    assert llm.llm.model.num_open == 0
+
+
+@asynchronous
+async def test_closing_ends_everything_and_says_so() -> None:
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=1, on_round=gate) as llm:
+            tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
+            await gate.reached()
+            tasks += [asyncio.ensure_future(llm.generate([1], params(seed, 4000))) for seed in range(1, 4)]
+            await asked(llm, 3)
+            closing = asyncio.ensure_future(llm.close())
+            await gate.open_behind(llm, 4)
+            await closing
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(one, EngineClosedError) for one in done)
+            with pytest.raises(EngineClosedError):
+                await llm.generate([1], params(1))
+            await llm.close()
+
+
+@asynchronous
+async def test_draining_finishes_what_was_taken() -> None:
+    with Gate() as gate:
+        async with opened(max_batch_size=2, on_round=gate) as llm:
+            tasks = [asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))]
+            await gate.reached()
+            tasks += [asyncio.ensure_future(llm.generate(PROMPTS[n], params(n))) for n in range(1, len(PROMPTS))]
+            await asked(llm, len(PROMPTS) - 1)
+            draining = asyncio.ensure_future(llm.drain())
+            await gate.open_behind(llm, len(PROMPTS))
+            await draining
+            done = await asyncio.gather(*tasks)
+            assert [texts[0].token_ids for texts in done] == alone()
+            with pytest.raises(EngineClosedError):
+                await llm.generate([1], params(1))
+
+
+def test_a_loop_that_is_gone_frees_its_slot() -> None:
+    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), keep_prefixes=0)
+
+    async def ask() -> None:
+        sequences = llm.llm.requests.sequences([1], params(1, 4000))
+        llm._driver.ask(Request(sequences, asyncio.get_running_loop()), wait=True)
+        while not llm.num_running:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
+    asyncio.run(asyncio.wait_for(llm.drain(), timeout=60))
+    asyncio.run(llm.close())
+    assert llm.llm.model.num_open == 0
+
+
+@asynchronous
+async def test_what_comes_too_late_is_refused_with_an_error_of_its_own() -> None:
+    async with opened() as llm:
+        await llm.close()
+        late = await asyncio.gather(
+            *(llm.generate([1], params(1, n=2)) for _ in range(2)), llm.drain(), llm.forget(), return_exceptions=True
+        )
+    assert all(isinstance(one, EngineClosedError) for one in late)
+    assert len({id(one) for one in late}) == 4
+
+
+@asynchronous
+async def test_what_an_action_raises_is_for_the_one_who_asked_for_it() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async with opened() as llm:
+        called = llm._driver.call(interrupt)
+        assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
+        assert isinstance(called.exception(), KeyboardInterrupt)

@@ -1,0 +1,64 @@
+"""What is left for a thread is done once or refused once, whatever comes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import partial
+from itertools import count
+
+import pytest
+
+from draftree.core.errors import EngineClosedError
+from draftree.engine.mailbox import Mailbox
+
+
+def test_actions_come_in_order() -> None:
+    mailbox, done = Mailbox(), []
+    for number in range(3):
+        mailbox.put(lambda number=number: done.append(number), otherwise=pytest.fail)  # type: ignore[misc]
+    while (action := mailbox.get(wait=False)) is not None:
+        action()
+    assert done == [0, 1, 2]
+    assert not len(mailbox)
+
+
+def test_what_is_in_a_mailbox_that_is_shut_or_comes_later_is_refused() -> None:
+    mailbox, heard = Mailbox(), []
+    mailbox.put(pytest.fail, otherwise=heard.append)
+    mailbox.shut("no more")
+    mailbox.put(pytest.fail, otherwise=heard.append)
+    assert [str(error) for error in heard] == ["no more", "no more"]
+    assert all(isinstance(error, EngineClosedError) for error in heard)
+    assert heard[0] is not heard[1]
+    assert mailbox.get(wait=False) is None
+
+
+def test_nothing_is_lost_or_done_twice_where_many_put_while_it_is_shut() -> None:
+    mailbox, ends, stop = Mailbox(), Counter[tuple[int, int]](), threading.Event()
+    lock, sent = threading.Lock(), [0] * 4
+
+    def end(name: int, number: int, reason: object = None) -> None:
+        with lock:
+            ends[name, number] += 1
+
+    def put(name: int) -> None:
+        for number in count():
+            mailbox.put(partial(end, name, number), otherwise=partial(end, name, number))
+            sent[name] = number + 1
+            if stop.is_set():
+                return
+
+    threads = [threading.Thread(target=put, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        action = mailbox.get(wait=True)
+        assert action is not None
+        action()
+    mailbox.shut("no more")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert sum(sent) == len(ends) > 500
+    assert set(ends.values()) == {1}
