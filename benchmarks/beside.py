@@ -31,6 +31,7 @@ import draftree
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.workload import encode, read_workload
+from draftree.drafters import drafts
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
@@ -63,8 +64,8 @@ class Ours(Engine):
         key = (dtype, quantization)
         if key not in self._loaded:
             self._loaded[key] = load_model(model, dtype=dtype, quantization=quantization)
-        self.name = f"draftree {quantization or dtype} {'plain' if draft == 'none' else draft}"
-        self._llm = LLM(self._loaded[key], None if draft == "none" else draft)
+        self.name = f"draftree {quantization or dtype} {draft if drafts(draft) else 'plain'}"
+        self._llm = LLM(self._loaded[key], draft)
 
     def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
         """By `generate`, with nothing remembered of texts before."""

@@ -11,6 +11,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
+from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
 from draftree.drafters.guided import GuidedDrafter
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
@@ -23,7 +24,6 @@ from draftree.planners.base import PLANNERS, Planner
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
 
-NO_DRAFT = "none"
 DEFAULT_PLAN = "auto"
 """Where no draft can change the text."""
 REPEATABLE_PLAN = "fixed"
@@ -85,7 +85,7 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
         ConfigurationError: an unknown method or option, or methods that do not fit together.
     """
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
-    drafters = () if draft is None or draft == NO_DRAFT else _drafters(draft)
+    drafters = _drafters(draft) if drafts(draft) else ()
     if not drafters and plan is not None:
         raise ConfigurationError(
             f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
@@ -124,8 +124,8 @@ def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, ver
 
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
     specs = DRAFTERS.parse(draft)
-    if specs[0].name.partition("+")[0].strip() == NO_DRAFT:
-        raise ConfigurationError(f"drafter '{draft}': 'none' means plain decoding and takes no options")
+    if not drafts(specs[0].name.partition("+")[0].strip()):
+        raise ConfigurationError(f"drafter '{draft}': '{NO_DRAFT}' means plain decoding and takes no options")
     methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree.assembly import NO_DRAFT, choose_methods
+from draftree.assembly import choose_methods
 from draftree.bench.records import OURS, PEER
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.registry import Spec
+from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
 from draftree.planners.base import PLANNERS
 from draftree.verifiers.base import VERIFIERS
@@ -96,14 +97,14 @@ class Method:
         return shown
 
 
-def our_methods(drafts: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
+def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
     """Plain decoding first, then every draft; one without a planner of its own is run with each of `plans`.
 
     Raises:
         ConfigurationError: an unknown method or option, methods that do not fit together, or one given twice.
     """
     methods = [Method(PLAIN, PLAIN, OurMethod(NO_DRAFT, verify, None, draft_is_pass=False))]
-    drafting = [text for text in drafts if text != NO_DRAFT]
+    drafting = [text for text in specs if drafts(text)]
     if plans and not drafting:
         raise ConfigurationError(f"planner '{plans[0]}' was asked for, but there is no drafter: add --draft ngram")
     for text in drafting:
@@ -132,7 +133,7 @@ def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[s
 
 def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str | None, str]]:
     draft, *parts = text.split("@")
-    if draft == NO_DRAFT:
+    if not drafts(draft):
         raise ConfigurationError(f"method '{text}': plain decoding takes nothing behind @; its rule is set by --verify")
     planners, verifiers = PLANNERS.names(), VERIFIERS.names()
     own_plan = own_verify = None

@@ -14,6 +14,7 @@ from draftree.cli.flags import takes_sampling
 from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization, require_new
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
+from draftree.drafters import NO_DRAFT
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def generate(
             metavar="SPEC",
             rich_help_panel=SPECULATION,
         ),
-    ] = "none",
+    ] = NO_DRAFT,
     verify: Annotated[
         str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)
     ] = "coupled",

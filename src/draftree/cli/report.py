@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any
 
-from draftree.assembly import NO_DRAFT
 from draftree.cli.writing import Run
+from draftree.drafters import NO_DRAFT
 from draftree.models.base import LanguageModel
 
 __all__ = ["dump", "report"]

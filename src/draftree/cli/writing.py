@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.assembly import NO_DRAFT, Methods, choose_methods
+from draftree.assembly import Methods, choose_methods
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Ink, decoding_line, is_terminal, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
+from draftree.drafters import drafts
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
@@ -46,7 +47,7 @@ class Setup:
     @property
     def is_plain(self) -> bool:
         """Whether nothing is drafted."""
-        return self.draft is None or self.draft == NO_DRAFT
+        return not drafts(self.draft)
 
     def plainly(self) -> Setup:
         """The same model without a drafter."""

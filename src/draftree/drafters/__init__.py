@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from draftree.core.registry import Registry
 
@@ -33,3 +33,11 @@ DRAFTERS: Registry[Drafter] = Registry(
         }
     ),
 )
+
+NO_DRAFT = "none"
+"""How a user names plain decoding where a drafter could stand."""
+
+
+def drafts(draft: str | None) -> TypeGuard[str]:
+    """Whether this names a drafter; otherwise it is plain decoding."""
+    return draft is not None and draft != NO_DRAFT
