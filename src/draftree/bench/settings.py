@@ -1,4 +1,4 @@
-"""What the settings of all measuring jobs have in common: how they are checked, and the model that they name."""
+"""What settings have in common: how they are checked, and the model that they name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.models.loading import LoadedModel, load_model
 
 
-class RunsModel(Protocol):
-    """Settings of a job that runs one model."""
+class NamesModel(Protocol):
+    """Settings that name one model, and how it is loaded."""
 
     @property
     def model(self) -> str:
@@ -32,6 +32,10 @@ class RunsModel(Protocol):
     @property
     def quantization(self) -> str | None:
         """Of the weights; None for as they come."""
+
+
+class RunsModel(NamesModel, Protocol):
+    """Settings of a job that runs one model."""
 
     @property
     def threads(self) -> int | None:
@@ -56,13 +60,12 @@ def apply_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_for(settings: RunsModel) -> LoadedModel:
-    """The model as the settings want it, on as many threads as they say.
+def load_named(settings: NamesModel) -> LoadedModel:
+    """The model as the settings want it.
 
     Raises:
         ModelError: it can not be had or used.
     """
-    apply_threads(settings.threads)
     return load_model(
         settings.model,
         dtype=settings.dtype,
@@ -70,3 +73,13 @@ def load_for(settings: RunsModel) -> LoadedModel:
         kernels=settings.kernels,
         quantization=settings.quantization,
     )
+
+
+def load_for(settings: RunsModel) -> LoadedModel:
+    """The model as the settings want it, on as many threads as they say.
+
+    Raises:
+        ModelError: it can not be had or used.
+    """
+    apply_threads(settings.threads)
+    return load_named(settings)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.options import Device, Dtype
+from draftree.cli.options import Device, Dtype, When
 from draftree.cli.render import Colour, Ink, say, waiting
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def demo(
     draft: Annotated[str, typer.Option(help="What guesses ahead.", metavar="SPEC")] = "ngram",
     dtype: Dtype = "auto",
     device: Device = "auto",
-    colour: Annotated[
-        Colour, typer.Option("--colour", "--color", help="auto, always or never.", metavar="WHEN")
-    ] = Colour.AUTO,
+    colour: When = Colour.AUTO,
 ) -> None:
     """See a real model write the same text, plain and with speculation.
 

@@ -4,80 +4,84 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftree.cli.options import Device, Dtype, Kernels, Quantization, Threads
+from draftree.cli.options import (
+    OUTPUT,
+    RUNNING,
+    SPECULATION,
+    AsJson,
+    Device,
+    Dtype,
+    Kernels,
+    Quantization,
+    Threads,
+    Verify,
+)
 
 if TYPE_CHECKING:
-    from draftree.bench.diagnosis_records import Diagnosis, DraftReport, MachineReport, ModelReport
+    from draftree.bench.diagnosis_records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.models.memory import MemoryEstimate
 
 __all__ = ["doctor"]
 
-MODEL = "Model"
-OUTPUT = "Output"
 WIDTH = 120
 Lines = Iterator[tuple[str, str]]
 
 
+Subject = Annotated[
+    str | None,
+    typer.Argument(
+        help="A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
+        metavar="MODEL",
+        rich_help_panel="Arguments",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", rich_help_panel=SPECULATION),
+]
+Length = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of a slot, prompt and text; 2048 or the context if not given.",
+        metavar="N",
+        rich_help_panel=RUNNING,
+    ),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure", help="Measure memory, products and passes, and set them side by side.", rich_help_panel=OUTPUT
+    ),
+]
+
+
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
-            metavar="MODEL",
-            rich_help_panel="Arguments",
-        ),
-    ] = None,
+    model: Subject = None,
     *,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", rich_help_panel=MODEL),
-    ] = None,
-    verify: Annotated[
-        str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=MODEL)
-    ] = "coupled",
-    length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a slot, prompt and text; 2048 or the context if not given.",
-            metavar="N",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    draft: Draft = None,
+    verify: Verify = "coupled",
+    length: Length = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure memory, products and passes, and set them side by side.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
-    ] = False,
+    measure: Measure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a model does on this machine, and why."""
     if model is None:
-        given = {"--draft": draft, "--length": length, "--quantization": quantization, "--measure": measure or None}
-        strange = next((flag for flag, value in given.items() if value is not None), None)
-        if strange is not None:
-            raise typer.BadParameter("it is about a model: name one", param_hint=strange)
-    from draftree.bench.diagnosis import examine, examine_machine
+        refuse_given({"--draft": draft, "--length": length, "--quantization": quantization, "--measure": measure})
+    from draftree.bench.diagnosis import examine_machine
     from draftree.bench.diagnosis_records import DoctorSettings
     from draftree.bench.settings import apply_threads
-    from draftree.cli.models import resolve_with_bar
-    from draftree.cli.render import waiting
 
     settings = DoctorSettings(
         model=model or "",
@@ -96,11 +100,29 @@ def doctor(
     machine = examine_machine(device)
     if not as_json:
         show("Machine", machine_lines(machine))
-    if model is None:
-        if as_json:
-            typer.echo(json.dumps({"machine": dataclasses.asdict(machine)}, indent=2))
-        return
-    with waiting("measuring" if measure else "looking"):
+    elif model is None:
+        typer.echo(json.dumps({"machine": dataclasses.asdict(machine)}, indent=2))
+    if model is not None:
+        examine_and_show(settings, machine, as_json=as_json)
+
+
+def refuse_given(of_a_model: Mapping[str, object]) -> None:
+    """Without a model, options that are about one are refused.
+
+    Raises:
+        typer.BadParameter: one is given.
+    """
+    strange = next((flag for flag, value in of_a_model.items() if value not in (None, False)), None)
+    if strange is not None:
+        raise typer.BadParameter("it is about a model: name one", param_hint=strange)
+
+
+def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
+    from draftree.bench.diagnosis import examine
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.render import waiting
+
+    with waiting("measuring" if settings.measure else "looking"):
         found = examine(settings, machine, fetch=resolve_with_bar)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))

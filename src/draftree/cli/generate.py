@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import takes_sampling
-from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization, require_new
+from draftree.cli.options import (
+    OUTPUT,
+    RUNNING,
+    SPECULATION,
+    AsJson,
+    Device,
+    Dtype,
+    Kernels,
+    Model,
+    Quantization,
+    Verify,
+    When,
+    require_new,
+)
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
 from draftree.drafters import NO_DRAFT
@@ -24,128 +37,106 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 TEXT = "Text"
-SPECULATION = "Speculation"
-OUTPUT = "Output"
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="The prompt; '-', or none with a pipe: standard input, less the line break at its end.",
+        metavar="PROMPT",
+        rich_help_panel="Arguments",
+    ),
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
+        metavar="SPEC",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
+        metavar="POLICY",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
+        rich_help_panel=TEXT,
+    ),
+]
+System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Refuse to run unless drafts can not change a text by rounding either.",
+        rich_help_panel=RUNNING,
+    ),
+]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Show the text while it is written; on a terminal if not given.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare",
+        help="Write plainly as well, with the same seed; exit status 1 if the texts differ.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(help="A trace of all rounds, for 'draftree bench simulate'.", metavar="FILE", rich_help_panel=OUTPUT),
+]
 
 
 @takes_sampling
 def generate(
     context: typer.Context,
     model: Model,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            help="The prompt; '-', or none with a pipe: standard input, less the line break at its end.",
-            metavar="PROMPT",
-            rich_help_panel="Arguments",
-        ),
-    ] = None,
+    prompt: Prompt = None,
     *,
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
-            metavar="SPEC",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = NO_DRAFT,
-    verify: Annotated[
-        str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)
-    ] = "coupled",
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
-            metavar="POLICY",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
-            rich_help_panel=TEXT,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)
-    ] = None,
+    draft: Draft = NO_DRAFT,
+    verify: Verify = "coupled",
+    plan: Plan = None,
+    chat: Chat = None,
+    system: System = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Refuse to run unless drafts can not change a text by rounding either.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = False,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Show the text while it is written; on a terminal if not given.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    colour: Annotated[
-        Colour,
-        typer.Option(
-            "--colour",
-            "--color",
-            help="Accepted tokens in another colour: auto, always or never.",
-            metavar="WHEN",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = Colour.AUTO,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
-    ] = False,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Write plainly as well, with the same seed; exit status 1 if the texts differ.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="A trace of all rounds, for 'draftree bench simulate'.", metavar="FILE", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    exact: Exact = False,
+    stream: Stream = None,
+    colour: When = Colour.AUTO,
+    as_json: AsJson = False,
+    compare: Compare = False,
+    record: Record = None,
     params: SamplingParams,
 ) -> None:
     """Write a text. It goes to standard output, all else to standard error."""
-    if as_json and stream:
-        raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
-    if stream and params.n > 1:
-        raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
+    check_output(params, as_json=as_json, stream=stream)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    if params.logprobs is not None and not as_json:
-        raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint="--logprobs")
-    if record is not None:
-        require_new(record)
+    require_new(record)
     task = Task(read_prompt(prompt), system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup
 
     setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
     check_material(setup, params)
-    if record is not None and compare:
-        raise typer.BadParameter("a trace is of one run: leave --compare out", param_hint="--record")
-    if record is not None and setup.is_plain:
-        raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
-    if compare and setup.is_plain:
-        raise typer.BadParameter(
-            "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
-        )
-    live = params.n == 1 and not as_json and (is_terminal(sys.stdout) if stream is None else stream)
+    check_beside(setup, compare=compare, record=record)
+    live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
     screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
     notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
@@ -154,6 +145,36 @@ def generate(
         compare_and_report(setup, wish, screen, notes)
     else:
         write_and_report(setup, wish, screen, notes=notes, record=record)
+
+
+def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None) -> None:
+    """What is to be shown can be shown in the way that is asked for.
+
+    Raises:
+        typer.BadParameter: it can not.
+    """
+    if as_json and stream:
+        raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
+    if stream and params.n > 1:
+        raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
+    if params.logprobs is not None and not as_json:
+        raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint="--logprobs")
+
+
+def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
+    """What is made beside the text has a drafter to be about, and one run.
+
+    Raises:
+        typer.BadParameter: it has not.
+    """
+    if record is not None and compare:
+        raise typer.BadParameter("a trace is of one run: leave --compare out", param_hint="--record")
+    if record is not None and setup.is_plain:
+        raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
+    if compare and setup.is_plain:
+        raise typer.BadParameter(
+            "there is nothing to compare with: name a drafter with --draft", param_hint="--compare"
+        )
 
 
 def check_material(setup: Setup, params: SamplingParams) -> None:

@@ -10,10 +10,9 @@ import textwrap
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from draftree.cli.options import AsJson
 from draftree.cli.render import Colour, Ink, say
 from draftree.core.registry import Method, Registry
 from draftree.drafters import DRAFTERS
@@ -79,7 +78,7 @@ class MethodCard:
 
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List drafters, verifiers and planners, one line each from their own files, and their options."""
     if as_json:

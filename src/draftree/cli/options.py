@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.render import Colour
 from draftree.core.errors import ConfigurationError
 
 RUNNING = "How the model is run"
+SPECULATION = "Speculation"
+OUTPUT = "Output"
 
 Model = Annotated[
     str,
@@ -39,6 +42,18 @@ Quantization = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=RUNNING),
+]
+Verify = Annotated[str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]
+When = Annotated[
+    Colour,
+    typer.Option(
+        "--colour",
+        "--color",
+        help="Accepted tokens in another colour: auto, always or never.",
+        metavar="WHEN",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import Methods, choose_methods
+from draftree.bench.settings import load_named
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Ink, decoding_line, is_terminal, say, waiting
@@ -21,7 +22,7 @@ from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
 from draftree.models.choices import require_known, resolve_device, resolve_dtype
-from draftree.models.loading import LoadedModel, load_model
+from draftree.models.loading import LoadedModel
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
@@ -146,13 +147,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     for name in (setup.model, *draft_models(methods)):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        return load_model(
-            setup.model,
-            dtype=setup.dtype,
-            device=setup.device,
-            kernels=setup.kernels,
-            quantization=setup.quantization,
-        )
+        return load_named(setup)
 
 
 def draft_models(methods: Methods) -> list[str]:

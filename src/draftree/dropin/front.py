@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,20 +91,11 @@ def generate(
     dropped = dropped_arguments(model)
     streamer = dropped.get("streamer", streamer)
     assistant_model = dropped.get("assistant_model", assistant_model)
-    refuse_model(model)
-    if synced_gpus:
-        raise ConfigurationError(NO_SYNC)
-    refuse_config(generation_config)
+    _refuse(model, generation_config, synced_gpus=synced_gpus)
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
-    with ExitStack() as loans:
-        target = loans.enter_context(borrowed(model))
-        assistant = None
-        if assistant_model is not None:
-            refuse_model(assistant_model)
-            loaded = target if assistant_model is model else loans.enter_context(borrowed(assistant_model))
-            assistant = LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
+    with _both_borrowed(model, assistant_model, assistant_tokenizer) as (target, assistant):
         refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
         pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
         steps = Steps(input_ids, max_length=max_length, pad_id=_pad_id(generation_config, calls), callbacks=calls)
@@ -116,6 +107,28 @@ def generate(
 
 
 generate.__signature__ = AskedSignature.from_callable(generate)  # type: ignore[attr-defined]
+
+
+def _refuse(model: Any, config: Any, *, synced_gpus: bool) -> None:
+    refuse_model(model)
+    if synced_gpus:
+        raise ConfigurationError(NO_SYNC)
+    refuse_config(config)
+
+
+@contextmanager
+def _both_borrowed(
+    model: Any, assistant: Any, assistant_tokenizer: Any
+) -> Iterator[tuple[LoadedModel, LoadedDraftModel | None]]:
+    """The model and its assistant, if it has one; they may be the same."""
+    with ExitStack() as loans:
+        target = loans.enter_context(borrowed(model))
+        if assistant is None:
+            yield target, None
+            return
+        refuse_model(assistant)
+        loaded = target if assistant is model else loans.enter_context(borrowed(assistant))
+        yield target, LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
 
 
 def _callbacks(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:

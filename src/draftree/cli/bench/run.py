@@ -32,59 +32,63 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+Drafts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
+        "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
+        metavar="SPEC[@PLAN][@VERIFY]",
+        rich_help_panel=COMPARED,
+    ),
+]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Planner of every draft that names none; repeatable, each makes a method.",
+        metavar="POLICY",
+        rich_help_panel=COMPARED,
+    ),
+]
+Verify = Annotated[
+    str, typer.Option(help="Rule of every method that names none.", metavar="RULE", rich_help_panel=COMPARED)
+]
+Peer = Annotated[
+    bool,
+    typer.Option("--peer/--no-peer", help="The same jobs done by transformers, in turns.", rich_help_panel=COMPARED),
+]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X", rich_help_panel=HOW)]
+Repeats = Annotated[int, typer.Option(help="How often each text is written.", metavar="N", rich_help_panel=HOW)]
+Batch = Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder for a trace of each drafting method, for 'bench simulate'.", metavar="DIR", rich_help_panel=HOW
+    ),
+]
+
+
 def run(
     model: Model,
     *,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
-            "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
-            metavar="SPEC[@PLAN][@VERIFY]",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    plan: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Planner of every draft that names none; repeatable, each makes a method.",
-            metavar="POLICY",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    verify: Annotated[
-        str, typer.Option(help="Rule of every method that names none.", metavar="RULE", rich_help_panel=COMPARED)
-    ] = "coupled",
-    peer: Annotated[
-        bool,
-        typer.Option(
-            "--peer/--no-peer", help="The same jobs done by transformers, in turns.", rich_help_panel=COMPARED
-        ),
-    ] = False,
+    draft: Drafts = None,
+    plan: Plans = None,
+    verify: Verify = "coupled",
+    peer: Peer = False,
     prompts: Prompts = None,
     category: Category = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token.", metavar="X", rich_help_panel=HOW)
-    ] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option(help="How often each text is written.", metavar="N", rich_help_panel=HOW)] = 3,
-    batch: Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)] = 1,
+    repeats: Repeats = 3,
+    batch: Batch = 1,
     dtype: Dtype = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
     output: Output = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder for a trace of each drafting method, for 'bench simulate'.",
-            metavar="DIR",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
+    record: Record = None,
 ) -> None:
     """Write every prompt by every method, in turns, and compare."""
     require_new(output)
