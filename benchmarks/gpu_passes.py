@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from random_models import SHAPES, build, ids, weight_bytes
 
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
@@ -31,30 +32,7 @@ from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, wrap_model
 from draftree.models.static.buckets import Shapes
 
-HEAD_DIM = 128
 WARM_UP = 3
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder built like Llama."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int = HEAD_DIM
-    tie_word_embeddings: bool = False
-
-
-SHAPES = {
-    "tiny": Shape(256, 64, 128, 2, 4, 2, 16),
-    "1b": Shape(128_256, 2048, 8192, 16, 32, 8, 64, True),
-    "8b": Shape(128_256, 4096, 14_336, 32, 32, 8),
-    "32b": Shape(152_064, 5120, 27_648, 64, 40, 8),
-}
 
 
 @dataclass(frozen=True)
@@ -93,29 +71,6 @@ class SyntheticTime:
     speedup: float
     predicted: float
     share: float
-
-
-def build(shape: Shape, *, context: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A random model, made where it will run."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "llama", **asdict(shape), max_position_embeddings=context, eos_token_id=None, pad_token_id=0
-    )
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval().requires_grad_(False)
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes that a pass reads: all but an embedding that is not the head as well."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return total - (0 if head is embedding else embedding.numel() * embedding.element_size())
-
-
-def ids(count: int, vocab_size: int, salt: int = 0) -> list[int]:
-    return [(7 + 31 * place + 17 * salt) % vocab_size for place in range(count)]
 
 
 def settled(device: torch.device) -> None:

