@@ -6,13 +6,15 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cli_samples import CONTEXT, save_tiny_model
 
+from draftree.cli.commands import COMMANDS
 from draftree.cli.main import run
 
 Refused = Callable[..., str]
@@ -51,6 +53,14 @@ USAGE = [
     (["generate", "MODEL", "ab", "--colour", "pink"], "'pink'"),
     (["generate", "MODEL", "ab", "cd"], "cd"),
     (["generate", "MODEL", "ab", "--json", "--stream"], "--json prints one object"),
+    (["generate", "MODEL", "ab", "--json", "--colour", "always"], "--json prints one object without colours"),
+    (
+        ["generate", "MODEL", "ab", "--draft", "ngram", "--draft", "suffix"],
+        "'--draft': it is given 2 times: give it once",
+    ),
+    (["generate", "MODEL", "ab", "--stream", "--no-stream"], "it is given 2 times"),
+    (["bench", "MODEL", "--seed", "1", "--draft", "ngram", "--draft", "suffix", "--seed=1"], "'--seed': it is given 2"),
+    (["models", "cache", "--clear", "--json"], "--clear lists nothing"),
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts can not be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
@@ -68,6 +78,28 @@ def test_wrong_usage(refused: Refused, base: str, arguments: list[str], words: s
     text = refused(*(base if word == "MODEL" else word for word in arguments), status=2)
     assert words in text
     assert text.endswith("--help')\n"), "it says where to read on"
+
+
+def commands() -> Iterator[tuple[list[str], Any]]:
+    """All commands, and what is typed to get there."""
+    for name, entry in COMMANDS.items():
+        command = entry.load()
+        yield [name], command
+        for inner, below in getattr(command, "commands", {}).items():
+            yield [name, inner], below
+
+
+def test_no_command_takes_an_option_twice_that_holds_one_value(refused: Refused) -> None:
+    tried = 0
+    for path, command in commands():
+        for option in command.params:
+            if option.param_type_name == "option" and not option.multiple and not option.is_eager:
+                once = [option.opts[0]] if option.is_flag else [option.opts[0], "1"]
+                text = refused(*path, *once, *once, status=2)
+                assert option.opts[0] in text
+                assert "it is given 2 times" in text
+                tried += 1
+    assert tried > 100
 
 
 REQUESTS = [

@@ -125,7 +125,7 @@ def generate(
     params: SamplingParams,
 ) -> None:
     """Write a text. It goes to standard output, all else to standard error."""
-    check_output(params, as_json=as_json, stream=stream)
+    check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     require_new(record)
@@ -147,7 +147,7 @@ def generate(
         write_and_report(setup, wish, screen, notes=notes, record=record)
 
 
-def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None) -> None:
+def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, colour: Colour) -> None:
     """What is to be shown can be shown in the way that is asked for.
 
     Raises:
@@ -155,6 +155,10 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None) 
     """
     if as_json and stream:
         raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
+    if as_json and colour is Colour.ALWAYS:
+        raise typer.BadParameter(
+            "--json prints one object without colours: leave one of them out", param_hint="--colour"
+        )
     if stream and params.n > 1:
         raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
     if params.logprobs is not None and not as_json:

@@ -1,9 +1,12 @@
-"""How help looks: options in titled groups, examples kept line by line."""
+"""What all commands have in common: no option is given twice, help has titled groups, examples keep their lines."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 __all__ = ["PlainCommand", "PlainGroup"]
@@ -14,6 +17,11 @@ WHOLE = 1000
 
 class PlainCommand(TyperCommand):
     """A command whose options stand under the titles that they were given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; refuses what typer would ignore."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """One section for each title, in order of appearance; --help comes last."""
@@ -36,6 +44,11 @@ class PlainCommand(TyperCommand):
 class PlainGroup(TyperGroup):
     """A group of commands with whole summaries, and examples below."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; refuses what typer would ignore."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Names and summaries, none cut off."""
         rows = [
@@ -49,6 +62,21 @@ class PlainGroup(TyperGroup):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The epilog's lines as they are."""
         write_examples(self.epilog, formatter)
+
+
+def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
+    """Of an option with one value that is given twice, the parser keeps the last and says nothing.
+
+    Raises:
+        typer.BadParameter: there is one.
+    """
+    if ctx.resilient_parsing:
+        return
+    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    for parameter, count in Counter(given).items():
+        holds_one = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_eager
+        if holds_one and count > 1:
+            raise typer.BadParameter(f"it is given {count} times: give it once", ctx=ctx, param=parameter)
 
 
 def write_examples(epilog: str | None, formatter: Any) -> None:

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from draftree.cli.layout import PlainCommand
+from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
@@ -27,7 +29,6 @@ __all__ = ["app", "resolve_with_bar"]
 
 app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the list, or 'all'.")]
 
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
@@ -57,19 +58,19 @@ def default(context: typer.Context, as_json: AsJson = False) -> None:
         raise typer.BadParameter(f"write --json behind '{context.invoked_subcommand}'", param_hint="--json")
 
 
-@app.command("list")
+@app.command("list", cls=PlainCommand)
 def list_models(as_json: AsJson = False) -> None:
     """Lists the models that can be had from package registries, and what is in the cache."""
     show_list(as_json=as_json)
 
 
-@app.command("path")
+@app.command("path", cls=PlainCommand)
 def print_path(name: Annotated[str, typer.Argument(help="Anything that names a model.")]) -> None:
     """Prints the folder of a model that is on this machine."""
     typer.echo(resolve_model(name, fetch=False))
 
 
-@app.command("get")
+@app.command("get", cls=PlainCommand)
 def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
@@ -80,7 +81,7 @@ def get_models(names: Names) -> None:
         typer.echo(resolve_with_bar(name))
 
 
-@app.command("remove")
+@app.command("remove", cls=PlainCommand)
 def remove_models(names: Names) -> None:
     """Removes models from the cache."""
     cache = Cache()
@@ -96,12 +97,14 @@ def remove_models(names: Names) -> None:
         console.print(f"removed {name} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 
 
-@app.command("cache")
+@app.command("cache", cls=PlainCommand)
 def show_cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next starts take longer.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Lists what is kept of models that were loaded, so that their next start is short."""
+    if clear and as_json:
+        raise typer.BadParameter("--clear lists nothing: leave one of them out", param_hint="--json")
     # here, since it imports torch
     from draftree.models.store import LIMIT_VARIABLE, Store
 
