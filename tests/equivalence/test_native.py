@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,22 +17,36 @@ from draftree.core.tree import path
 from draftree.models.base import Extend
 from draftree.models.hf import HFModel
 from draftree.models.native import decoder
-from draftree.models.native.build import built_library
-from draftree.models.native.library import Library
+from draftree.models.native import library as libraries
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
 from families import VOCAB_SIZE, fresh
 from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
-BUILDS: dict[str, list[str]] = {"this processor": []}
+BUILDS: dict[str, Sequence[str]] = {"this processor": []}
 if platform.machine() == "x86_64":
     BUILDS |= {
-        "no tiles": ["-mno-amx-tile"],
-        "AVX-512": ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512vnni"],
-        "AVX2": ["-march=haswell"],
+        "no tiles": WITHOUT_TILES,
+        "AVX-512": [*WITHOUT_TILES, "-mno-avx512bf16", "-mno-avx512vnni"],
         "SSE": ["-march=x86-64"],
     }
+    if torch.cpu._is_avx2_supported():
+        BUILDS["AVX2"] = ["-march=haswell"]
+
+
+def built(name: str) -> Library:
+    """The library of a build; skips where the compiler or the system knows nothing of its instructions."""
+    try:
+        return Library(built_library(extra_flags=BUILDS[name]))
+    except TilesRefusedError as error:
+        pytest.skip(str(error))
+    except NativeUnavailableError as error:
+        if "unrecognized command" in str(error) or "unknown argument" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 def random_tree(nodes: int, seed: int) -> tuple[list[int], list[int]]:
@@ -123,7 +138,7 @@ def test_passes_of_two_callers_at_once_on_more_threads_than_cores_keep_their_bit
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("name", BUILDS)
 def test_every_set_of_instructions_agrees(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Library(built_library(extra_flags=BUILDS[name]))
+    library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)
     lm, tokens = lowered("gemma3_text", kind), text(90)
     rows = alone(lm, tokens)
@@ -144,7 +159,7 @@ def with_bytes_for_weights(family: str) -> Any:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_int8_rounds_weights_and_hardly_anything_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Library(built_library(extra_flags=BUILDS[name]))
+    library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)
     rows = []
     for quantization in (None, "int8"):
@@ -152,3 +167,24 @@ def test_int8_rounds_weights_and_hardly_anything_else(name: str, monkeypatch: py
         rows.append(at_once(lm, text(60)))
     spread = rows[0].max() - rows[0].min()
     assert (rows[1] - rows[0]).abs().max() < 3e-4 * spread  # inputs of 8 bits: 3e-2
+
+
+@pytest.mark.skipif("no tiles" not in BUILDS, reason="tiles are of other processors")
+def test_where_the_system_refuses_tiles_passes_run_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def building(*, extra_flags: Sequence[str] = ()) -> Any:
+        asked.append(extra_flags)
+        return built_library(extra_flags=extra_flags)
+
+    def loading(path: Any) -> Library:
+        if len(asked) == 1:
+            raise TilesRefusedError("not here")
+        return Library(path)
+
+    monkeypatch.setattr(libraries, "built_library", building)
+    monkeypatch.setattr(libraries, "Library", loading)
+    monkeypatch.setattr(libraries, "search_with", lambda found: None)
+    found = libraries.library.__wrapped__()
+    assert asked == [(), WITHOUT_TILES]
+    assert "AMX" not in found.instructions

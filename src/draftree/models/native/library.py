@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +16,17 @@ from torch import Tensor
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.sampling.searcher import Found, RowNoise, RowsAt, search_with
 
+logger = logging.getLogger(__name__)
+
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
 LANES = 16
+WITHOUT_TILES = ("-mno-amx-tile",)
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
+
+
+class TilesRefusedError(NativeUnavailableError):
+    """The processor has matrix tiles, and the system does not let this process use them."""
 
 
 class CLinear(ctypes.Structure):
@@ -126,7 +134,7 @@ class Library:
         self._library.draftree_search_size.restype = _size
         self._require_same_layout()
         if not self._library.draftree_ready():
-            raise NativeUnavailableError("the system does not let this process use the processor's matrix tiles")
+            raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
 
     def _require_same_layout(self) -> None:
         sizes = (_size * 5)()
@@ -223,7 +231,11 @@ def library() -> Library:
     Raises:
         NativeUnavailableError: it can not be had here.
     """
-    found = Library(built_library())
+    try:
+        found = Library(built_library())
+    except TilesRefusedError as error:  # an old kernel, or a sandbox, on a new processor
+        logger.info("%s: passes run without them", error)
+        found = Library(built_library(extra_flags=WITHOUT_TILES))
     search_with(found)
     return found
 
