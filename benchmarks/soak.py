@@ -27,6 +27,7 @@ from typing import Any
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import DraftreeError, GenerationError, InvalidRequestError, QueueFullError
+from draftree.models.loading import load_model
 from draftree.models.table import TableLM, hashed
 
 SYSTEMS = (
@@ -226,10 +227,11 @@ def resident_megabytes() -> int:
 async def soak(given: argparse.Namespace) -> dict[str, Any]:
     """Everything; what came of it."""
     rng = random.Random(given.seed)
-    model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else given.model
+    # loaded once, and handed over with what its files say of it, such as which tokens end a text
+    model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else load_model(given.model)
     plain = LLM(model, keep_prefixes=0)
     asked = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
-    again = AsyncLLM(plain.model, given.draft, tokenizer=plain.tokenizer, max_batch_size=given.batch, max_waiting=8)
+    again = AsyncLLM(model, given.draft, max_batch_size=given.batch, max_waiting=8)
     async with again as llm:
         run = Soak(llm, asked, rng=rng, clients=given.clients)
         check_every_step(llm.llm, run.counts)
