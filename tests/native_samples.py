@@ -33,8 +33,8 @@ def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
     return NativeModel(plan_lowering(model), ModelWeights(model.model), quantization=quantization)
 
 
-def lowered(family: str, kind: str = "float32") -> NativeModel:
-    model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family])))
+def lowered(family: str, kind: str = "float32", **others: Any) -> NativeModel:
+    model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family] | others)))
     return lower(model, quantization="int8" if kind == "int8" else None)
 
 

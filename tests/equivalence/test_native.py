@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import random
@@ -47,6 +48,14 @@ def built(name: str) -> Library:
         if "unrecognized command" in str(error) or "unknown argument" in str(error):
             pytest.skip(str(error))
         raise
+
+
+HEADS = [(9, 3, 64), (2, 1, 128), (3, 3, 80), (20, 1, 16)]
+"""Heads, key heads and their size: queries of a row in two tiles, sums that fit into tiles and that do not."""
+
+
+def shape(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
 
 
 def random_tree(nodes: int, seed: int) -> tuple[list[int], list[int]]:
@@ -109,6 +118,39 @@ def test_a_tree_that_grows_pass_by_pass_and_is_pruned_keeps_its_bits(kind: str) 
     lm.truncate(slot, 71)
     again = lm.extend([Extend(slot, [9, 10], [-1, 0])]).logits
     assert torch.equal(again[1], scores[0])
+    lm.close(slot)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_where_a_prompt_is_cut_changes_no_bit(heads: tuple[int, int, int], kind: str) -> None:
+    lm, tokens, choose = lowered("mistral", kind, **shape(*heads), sliding_window=150), text(380), random.Random(7)
+    wanted = at_once(lm, tokens)
+    for pieces in (2, 4, 60):
+        cuts = [0, *sorted(choose.sample(range(1, 380), pieces - 1)), 380]
+        slot = lm.open()
+        for start, end in itertools.pairwise(cuts):
+            found = lm.extend([Extend(slot, tokens[start:end], range(-1, end - start - 1))]).logits
+            assert torch.equal(found, wanted[start:end])
+            lm.commit(slot, range(end - start))
+        lm.close(slot)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_wide_trees_behind_many_blocks_keep_their_bits(heads: tuple[int, int, int], kind: str) -> None:
+    lm, before = lowered("qwen3", kind, **shape(*heads)), text(300)
+    slot = filled(lm, before)
+    tokens, parents = random_tree(64, 3)
+    scores = lm.extend([Extend(slot, tokens, parents)]).logits
+    lm.commit(slot, ())
+    for node in (1, 17, 40, 63):
+        branch = path(parents, node)
+        for place in branch:
+            row = lm.extend([Extend(slot, [tokens[place]], [-1])]).logits
+            lm.commit(slot, [0])
+            assert torch.equal(row[0], scores[place])
+        lm.truncate(slot, len(before))
     lm.close(slot)
 
 

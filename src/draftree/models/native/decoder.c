@@ -42,7 +42,7 @@ static void attention_part(Work *work, const Layer *layer, float *scratch, int p
         int64_t chunk = pass->num_chunks - 1 - item / decoder->kv_heads;
         const int64_t from = pass->chunks[chunk], to = pass->chunks[chunk + 1], kv_head = item % decoder->kv_heads;
 #if AMX
-        if (decoder->kv_format == BFLOAT16 && decoder->heads / decoder->kv_heads <= QUERIES) {
+        if (decoder->kv_format == BFLOAT16) {
             attend_by_tiles(work, layer, scratch, from, to, kv_head);
             continue;
         }
@@ -123,12 +123,14 @@ int draftree_pass(const Decoder *decoder, Pass *pass) {
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim, widest = most(all_heads, decoder->hidden);
     const int64_t inputs = most(most(decoder->hidden, decoder->heads * dim), decoder->mlp) + 64;
     const int64_t kept = most(decoder->heads * dim, decoder->mlp + 64);
-    const int64_t queries = ATTENTION_ROWS * (decoder->heads / decoder->kv_heads);
+    int64_t queries = 0;
+    for (int64_t i = 0; i < pass->num_chunks; i++)
+        queries = most(queries, (pass->chunks[i + 1] - pass->chunks[i]) * (decoder->heads / decoder->kv_heads));
     const int64_t phases = 4 + PHASES * (pass->last_layer - pass->first_layer);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
     work.scratch_size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
 #if AMX
-    work.scratch_size = most(work.scratch_size, (int64_t)(tiles_bytes(dim, ATTENTION_ROWS) + 127) / 64 * 16);
+    work.scratch_size = most(work.scratch_size, (int64_t)(tiles_bytes(dim, blocks_of(queries, QUERIES)) + 127) / 64 * 16);
 #endif
     size_t used = 64;
     size_t x = put(NULL, &used, (size_t)(rows * decoder->hidden) * 4), wide = put(NULL, &used, (size_t)(rows * widest) * 4);

@@ -27,6 +27,9 @@ from draftree.sampling.searcher import RowsAt
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
 FIRST_POSITIONS = 1024
+PIECES_OF_THREAD = 4
+"""Pieces of attention for each thread, where rows are enough."""
+LEAST_ROWS = 8
 PACK_ROWS = 256
 """Outputs that are packed as one piece of work."""
 ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
@@ -81,10 +84,14 @@ class NativeDecoder:
         widest = max(plan.hidden, heads, plan.mlp)
         return 4 * (plan.hidden + max(all_heads, plan.hidden) + 2 * widest)
 
-    @property
-    def rows_of_chunk(self) -> int:
-        """Rows whose attention is one piece of work."""
-        return self._library.rows_of_chunk
+    def rows_of_chunk(self, rows: int) -> int:
+        """Rows whose attention is one piece of work in a pass over so many: few enough that threads end together.
+
+        What comes out does not depend on it.
+        """
+        pieces = -(-PIECES_OF_THREAD * torch.get_num_threads() // self._blueprint.kv_heads)
+        fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
+        return min(fair, self._library.rows_of_chunk)
 
     def _pack(self, pool: Executor) -> CDecoder:
         plan = self._blueprint

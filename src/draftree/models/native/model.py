@@ -59,5 +59,6 @@ class NativeModel(SlottedModel):
 
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
-        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk)
+        chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
+        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)
         return self._decoder.run(self._pool.memory, rows, asked_rows(jobs, range(len(jobs))), stretch=stretch)

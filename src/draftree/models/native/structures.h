@@ -26,7 +26,7 @@ enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products outside tiles take one si
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 enum { SILU = 0, GELU_TANH = 1 };
-enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 8, MAX_THREADS = 256 };
+enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
 
 typedef struct {
     const void *weight;
