@@ -91,7 +91,7 @@ def test_of_equals_the_first_comes_first_and_nan_before_all(native: Library) -> 
     nothing = torch.full((1, 200), -math.inf)
     assert native.search(at(nothing), [((1, 2), 1.0)], 2, totals=True).scores == [[-math.inf, -math.inf]]
     searcher.search_with(native)
-    assert searcher.exact_picks(nothing, at(nothing), [((1, 2), 1.0)])[1] == [False]
+    assert searcher.exact_picks(at(nothing), [((1, 2), 1.0)], lambda: nothing)[1] == [False]
 
 
 def test_picks_are_decided_in_double_precision(native: Library) -> None:
@@ -104,7 +104,8 @@ def test_picks_are_decided_in_double_precision(native: Library) -> None:
         logits[0, 10] = 0.0
         logits[0, 700] = first - second + nudge
         exact = {token: float(logits[0, token]) + noise for token, noise in ((10, first), (700, second))}
-        assert searcher.exact_picks(logits, at(logits), [(key, 1.0)]) == ([max(exact, key=exact.__getitem__)], [True])
+        picks = searcher.exact_picks(at(logits), [(key, 1.0)], lambda: logits)  # noqa: B023
+        assert picks == ([max(exact, key=exact.__getitem__)], [True])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -24,6 +24,41 @@ class Libraries(NamedTuple):
     mkl: Any
 
 
+class Alone:
+    """Inside, this thread computes alone from `begin` on; other threads are left as they are.
+
+    Args:
+        where: False changes nothing.
+    """
+
+    __slots__ = ("_before", "_where")
+
+    def __init__(self, *, where: bool = True) -> None:
+        self._where = where
+        self._before: tuple[Libraries, int, int] | None = None
+
+    def begin(self) -> None:
+        """From now on; a second time changes nothing."""
+        found = libraries() if self._where and self._before is None else None
+        if found is None:
+            return
+        before = found.openmp.omp_get_max_threads()
+        found.openmp.omp_set_num_threads(1)
+        self._before = found, before, found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            return
+        found, threads, own = self._before
+        self._before = None
+        found.openmp.omp_set_num_threads(threads)
+        if found.mkl:
+            found.mkl.MKL_Set_Num_Threads_Local(own)
+
+
 @contextmanager
 def one_thread(*, where: bool = True) -> Iterator[None]:
     """Inside, this thread computes alone; other threads are left as they are.
@@ -31,19 +66,9 @@ def one_thread(*, where: bool = True) -> Iterator[None]:
     Args:
         where: False changes nothing.
     """
-    found = libraries() if where else None
-    if found is None:
+    with Alone(where=where) as alone:
+        alone.begin()
         yield
-        return
-    before = found.openmp.omp_get_max_threads()
-    found.openmp.omp_set_num_threads(1)
-    own = found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else None
-    try:
-        yield
-    finally:
-        found.openmp.omp_set_num_threads(before)
-        if found.mkl:
-            found.mkl.MKL_Set_Num_Threads_Local(own)
 
 
 @functools.cache

@@ -32,7 +32,8 @@ class Budget:
 
     def within(self, num_nodes: int, depth: int) -> Budget:
         """The same budget, held to these limits."""
-        return replace(self, num_nodes=max(0, min(self.num_nodes, num_nodes)), depth=max(0, min(self.depth, depth)))
+        nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
+        return Budget(nodes, levels, self.min_confidence, self.part_depths, self.room)
 
     def in_room(self, room: int) -> Budget:
         """The same budget, for a text that has room for so many drafted tokens."""

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from draftree.core.noise import Noise
-from draftree.core.threads import one_thread
-from draftree.core.tree import ROOT, Draw, TokenTree, path, prune
+from draftree.core.threads import Alone
+from draftree.core.tree import ROOT, Draw, TokenTree, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.readers import Reader, SameReader
 from draftree.drafters.shapes import Shape
 from draftree.drafters.sketching import SketchStepper
 from draftree.drafters.stepping import ModelStepper, Stepped, Stepper
-from draftree.models.base import LanguageModel, Part
+from draftree.models.base import LanguageModel, Part, Scores
 from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.search import argmax, leading, log_total
 
@@ -40,13 +40,12 @@ class _Growing:
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
+    ways: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    """Tokens from the root down, of the root and of every node."""
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     unsure: set[int] = field(default_factory=set)
     leaders: list[float] = field(default_factory=list)
     """A heap of the highest scores so far, as many as the budget has nodes."""
-
-    def path(self, node: int) -> list[int]:
-        return [self.tokens[n] for n in path(self.parents, node)]
 
     def add(self, parent: int, token: int, score: float, *, confidence: float, law: Tensor | None) -> None:
         if confidence < self.budget.min_confidence:
@@ -55,11 +54,13 @@ class _Growing:
         self.tokens.append(token)
         self.parents.append(parent)
         self.scores.append(score + self.score_of(parent))
+        self.ways.append((*self.ways[parent + 1], token))
         if law is not None:
             self.laws.append(law)
-        heapq.heappush(self.leaders, self.scores[-1])
-        if len(self.leaders) > self.budget.num_nodes:
-            heapq.heappop(self.leaders)
+        if len(self.leaders) < self.budget.num_nodes:
+            heapq.heappush(self.leaders, self.scores[-1])
+        else:
+            heapq.heappushpop(self.leaders, self.scores[-1])
 
     def score_of(self, node: int) -> float:
         """Cumulated score; the root's is 0."""
@@ -141,9 +142,7 @@ class Growth:
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
         level = 0
         while active:
-            logits = self._feed(active, level)
-            with one_thread(where=self._stepper.model.own_threads):
-                self._choose(active, logits, self._shape.widths[level])
+            self._choose(active, self._feed(active, level), self._shape.widths[level])
             level += 1
             active = [g for g in active if g.frontier and level < g.budget.depth]
         return [self._tree(g) for g in growing]
@@ -152,7 +151,7 @@ class Growth:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history))
 
-    def _feed(self, active: Sequence[_Growing], level: int) -> Tensor:
+    def _feed(self, active: Sequence[_Growing], level: int) -> Scores:
         """One pass over all frontiers; the first one also reads what the slots have not seen."""
         if level == 0:
             return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
@@ -166,11 +165,17 @@ class Growth:
             [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
         )
 
-    def _choose(self, active: Sequence[_Growing], logits: Tensor, width: int) -> None:
-        """Children of every frontier node; rows of `logits` stand in the order of the frontiers."""
+    def _choose(self, active: Sequence[_Growing], scores: Scores, width: int) -> None:
+        """Children of every frontier node; rows of scores stand in the order of the frontiers."""
+        rows = [
+            LawRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier]) for g in active
+        ]
+        with Alone(where=self._stepper.model.own_threads) as alone:
+            laws = Laws(scores.given, rows, overwrites=True, at=scores.at, before_torch=alone.begin)
+            self._add_children(active, laws, width)
+
+    def _add_children(self, active: Sequence[_Growing], laws: Laws, width: int) -> None:
         num_best = self._shape.num_best
-        rows = [LawRows(g.state.view.history, g.state.view.controls, [g.path(n) for n in g.frontier]) for g in active]
-        laws = Laws(logits, rows, overwrites=True)
         tokens, values = self._candidates(active, laws, width)
         confidence = self._confidence(active, laws, tokens)
         for index, g in enumerate(active):
@@ -194,7 +199,7 @@ class Growth:
         self, active: Sequence[_Growing], laws: Laws, width: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities of the children, `width` of them for each row."""
-        width = min(width, laws.raw.shape[-1])
+        width = min(width, laws.width)
         if self._draw is Draw.FREE:
             return laws.ranked([g.noise for g in active], width, in_place=not self._asks_confidence(active))
         streams = [g.noise.stream(node) for g in active for node in g.frontier]
@@ -221,8 +226,9 @@ class Growth:
         """The new nodes that are worth growing on are the next frontier."""
         new = range(first, len(g.tokens))
         if self._shape.num_best is not None:
-            kept = set(g.best(g.budget.num_nodes))
-            new = [node for node in new if node in kept]  # type: ignore[assignment]
+            if len(g.tokens) > g.budget.num_nodes:
+                kept = set(g.best(g.budget.num_nodes))
+                new = [node for node in new if node in kept]  # type: ignore[assignment]
         elif len(g.tokens) == g.budget.num_nodes:
             new = range(0)
         g.frontier = [node for node in new if node not in g.unsure]

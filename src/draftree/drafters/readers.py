@@ -8,9 +8,10 @@ from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from draftree.core.threads import one_thread
 from draftree.drafters.base import SequenceView
+from draftree.models.base import Scores
 
 
 class Reading(ABC):
@@ -41,8 +42,8 @@ class Reader(ABC):
         """A tree's tokens, one to one, as the model reads them."""
 
     @abstractmethod
-    def answer(self, logits: Tensor) -> Tensor:
-        """The model's logits over the vocabulary that trees are in."""
+    def answer(self, scores: Scores) -> Scores:
+        """The model's logits over the vocabulary that trees are in; those that were given are lost."""
 
 
 @final
@@ -69,12 +70,16 @@ class SameReader(Reader):
         """As they are."""
         return list(tokens)
 
-    def answer(self, logits: Tensor) -> Tensor:
+    def answer(self, scores: Scores) -> Scores:
         """Rows cut or filled."""
+        if scores.at is not None and scores.at.width >= self._wanted:
+            return Scores(None, scores.starts, scores.at.narrowed(self._wanted))
+        logits = scores.logits
         missing = self._wanted - logits.shape[-1]
         if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        return logits[:, : self._wanted]
+            with one_thread(where=scores.at is not None):
+                return Scores(torch.nn.functional.pad(logits, (0, missing), value=float("-inf")), scores.starts)
+        return Scores(logits[:, : self._wanted], scores.starts)
 
 
 class _History(Reading):

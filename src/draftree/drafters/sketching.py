@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import Tensor
-
 from draftree.core.tree import ROOT, TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.stepping import Stepper
-from draftree.models.base import Extend, LanguageModel, Part, Slot
+from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot
 
 MAX_WASTED_ROWS = 64
 """Unread tokens of a text that are sketched at most where the target's pass can not use it: a long prompt would be read
@@ -67,7 +65,7 @@ class SketchStepper(Stepper[SketchedSequence]):
         """Whether little is unread, or what is sketched of it is not lost."""
         return self._part.is_beginning or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
-    def catch_up(self, states: Sequence[SketchedSequence], ahead: Sequence[int]) -> Tensor:
+    def catch_up(self, states: Sequence[SketchedSequence], ahead: Sequence[int]) -> Scores:
         """Sketch what the target has not read."""
         self.model.erase([state.slot for state in states])
         jobs = []
@@ -76,17 +74,17 @@ class SketchStepper(Stepper[SketchedSequence]):
             state.root = len(unread) - 1
             state.fed.clear()
             jobs.append(Extend(state.slot, unread, range(-1, state.root), logits_at=[state.root]))
-        return self.model.sketch(jobs, self._part).logits
+        return self.model.sketch(jobs, self._part)
 
     def feed(
         self, states: Sequence[SketchedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Tensor:
+    ) -> Scores:
         """Sketch new nodes of trees."""
         jobs = [
             Extend(state.slot, row, [state.root if parent == ROOT else state.root + 1 + parent for parent in above])
             for state, row, above in zip(states, tokens, parents, strict=True)
         ]
-        return self.model.sketch(jobs, self._part).logits
+        return self.model.sketch(jobs, self._part)
 
     def keep(self, states: Sequence[SketchedSequence], paths: Sequence[Sequence[int]]) -> None:
         """The target has kept what there is to keep."""

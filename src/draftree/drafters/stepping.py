@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, final
 
-from torch import Tensor
-
 from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
 from draftree.drafters.readers import Reader, Reading
-from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.base import Extend, LanguageModel, Scores, Slot
 
 PREFILL_ROWS = 512
 """Tokens of one sequence that one pass reads at most."""
@@ -78,8 +76,8 @@ class Stepper(ABC, Generic[StateT]):
         return True
 
     @abstractmethod
-    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Tensor:
-        """Feed every sequence what has not been read of its text; logits behind it, shape (sequences, vocab).
+    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Scores:
+        """Feed every sequence what has not been read of its text; logits behind it, one row a sequence.
 
         Args:
             states: the sequences.
@@ -89,8 +87,8 @@ class Stepper(ABC, Generic[StateT]):
     @abstractmethod
     def feed(
         self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """One pass over new nodes of trees; their logits, shape (nodes, vocab).
+    ) -> Scores:
+        """One pass over new nodes of trees; their logits, one row a node.
 
         Args:
             states: the sequences.
@@ -142,17 +140,17 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Tensor:
+    ) -> Scores:
         """One pass over new nodes of trees."""
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
         return self._extend([Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)])
 
-    def _extend(self, jobs: Sequence[Extend]) -> Tensor:
-        return self._reader.answer(self.model.extend(jobs).logits)
+    def _extend(self, jobs: Sequence[Extend]) -> Scores:
+        return self._reader.answer(self.model.extend(jobs))
 
-    def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Tensor:
+    def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Scores:
         """Feed every sequence what its slot has not seen."""
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
@@ -160,10 +158,10 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._read([states[i] for i in long], [pending[i][:PREFILL_ROWS] for i in long], wants_logits=False)
             for i in long:
                 pending[i] = pending[i][PREFILL_ROWS:]
-        logits = self._read(states, pending, wants_logits=True)
+        scores = self._read(states, pending, wants_logits=True)
         for state in states:
             state.covered = len(state.reading)
-        return logits
+        return scores
 
     def _pending(self, state: SteppedSequence, ahead: int) -> list[int]:
         self._advance(state)
@@ -193,14 +191,14 @@ class ModelStepper(Stepper[SteppedSequence]):
         state.fed.clear()
         state.fed_tokens.clear()
 
-    def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Tensor:
+    def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Scores:
         jobs = [
             Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
             for state, row in zip(states, tokens, strict=True)
         ]
-        logits = self._extend(jobs)
+        scores = self._extend(jobs)
         self.model.commit_many([state.slot for state in states], [range(len(row)) for row in tokens])
-        return logits
+        return scores
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""

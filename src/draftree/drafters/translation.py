@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError, suggestion
+from draftree.core.threads import one_thread
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.readers import Reader, Reading
+from draftree.models.base import Scores
 from draftree.text.lexicon import Lexicon, lexicon_of
 from draftree.text.rereading import Rereading
 from draftree.text.vocab import compare_vocabularies
@@ -150,8 +152,12 @@ class CommonReader(Reader):
         """The model's ids of the same tokens."""
         return [self._own_ids[token] for token in tokens]
 
-    def answer(self, logits: Tensor) -> Tensor:
+    def answer(self, scores: Scores) -> Scores:
         """Over the target's vocabulary; what the model has no token for is impossible to it."""
+        with one_thread(where=scores.at is not None):
+            return Scores(self._carried(scores.logits), scores.starts)
+
+    def _carried(self, logits: Tensor) -> Tensor:
         if self._columns.device != logits.device:
             self._columns, self._sources = self._columns.to(logits.device), self._sources.to(logits.device)
         answers = logits.new_full((logits.shape[0], self._translation.target_size), float("-inf"))
@@ -181,11 +187,16 @@ class OwnReader(Reader):
         """As they are."""
         return list(tokens)
 
-    def answer(self, logits: Tensor) -> Tensor:
+    def answer(self, scores: Scores) -> Scores:
         """As they are, less tokens that say nothing."""
+        logits = scores.logits
         if self._silent.device != logits.device:
             self._silent = self._silent.to(logits.device)
-        return logits.index_fill(1, self._silent, float("-inf"))
+        if scores.at is None:  # a tensor may be a part of the model
+            return Scores(logits.index_fill(1, self._silent, float("-inf")), scores.starts)
+        with one_thread():
+            logits.index_fill_(1, self._silent, float("-inf"))
+        return scores
 
 
 class _Translated(Reading):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.threads import one_thread
+from draftree.core.threads import Alone
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import token_logprobs
@@ -91,8 +91,8 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
     scores = parts.target.extend(jobs)
     clock.append(time.perf_counter())
-    with one_thread(where=parts.target.own_threads):
-        laws = Laws(scores.logits, [_rows(turn) for turn in turns], at=scores.at)
+    with Alone(where=parts.target.own_threads) as alone:
+        laws = Laws(scores.given, [_rows(turn) for turn in turns], at=scores.at, before_torch=alone.begin)
         _verify(parts, turns, laws)
         clock.append(time.perf_counter())
         rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.memory import NOTHING, Footprint
-from draftree.sampling.searcher import RowsAt
+from draftree.sampling.searcher import RowsAt, rows_of
 
 if TYPE_CHECKING:
     from draftree.models.check import CheckResult
@@ -89,14 +89,19 @@ class Scores:
     """What a pass gave: the asked logits of all jobs, job after job.
 
     Attributes:
-        logits: shape (asked rows, vocab); float32, or float64 for a float64 model.
+        given: the logits; None if there is no tensor yet, but `at` knows where they lie.
         starts: first row of each job, and the total behind them.
         at: where the logits lie, if that is known.
     """
 
-    logits: Tensor
+    given: Tensor | None
     starts: tuple[int, ...]
     at: RowsAt | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """Shape (asked rows, vocab); float32, or float64 for a float64 model."""
+        return rows_of(self.given, self.at)
 
     def of(self, job: int) -> Tensor:
         """Logits of one job, shape (asked rows, vocab); a view."""

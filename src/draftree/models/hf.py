@@ -156,6 +156,7 @@ class HFModel(SlottedModel):
             logits = logits[rows.to(self.device)]
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
         if self.static is not None and stretch.is_whole(self.num_layers):

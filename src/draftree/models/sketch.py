@@ -64,12 +64,12 @@ class Outcome:
     """What a pass gave.
 
     Attributes:
-        logits: of the asked rows, shape (asked rows, vocab).
+        logits: of the asked rows, shape (asked rows, vocab); None if `at` alone knows them.
         hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
         at: where the logits lie, if that is known.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     hidden: Tensor | None
     at: RowsAt | None = None
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.threads import one_thread
 from draftree.core.transfer import to_device
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
@@ -195,6 +196,7 @@ class KVMemory:
             groups.setdefault(shape, []).append(layer)
         return groups
 
+    @torch.inference_mode()
     def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
         """Move tokens of many slots at once, and put zeros where tokens were dropped; the host does not wait.
 
@@ -217,6 +219,7 @@ class KVMemory:
                 if dropped:
                     store[empty_slot, :, :, empty_place] = 0
 
+    @torch.inference_mode()
     def wipe(self, slot: int) -> None:
         """Put zeros into a slot."""
         for pair in self._stores:
@@ -225,14 +228,19 @@ class KVMemory:
 
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
         """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
-        if list(offsets) == list(range(len(offsets))):
-            return
-        source = to_device([start + offset for offset in offsets], self._device)
+        if list(offsets) != list(range(len(offsets))):
+            with one_thread():
+                self._gather(slot, start, [start + offset for offset in offsets])
+
+    @torch.inference_mode()
+    def _gather(self, slot: int, start: int, places: Sequence[int]) -> None:
+        source = to_device(places, self._device)
         for pair in self._stores:
             for store in pair:
                 view = store[slot]
-                view[:, :, start : start + len(offsets)] = view.index_select(2, source)
+                view[:, :, start : start + len(places)] = view.index_select(2, source)
 
+    @torch.inference_mode()
     def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
         """Give tentative tokens the places of others, in some layers only; what is there already is read before."""
         if list(sources) == list(targets):
@@ -242,12 +250,14 @@ class KVMemory:
             for store in (self.keys[layer][slot.index], self.values[layer][slot.index]):
                 store[:, to] = store[:, came_from]
 
+    @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a slot to another."""
         for pair in self._stores:
             for store in pair:
                 store[target, :, :, :length] = store[source, :, :, :length]
 
+    @torch.inference_mode()
     def scrub(self, slot: int) -> None:
         """Zero a slot if it holds what is not finite: a masked key counts 0 times, and 0 times NaN is NaN."""
         # what is not finite in one layer is not finite in all layers above it

@@ -62,7 +62,6 @@ class SlottedModel(LanguageModel):
         """Every place is free or open, and every open slot fits into its place."""
         self._pool.check_integrity()
 
-    @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
         sketches = self._take_sketches(jobs)
@@ -114,7 +113,7 @@ class SlottedModel(LanguageModel):
             end_row = row + len(job.tokens)
             sketch.note(job.tokens, job.parents, None if outcome.hidden is None else outcome.hidden[row:end_row])
             row = end_row
-        return Scores(outcome.logits, starts_of(jobs))
+        return Scores(outcome.logits, starts_of(jobs), outcome.at)
 
     def erase(self, slots: Sequence[Slot]) -> None:
         """Forget sketches; what is stored is written over."""
@@ -133,6 +132,7 @@ class SlottedModel(LanguageModel):
                 found[index] = sketch
         return found
 
+    @torch.inference_mode()
     def _resumed(
         self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], sketches: Mapping[int, Sketch]
     ) -> Stretch:
@@ -158,32 +158,26 @@ class SlottedModel(LanguageModel):
             hidden[[starts[i] + place for i, places in late.items() for place in places]] = outcome.hidden
         return Stretch(first.end, self.num_layers, hidden=hidden)
 
-    @torch.inference_mode()
     def commit(self, slot: Slot, path: Sequence[int]) -> None:
         """Compact the path behind the prefix, in place."""
         self._pool.commit([kv_slot(slot)], [path])
 
-    @torch.inference_mode()
     def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         """Compact the paths behind the prefixes, in place."""
         self._pool.commit([kv_slot(slot) for slot in slots], paths)
 
-    @torch.inference_mode()
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Compact the kept nodes behind the prefix, still tentative."""
         self._pool.prune(kv_slot(slot), keep)
 
-    @torch.inference_mode()
     def truncate(self, slot: Slot, length: int) -> None:
         """Forget where the prefix went on; what is stored there is written over."""
         self._pool.truncate(kv_slot(slot), length)
 
-    @torch.inference_mode()
     def fork(self, slot: Slot, length: int | None = None) -> KVSlot:
         """Copy the prefix, or the beginning of it, into a new slot."""
         return self._pool.fork(kv_slot(slot), length)
 
-    @torch.inference_mode()
     def close(self, slot: Slot) -> None:
         """Free the slot's place."""
         self._pool.close(kv_slot(slot))

@@ -91,6 +91,10 @@ class AutoPlanner(Planner[Known]):
         super().learn_costs(pass_seconds)
         self._passes.learn(pass_seconds)
 
+    def learn_draft(self, part: int, seconds: float, *, depth: int, behind: int) -> None:
+        """A measured draft of one of the drafters."""
+        self._plans[part].costs.observe(seconds, depth, behind=behind)
+
     def open(self) -> Known:
         """Nothing of its own yet: it is planned as all others were."""
         return Known(OwnAcceptance(), tuple(OwnLevels(Levels.of_depth(part.depth)) for part in self.parts))
@@ -124,7 +128,10 @@ class AutoPlanner(Planner[Known]):
             levels[0] += catching_up / SOON
             bias = ON if plan.depth else ON_AGAIN
             best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=bias)
-            plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
+            # of the first texts nobody knows the length, so nobody knows what a try would have to read
+            may_try = plan.costs.call is None or all(state.length or self._prefix for state in states)
+            if best.levels or may_try:
+                plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
             asked[index] = self._shares(plan, gains, best.speed)
             tokens, seconds = (best.tokens, best.seconds) if best.levels else (tokens, seconds)
         self._scored, self._asked, self._worthy = None, asked, set(range(batch))
@@ -172,7 +179,11 @@ class AutoPlanner(Planner[Known]):
         self, states: Sequence[Known], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:
         """The nodes that are worth a row; of a drafter that is tried again at least its surest guess."""
-        survivals = [self._acceptance.survivals(s.acceptance, t) for s, t in zip(states, trees, strict=True)]
+        luck = self._plans[0].luck if len(self._plans) == 1 else 1.0
+        survivals = [
+            [luck * chance for chance in self._acceptance.survivals(state.acceptance, tree)]
+            for state, tree in zip(states, trees, strict=True)
+        ]
         batch, curve = len(states), self._curve(len(states))
         chosen = choose_nodes(survivals, curve, sunk=draft_seconds)
         kept = list(chosen.nodes)
@@ -234,7 +245,9 @@ class AutoPlanner(Planner[Known]):
         credits = [self._credits_of(place, state, row, dear) for place, (state, row) in enumerate(pairs)]
         for index, plan in enumerate(self._plans):
             depths = self._asked[index] if plan.depth else [0] * batch
-            plan.learn([found[index] for found, depth in zip(credits, depths, strict=True) if depth])
+            asked = [place for place, depth in enumerate(depths) if depth]
+            hits = sum(self._credits.has_hit(index, rows[place].tree, rows[place].path) for place in asked)
+            plan.learn([credits[place][index] for place in asked], hits)
             for place, (state, row, depth) in enumerate(zip(states, rows, depths, strict=True)):
                 own, credit = state.parts[index], credits[place][index]
                 if any(dear):  # else nobody is weighed by it

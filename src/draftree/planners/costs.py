@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 LIKELY_SLOPE = 0.02
 """What one more row costs, as a share of a plain pass, before anything was measured."""
@@ -55,13 +54,13 @@ class PassCosts:
     def learn(self, pass_seconds: Mapping[int, float]) -> None:
         """Take measured passes of one sequence; a pass is never dearer than one with more rows."""
         known = sorted(pass_seconds)
-        seconds = np.minimum.accumulate(np.array([pass_seconds[rows] for rows in known])[::-1])[::-1].tolist()
+        seconds = list(accumulate((pass_seconds[rows] for rows in reversed(known)), min))[::-1]
         self._last = _Cell(1, 1.0 if known else None)
         self._cells = {}
         known, seconds = known or [1], seconds or [1.0]
         slope = seconds[-1] / known[-1] if len(known) > 1 else LIKELY_SLOPE * seconds[0]
         points = [*known, known[-1] + FARTHEST], [*seconds, seconds[-1] + slope * FARTHEST]
-        self._base = np.interp(np.arange(FARTHEST + 1), *points)
+        self._base = _between(*points, FARTHEST)
 
     @property
     def is_known(self) -> bool:
@@ -72,19 +71,18 @@ class PassCosts:
         """Seconds of a pass over 0, 1, 2, … rows, never falling."""
         cell = self._cell(batch, prefix)
         if len(cell.curve) <= max_rows:
-            seconds = self._base[: max_rows + 1] * (cell.level or 1.0)
-            if cell.shape:
-                known = sorted(cell.shape)
-                means = [_settled(*cell.shape[rows]) for rows in known]
-                seconds = seconds * np.interp(np.arange(max_rows + 1), known, means)
-            cell.curve = np.maximum.accumulate(seconds).tolist()
+            known = sorted(cell.shape) or [1]
+            means = [(cell.level or 1.0) * _settled(*cell.shape.get(rows, (1.0, 1))) for rows in known]
+            factors = _between(known, means, max_rows)
+            seconds = (base * factor for base, factor in zip(self._base, factors, strict=False))
+            cell.curve = list(accumulate(seconds, max))
         return cell.curve
 
     def observe(self, rows: int, batch: int, prefix: int, *, seconds: float) -> None:
         """Learn from a round."""
         cell = self._cell(batch, prefix)
         mean, count = cell.shape.get(rows, (1.0, 0))
-        base = float(self._base[min(rows, FARTHEST)])
+        base = self._base[min(rows, FARTHEST)]
         if cell.level is None:
             cell.level = seconds / base
         ratio = min(seconds / base / cell.level, MAX_JUMP * mean)
@@ -105,6 +103,19 @@ class PassCosts:
             found = _Cell(batch, self._last.level, {rows: (mean, 1) for rows, (mean, _) in points})
             self._cells[key] = found
         return found
+
+
+def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[float]:
+    """Values at 0, 1, …, `last`, straight between those that are given at ascending places, level beyond them.
+
+    Without numpy, whose code a pass drives out of the caches.
+    """
+    found = [values[0]] * min(places[0], last + 1)
+    for (start, low), (end, high) in pairwise(zip(places, values, strict=True)):
+        slope = (high - low) / (end - start)
+        found.extend([low + slope * step for step in range(max(0, min(end, last + 1) - start))])
+    found.extend([values[-1]] * (last + 1 - len(found)))
+    return found
 
 
 def _settled(mean: float, count: int) -> float:

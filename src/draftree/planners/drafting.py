@@ -39,6 +39,8 @@ INSTANT, INSTANT_AT_ONCE = 0.02, 0.15
 by one that answers at once. What that one would bring is better seen in its draft than told from earlier ones."""
 LIKELY_LEVEL = 0.08
 """What a level costs before one was seen, as a share of a plain pass."""
+SURE_OF, SURE = 1.0, 50.0
+"""First guesses that are taken to have come as expected before any was seen, and those that are remembered."""
 SOON = 32
 """Rounds within which what it takes to catch up with a text must come back."""
 
@@ -167,6 +169,9 @@ class PartPlan:
     rest: Rest = field(default_factory=Rest)
     fruitless: int = 0
     """Drafts in a row of which nothing was worth scoring."""
+    hits: float = SURE_OF
+    """Drafts whose first token was written; all gains are counted by these over those that were expected."""
+    expected_hits: float = SURE_OF
     try_seconds: float = 0.0
     """What the next try is expected to take, while it rests."""
     repeat_seconds: float = 0.0
@@ -177,6 +182,11 @@ class PartPlan:
         """Nothing seen."""
         return cls(part, Levels.of_depth(part.depth))
 
+    @property
+    def luck(self) -> float:
+        """First guesses that were written, over those that were expected."""
+        return self.hits / self.expected_hits
+
     def is_instant(self, plain_seconds: float) -> bool:
         """Whether a draft is made before it is judged."""
         return self.costs.is_below(INSTANT if self.part.runs_model else INSTANT_AT_ONCE, plain_seconds)
@@ -184,7 +194,7 @@ class PartPlan:
     def gains(self, owns: Sequence[OwnLevels]) -> list[list[float]]:
         """Every sequence's expected gains, level by level: its own held to those of all."""
         shared = self.levels.expected()
-        return [own.levels.beside(shared) for own in owns]
+        return [[self.luck * gain for gain in own.levels.beside(shared)] for own in owns]
 
     def level_seconds(self, curve: Sequence[float], batch: int) -> list[float]:
         """What each level costs: drafting it, and its rows in the target's pass."""
@@ -233,12 +243,23 @@ class PartPlan:
         rests = self.fruitless >= PATIENCE and self.rest.goes_on(curve[batch], self.try_seconds, rounds)
         self.is_probe, self.depth = False, 0 if rests else self.part.depth
 
-    def learn(self, credits: Sequence[Credit]) -> None:
-        """What the drafts of a round brought; without any it is a round without news."""
+    def learn(self, credits: Sequence[Credit], hits: int) -> None:
+        """What the drafts of a round brought; without any it is a round without news.
+
+        Args:
+            credits: of the drafts.
+            hits: of how many the first token was written.
+        """
         if not credits:
             self.levels.fade(1)
             return
         count = len(credits)
+        # averages of what was expected follow late: at first, hits tell sooner
+        self.expected_hits += sum(credit.gains[0] for credit in credits)
+        self.hits += hits
+        if self.expected_hits > SURE:
+            self.hits *= SURE / self.expected_hits
+            self.expected_hits = SURE
         gains = [sum(column) / count for column in zip(*(credit.gains for credit in credits), strict=True)]
         rows = [sum(column) / count for column in zip(*(credit.rows for credit in credits), strict=True)]
         self.levels.observe(gains, rows, self.depth, count=count)

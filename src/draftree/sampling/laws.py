@@ -6,7 +6,7 @@ before it: the history and the drafted tokens on the way from the root to the no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
 from draftree.sampling.search import argmax, decided, leading, log_total, read_pairs
-from draftree.sampling.searcher import RowNoise, RowsAt, can_search, exact_picks, rows_at, search
+from draftree.sampling.searcher import RowNoise, RowsAt, can_search, exact_picks, rows_at, rows_of, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,26 @@ class Laws:
     """The processed laws of all rows of a pass.
 
     Args:
-        raw: the model's logits, shape (rows, vocab).
+        raw: the model's logits, shape (rows, vocab); None if `at` alone knows them.
         rows: whose rows they are, in order; together they cover `raw`.
         overwrites: work in `raw` itself, which nobody reads again: at this width fresh memory costs more than
             arithmetic.
         at: where `raw` lies, if that is known.
+        before_torch: called before the first of torch's operations on rows; a search needs none.
     """
 
     def __init__(
-        self, raw: Tensor, rows: Sequence[LawRows], *, overwrites: bool = False, at: RowsAt | None = None
+        self,
+        raw: Tensor | None,
+        rows: Sequence[LawRows],
+        *,
+        overwrites: bool = False,
+        at: RowsAt | None = None,
+        before_torch: Callable[[], None] | None = None,
     ) -> None:
-        self.raw = raw
+        self._raw = raw
         self._at = at
+        self._before_torch = before_torch
         self._overwrites = overwrites
         self.rows = rows
         starts = [0]
@@ -68,6 +76,20 @@ class Laws:
         self._logits: Tensor | None = None
         self._picks: list[int] | None = None
         self._sound: list[bool] | None = None
+
+    @property
+    def raw(self) -> Tensor:
+        """The model's logits, shape (rows, vocab)."""
+        if self._before_torch is not None:
+            self._before_torch()
+        if self._raw is None:
+            self._raw = rows_of(self._raw, self._at)
+        return self._raw
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row."""
+        return self.raw.shape[-1] if self._at is None else self._at.width
 
     @property
     def logits(self) -> Tensor:
@@ -167,7 +189,8 @@ class Laws:
         if self._picks is None:
             streams = [entry.controls.noise for entry in self.rows]
             if self._can_search(1):
-                self._picks, self._sound = exact_picks(*self._searched(), self._noise(streams))
+                at, logits = self._searched()
+                self._picks, self._sound = exact_picks(at, self._noise(streams), logits)
             elif transfer.on_host(self.raw):
                 self._picks = argmax(self.perturbed(streams))
             else:
@@ -188,7 +211,7 @@ class Laws:
             For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
         if self._can_search(count):
-            found = search(self._searched()[1], self._noise(streams), count)
+            found = search(self._searched()[0], self._noise(streams), count)
             pairs = zip(found.scores, found.totals, strict=True)
             return found.tokens, [[score - total for score in scores] for scores, total in pairs]
         perturbed = self.perturbed(streams, in_place=in_place)
@@ -206,11 +229,12 @@ class Laws:
         """Whether a search does it all: it divides by the temperature, which spares a copy of the logits."""
         return self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows)
 
-    def _searched(self) -> tuple[Tensor, RowsAt]:
-        """What is searched, and where it lies."""
-        logits, at = (self.raw, self._at) if self._is_raw else (self.logits, rows_at(self.logits))
+    def _searched(self) -> tuple[RowsAt, Callable[[], Tensor]]:
+        """Where lies what is searched, and what gives it."""
+        is_raw = self._is_raw
+        at = self._at if is_raw else rows_at(self.logits)
         assert at is not None, "processed logits lie as the model's own"
-        return logits, at
+        return at, lambda: self.raw if is_raw else self.logits
 
     def _noise(self, streams: Sequence[Noise]) -> RowNoise:
         """What a search adds to each row."""

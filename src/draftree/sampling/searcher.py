@@ -7,9 +7,10 @@ that a pick is the same whoever searched.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,10 +37,24 @@ class RowsAt(NamedTuple):
     stride: int
     """From row to row, in numbers."""
     width: int
+    memory: Any = None
+    """What holds them, an array of ctypes; None if they are a tensor's."""
 
     def row(self, index: int) -> RowsAt:
         """One of them."""
-        return RowsAt(self.address + FLOAT_BYTES * index * self.stride, 1, self.stride, self.width)
+        return self._replace(address=self.address + FLOAT_BYTES * index * self.stride, rows=1)
+
+    def narrowed(self, width: int) -> RowsAt:
+        """Their first columns."""
+        return self._replace(width=width)
+
+    def tensor(self) -> Tensor:
+        """The rows as a tensor, which keeps the memory; only where that is known."""
+        if not self.rows:
+            return torch.empty(0, self.width)
+        start = self.address - ctypes.addressof(self.memory)
+        numbers = torch.frombuffer(self.memory, dtype=torch.float32, count=self.rows * self.stride, offset=start)
+        return numbers.view(self.rows, self.stride)[:, : self.width]
 
 
 class Found(NamedTuple):
@@ -77,6 +92,14 @@ def search_with(searcher: Searcher) -> None:
     _searchers[:] = [searcher]
 
 
+def rows_of(given: Tensor | None, at: RowsAt | None) -> Tensor:
+    """The rows as a tensor: the one that there is, or else one that is made of where they lie."""
+    if given is not None:
+        return given
+    assert at is not None, "rows are a tensor, or somewhere"
+    return at.tensor()
+
+
 def rows_at(logits: Tensor) -> RowsAt | None:
     """Where these logits lie; None if they are not rows that a searcher reads."""
     if not transfer.on_host(logits) or logits.dtype != torch.float32 or logits.stride(-1) != 1:
@@ -94,23 +117,24 @@ def search(logits: RowsAt, noise: RowNoise, count: int) -> Found:
     return _searchers[0].search(logits, noise, count, totals=True)
 
 
-def exact_picks(logits: Tensor, at: RowsAt, noise: RowNoise) -> tuple[list[int], list[bool]]:
+def exact_picks(at: RowsAt, noise: RowNoise, logits: Callable[[], Tensor]) -> tuple[list[int], list[bool]]:
     """The largest entry of each row under its noise, decided in double precision where it is close.
 
     Args:
-        logits: the rows.
-        at: where they lie.
+        at: where the rows lie.
         noise: what is added to them.
+        logits: gives the rows, if some of it is close.
 
     Returns:
         The picks, and whether each row has a token to choose and no NaN.
     """
-    count = min(1 if all(entry is None for entry in noise) else FEW, at.width)
+    has_noise = any(noise)
+    count = min(FEW, at.width) if has_noise else 1
     found = _searchers[0].search(at, noise, count, totals=False)
     picks = [tokens[0] for tokens in found.tokens]
-    for row, (entry, scores) in enumerate(zip(noise, found.scores, strict=True)):
+    for row, (entry, scores) in enumerate(zip(noise, found.scores, strict=True) if has_noise else ()):
         if entry is not None and count > 1 and scores[1] >= scores[0] - NEAR and scores[0] > -math.inf:
-            picks[row] = _decided(logits[row], at.row(row), *entry)
+            picks[row] = _decided(logits()[row], at.row(row), *entry)
     return picks, [math.isfinite(scores[0]) for scores in found.scores]
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
+from draftree.models.native.rooms import Rooms
 from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
 from draftree.models.native.weights import Weights
 from draftree.models.sketch import Outcome, Stretch
 from draftree.models.slots import KVMemory
-from draftree.sampling.searcher import RowsAt
 
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
@@ -56,6 +56,9 @@ class NativeDecoder:
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
         self._ropes = _Ropes(blueprint.ropes)
+        self._rooms = Rooms()
+        self._form = CPass()
+        """What passes have in common."""
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
@@ -211,39 +214,34 @@ class NativeDecoder:
 
     def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: Stretch) -> Outcome:
         """One pass over rows; their keys and values are written to the memory."""
-        self._point_at(memory)
-        count, vocab = len(logit_rows), self._blueprint.vocab
-        logits = torch.empty(count, vocab)
-        at = RowsAt(logits.data_ptr(), count, vocab, vocab)
-        hidden = torch.empty(len(rows.tokens), self._blueprint.hidden) if stretch.keeps_hidden else None
-        asked, skipped = array("q", logit_rows), stretch.skipped(self.num_layers)
-        run = CPass(
-            rows=len(rows.tokens),
-            num_threads=torch.get_num_threads(),
-            first_layer=stretch.first,
-            last_layer=stretch.end,
-            hidden_in=address(stretch.hidden),
-            hidden_out=address(hidden),
-            skipped=None if skipped is None else skipped.ctypes.data,
-            num_logits=len(asked),
-            num_chunks=len(rows.chunks) - 1,
-            places=memory.length,
-            slot_step=memory.keys[0].stride(0) // self._blueprint.head_dim,
-            logit_rows=place_of(asked),
-            logits=at.address,
-        )
         # without numpy and torch wherever that can be: a pass has driven their code out of the caches
-        for name in ROW_COLUMNS:
-            setattr(run, name, place_of(getattr(rows, name)))
-        self._ropes.point(run, longest=max(rows.position) + 1)
+        if memory.version != self._memory_version:
+            self._point_at(memory)
+        self._ropes.point(self._form, longest=rows.longest)
+        at = self._rooms.rows(len(logit_rows), self._blueprint.vocab)
+        run = CPass.from_buffer_copy(self._form)
+        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, at.rows
+        run.first_layer, run.last_layer = stretch.first, stretch.end
+        run.num_threads = self._library.num_threads = torch.get_num_threads()
+        asked = array("q", logit_rows)
+        run.logit_rows, run.logits = place_of(asked), at.address
+        first = place_of(rows.numbers)
+        for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
+            setattr(run, name, first + start * rows.numbers.itemsize)
+        hidden = skipped = None
+        if stretch.part is not None or stretch.hidden is not None or stretch.keeps_hidden:
+            hidden = torch.empty(rows.count, self._blueprint.hidden) if stretch.keeps_hidden else None
+            skipped = stretch.skipped(self.num_layers)
+            run.hidden_in, run.hidden_out = address(stretch.hidden), address(hidden)
+            run.skipped = None if skipped is None else skipped.ctypes.data
         self._library.run(self._decoder, run)
-        return Outcome(logits, hidden, at)
+        return Outcome(None, hidden, at)
 
     def _point_at(self, memory: KVMemory) -> None:
-        if memory.version == self._memory_version:
-            return
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
+        self._form.places = memory.length
+        self._form.slot_step = memory.keys[0].stride(0) // self._blueprint.head_dim
         self._memory_version = memory.version
 
 
@@ -270,15 +268,13 @@ class _Ropes:
     def __init__(self, ropes: Sequence[Rope]) -> None:
         self._ropes = ropes
         self._tables: list[tuple[Tensor, Tensor]] = []
-        self._length = self._width = 0
+        self._length = 0
 
     def point(self, run: CPass, *, longest: int) -> None:
-        """Let a pass over positions below this one find its cosines and sines."""
+        """Let passes over positions below this one find their cosines and sines."""
         if longest > self._length:
             self._length = max(2 * self._length, longest, FIRST_POSITIONS)
             self._tables = [rope.table(self._length) for rope in self._ropes]
-            self._addresses = [(cosines.data_ptr(), sines.data_ptr()) for cosines, sines in self._tables]
-            self._width = self._tables[0][0].shape[-1] if self._tables else 0
-        for kind, (cosines, sines) in enumerate(self._addresses):
-            run.cosines[kind], run.sines[kind] = cosines, sines
-        run.rotary_dim = self._width
+            for kind, (cosines, sines) in enumerate(self._tables):
+                run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
+            run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0

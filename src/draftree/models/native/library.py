@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +109,51 @@ class CSearch(ctypes.Structure):
     )
 
 
+class Desk:
+    """Where one thread's searches read and write: made once, since a pass drives all that makes it out of the caches.
+
+    Args:
+        rows: that there is room for.
+        numbers: results that there is room for.
+    """
+
+    def __init__(self, rows: int, numbers: int) -> None:
+        self.rows, self.numbers = rows, numbers
+        self.keys, self.temperatures = (ctypes.c_uint32 * (2 * rows))(), (_float * rows)()
+        self._tokens, self._scores, self._totals = (_size * numbers)(), (_float * numbers)(), (_float * rows)()
+        self.totals_at = ctypes.addressof(self._totals)
+        self.search = CSearch(
+            keys=ctypes.addressof(self.keys),
+            temperatures=ctypes.addressof(self.temperatures),
+            tokens=ctypes.addressof(self._tokens),
+            scores=ctypes.addressof(self._scores),
+        )
+        self.search_at = ctypes.addressof(self.search)
+
+    def found(self, rows: int, count: int) -> Found:
+        """What the search wrote."""
+        tokens, scores = self._tokens[: rows * count], self._scores[: rows * count]
+        if rows == 1:
+            return Found([tokens], [scores], self._totals[:1])
+        starts = range(0, rows * count, count)
+        each = [tokens[at : at + count] for at in starts], [scores[at : at + count] for at in starts]
+        return Found(*each, self._totals[:rows])
+
+
+class Desks(threading.local):
+    """A desk for each thread."""
+
+    def __init__(self) -> None:
+        self._desk = Desk(16, 256)
+
+    def of(self, rows: int, count: int) -> Desk:
+        """One that is large enough."""
+        desk = self._desk
+        if rows > desk.rows or rows * count > desk.numbers:
+            desk = self._desk = Desk(2 * rows, 2 * rows * count)
+        return desk
+
+
 class Library:
     """The functions of a built library.
 
@@ -129,9 +175,12 @@ class Library:
         self._library.draftree_pack.restype = None
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
         self._library.draftree_instructions.restype = ctypes.c_char_p
-        self._library.draftree_search.argtypes = [ctypes.POINTER(CSearch), _size]
+        self._library.draftree_search.argtypes = [_pointer, _size]
         self._library.draftree_search_limit.restype = _size
         self._library.draftree_search_size.restype = _size
+        self._desks = Desks()
+        self.num_threads = torch.get_num_threads()
+        """Of a search: as many as the last pass had. Inside `one_thread`, where torch has one, they are free."""
         self._require_same_layout()
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
@@ -200,28 +249,21 @@ class Library:
             MemoryError: there is no room for the scores of a row.
         """
         rows = logits.rows
-        keys, temperatures = (ctypes.c_uint32 * (2 * rows))(), (_float * rows)()
+        desk = self._desks.of(rows, count)
+        asked = desk.search
+        asked.logits, asked.stride, asked.vocab = logits.address, logits.stride, logits.width
+        asked.rows, asked.count = rows, count
+        asked.totals = desk.totals_at if totals else None
+        keys, temperatures = desk.keys, desk.temperatures
         for row, entry in enumerate(noise):
-            if entry is not None:
+            if entry is None:
+                temperatures[row] = 0.0
+            else:
                 (keys[2 * row], second), temperatures[row] = entry
                 keys[2 * row + 1] = second | 1
-        tokens, scores, sums = (_size * (rows * count))(), (_float * (rows * count))(), (_float * rows)()
-        asked = CSearch(
-            logits=logits.address,
-            rows=rows,
-            stride=logits.stride,
-            vocab=logits.width,
-            count=count,
-            keys=ctypes.addressof(keys),
-            temperatures=ctypes.addressof(temperatures),
-            tokens=ctypes.addressof(tokens),
-            scores=ctypes.addressof(scores),
-            totals=ctypes.addressof(sums) if totals else None,
-        )
-        if rows and self._library.draftree_search(ctypes.byref(asked), torch.get_num_threads()):
+        if rows and self._library.draftree_search(desk.search_at, self.num_threads):
             raise MemoryError(f"no memory for the scores of {logits.width} tokens")
-        starts = range(0, rows * count, count)
-        return Found([tokens[at : at + count] for at in starts], [scores[at : at + count] for at in starts], sums[:])
+        return desk.found(rows, count)
 
 
 @functools.cache

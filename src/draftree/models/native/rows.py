@@ -6,33 +6,31 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.core.tree import ROOT
 from draftree.models.slots import KVSlot
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All of 64 bits, one entry a row where not said otherwise.
+    """Columns of 64-bit numbers, one behind the other.
+
+    They are, one entry a row: the token's id; the slot's index; where in the slot its keys and values go; its position
+    in the text; from which position on keys lie elsewhere than at the place of the same number; where in the list the
+    places of these begin. Then the list: places, by position, of all rows. Then first rows of chunks, which are runs of
+    rows of one slot, and the number of rows behind them.
 
     Attributes:
-        tokens: token ids.
-        slot: index of the row's slot.
-        place: where in the slot its keys and values go.
-        position: its position in the text.
-        identical: keys of positions before this one lie at the place of the same number.
-        list_start: where the places of the row's further keys begin in `list`.
-        list: places, by position, of all rows.
-        chunks: first rows of runs of rows of one slot, and the number of rows behind them.
+        numbers: all columns.
+        starts: where each begins.
+        count: rows.
+        num_chunks: chunks.
+        longest: positions up to the last one.
     """
 
-    tokens: array[int]
-    slot: array[int]
-    place: array[int]
-    position: array[int]
-    identical: array[int]
-    list_start: array[int]
-    list: array[int]
-    chunks: array[int]
+    numbers: array[int]
+    starts: Sequence[int]
+    count: int
+    num_chunks: int
+    longest: int
 
 
 def plan_rows(
@@ -46,39 +44,70 @@ def plan_rows(
         nodes: which tentative nodes these rows are, ascending.
         rows_of_chunk: rows in a chunk at most.
     """
-    columns: list[list[int]] = [[], [], [], [], []]
-    slot_column, place_column, position_column, identical_column, start_column = columns
-    places: list[int] = []
+    columns = _Columns()
     chunks = [0]
     for slot, chosen in zip(slots, nodes, strict=True):
-        length, wanted = slot.length, set(chosen)
         chain = _chain_length(slot.parents)
-        lists: dict[int, list[int]] = {}
-        for node in range(slot.num_tentative):
-            if node >= chain:
-                parent = slot.parents[node]
-                above = lists.get(parent, [])
-                lists[node] = [*above, length + node]
-            if node not in wanted:
-                continue
-            position = length - 1 + slot.depths[node]
-            own = lists.get(node, [])
-            slot_column.append(slot.index)
-            place_column.append(length + node)
-            position_column.append(position)
-            identical_column.append(position + 1 - len(own))
-            start_column.append(len(places))
-            places.extend(own)
+        if chain == slot.num_tentative:
+            columns.add_chain(slot, chosen)
+        else:
+            columns.add_tree(slot, chosen, chain)
         end = chunks[-1] + len(chosen)
         chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
         chunks.append(end)
     flat = [token for row in tokens for token in row]
-    return Rows(*(array("q", column) for column in (flat, *columns, places, chunks)))
+    parts = (flat, columns.slot, columns.place, columns.position, columns.identical, columns.start, columns.list)
+    starts, numbers = [], array("q")
+    for part in (*parts, chunks):
+        starts.append(len(numbers))
+        numbers.extend(part)
+    return Rows(numbers, starts, len(flat), len(chunks) - 1, max(columns.position) + 1)
+
+
+class _Columns:
+    """What a pass knows of its rows, while they are planned."""
+
+    __slots__ = ("identical", "list", "place", "position", "slot", "start")
+
+    def __init__(self) -> None:
+        self.slot: list[int] = []
+        self.place: list[int] = []
+        self.position: list[int] = []
+        self.identical: list[int] = []
+        self.start: list[int] = []
+        self.list: list[int] = []
+
+    def add_chain(self, slot: KVSlot, chosen: Sequence[int]) -> None:
+        """Rows of a slot whose nodes are a chain: their places are their positions."""
+        places = [slot.length + node for node in chosen]
+        self.slot += [slot.index] * len(places)
+        self.place += places
+        self.position += places
+        self.identical += [place + 1 for place in places]
+        self.start += [len(self.list)] * len(places)
+
+    def add_tree(self, slot: KVSlot, chosen: Sequence[int], chain: int) -> None:
+        """Rows of a slot whose first nodes alone are a chain."""
+        length, wanted = slot.length, set(chosen)
+        lists: dict[int, list[int]] = {}
+        for node in range(slot.num_tentative):
+            if node >= chain:
+                lists[node] = [*lists.get(slot.parents[node], ()), length + node]
+            if node not in wanted:
+                continue
+            position = length - 1 + slot.depths[node]
+            own = lists.get(node, ())
+            self.slot.append(slot.index)
+            self.place.append(length + node)
+            self.position.append(position)
+            self.identical.append(position + 1 - len(own))
+            self.start.append(len(self.list))
+            self.list.extend(own)
 
 
 def _chain_length(parents: Sequence[int]) -> int:
     """How many first nodes are a chain: their places are their positions."""
     for node, parent in enumerate(parents):
-        if parent != (node - 1 if node else ROOT):
+        if parent != node - 1:
             return node
     return len(parents)

@@ -110,7 +110,8 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
     if (any_of(unordered)) return 1;
     const float temperature = search->temperatures[row];
     if (temperature == 0.0f) {
-        for (int i = 0; i < GROUP / LANES; i++) store(scores + i * LANES, x[i]);
+        if (search->totals != NULL)
+            for (int i = 0; i < GROUP / LANES; i++) store(scores + i * LANES, x[i]);
         *largest = max_of(most);
         return 0;
     }
@@ -169,11 +170,12 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
         lift(&best, largest[group]);
         if (best.held == count) bound = best.values[count - 1];
     }
+    const float *values = search->temperatures[row] == 0.0f ? search->logits + row * search->stride : scores;
     for (int64_t group = 0; group < groups; group++) {
         if (largest[group] < bound) continue;
         const int64_t end = group * GROUP + GROUP < search->vocab ? group * GROUP + GROUP : search->vocab;
         for (int64_t i = group * GROUP; i < end; i++)
-            if (scores[i] >= bound) insert(tokens, found, count, &held, i, scores[i]);
+            if (values[i] >= bound) insert(tokens, found, count, &held, i, values[i]);
     }
     if (search->totals != NULL) search->totals[row] = log_total(scores, groups * GROUP, found[0]);
 }
