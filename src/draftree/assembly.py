@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
 from draftree.drafters.guided import GuidedDrafter
 from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
-from draftree.engine.costs import costs_of, drafts_of
+from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model
@@ -186,26 +186,22 @@ def build_parts(
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
+    return Parts(target.model, methods.verifier, methods.planner, _drafter(methods, target.model, tokenizer, load=load))
+
+
+def _drafter(
+    methods: Methods,
+    target: LanguageModel,
+    tokenizer: Tokenizer | None,
+    *,
+    load: Callable[[str], LoadedDraftModel],
+) -> GuidedDrafter:
+    """One drafter of all: merged, and beside what a grammar forces."""
     built: list[Drafter[Any]] = []
     for method in methods.drafters:
         draw = part_draw(method.draws, methods.draw)
-        context = DraftContext(target.model, tokenizer, draw, methods.verifier.shares_noise, load)
+        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load)
         built.append(method.cls(method.config, context))
-    if methods.planner.wants_costs:
-        _learn_drafts(methods, built, target.model)
-    return Parts(target.model, methods.verifier, methods.planner, _together(methods, built, target.model))
-
-
-def _learn_drafts(methods: Methods, built: Sequence[Drafter[Any]], target: LanguageModel) -> None:
-    """What levels of those cost that step models of their own; the others tell by their first draft."""
-    for part, (method, drafter) in enumerate(zip(methods.drafters, built, strict=True)):
-        has_model = drafter.runs_model and drafter.footprint.weights
-        for draft in drafts_of(drafter, method.name, target) if has_model else ():
-            methods.planner.learn_draft(part, draft.seconds, depth=draft.depth, behind=draft.behind)
-
-
-def _together(methods: Methods, built: Sequence[Drafter[Any]], target: LanguageModel) -> GuidedDrafter:
-    """One drafter of all: merged, and beside what a grammar forces."""
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:

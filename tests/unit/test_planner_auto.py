@@ -36,14 +36,6 @@ def test_the_first_text_pays_little_for_a_drafter_that_is_never_right(level: flo
     assert lone(FLAT, 0.0, level=level).texts(1, 64)[0] > 0.955
 
 
-def test_a_drafter_whose_cost_was_measured_does_not_read_a_first_prompt_for_nothing() -> None:
-    table = lone(FLAT, 0.9, level=0.08, unread=0.002)
-    for behind in (32, 1, 1):
-        table.planner.learn_draft(0, 0.08 + 0.002 * (behind - 1), depth=1, behind=behind)
-    table.texts(1, 32)
-    assert not any(budget.num_nodes for budget in table.budgets)
-
-
 @pytest.mark.parametrize(("level", "unread"), [(0.0001, 0.0), (0.01, 0.0002), (0.02, 0.0005)])
 def test_short_texts_have_a_good_drafter_at_once(level: float, unread: float) -> None:
     speeds = lone(FLAT, 0.85, level=level, unread=unread).texts(20, 40)

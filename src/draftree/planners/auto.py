@@ -91,10 +91,6 @@ class AutoPlanner(Planner[Known]):
         super().learn_costs(pass_seconds)
         self._passes.learn(pass_seconds)
 
-    def learn_draft(self, part: int, seconds: float, *, depth: int, behind: int) -> None:
-        """A measured draft of one of the drafters."""
-        self._plans[part].costs.observe(seconds, depth, behind=behind)
-
     def open(self) -> Known:
         """Nothing of its own yet: it is planned as all others were."""
         return Known(OwnAcceptance(), tuple(OwnLevels(Levels.of_depth(part.depth)) for part in self.parts))
@@ -128,10 +124,7 @@ class AutoPlanner(Planner[Known]):
             levels[0] += catching_up / SOON
             bias = ON if plan.depth else ON_AGAIN
             best = choose_depth(whole, levels, tokens=tokens, seconds=seconds, bias=bias)
-            # of the first texts nobody knows the length, so nobody knows what a try would have to read
-            may_try = plan.costs.call is None or all(state.length or self._prefix for state in states)
-            if best.levels or may_try:
-                plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
+            plan.decide(best.levels, curve, batch, catching_up=catching_up, rounds=rounds)
             asked[index] = self._shares(plan, gains, best.speed)
             tokens, seconds = (best.tokens, best.seconds) if best.levels else (tokens, seconds)
         self._scored, self._asked, self._worthy = None, asked, set(range(batch))

@@ -54,16 +54,6 @@ class Planner(ABC, Generic[State]):
         """Hear what a pass of the target over so many rows takes here; for planners that want it."""
         self.pass_seconds = dict(pass_seconds)
 
-    def learn_draft(self, part: int, seconds: float, *, depth: int, behind: int) -> None:
-        """Hear what a draft took before the first round; for planners that want costs.
-
-        Args:
-            part: whose.
-            seconds: that it took.
-            depth: its levels.
-            behind: tokens that the drafter had not read before.
-        """
-
     def explain(self) -> str:
         """Why the last budgets are as they are, in numbers; empty for planners that do not weigh anything."""
         return ""
