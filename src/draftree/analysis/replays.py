@@ -1,10 +1,11 @@
-"""A table of one trace under several planners, the bounds beneath. No torch in here."""
+"""A table of one trace under several planners; bounds and rank hits beneath. No torch in here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from draftree.analysis.oracle import bounds
+from draftree.analysis.ranks import rank_hits
 from draftree.analysis.simulator import Simulated, Simulation
 from draftree.analysis.trace import Trace
 from draftree.analysis.trace_costs import TraceCosts
@@ -53,7 +54,15 @@ def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
         f"{f'{bound.num_nodes} nodes':<20}{bound.acceptance_length:>16.2f}{bound.tokens_per_second:>30.1f}"
         for bound in bounds(trace, costs, sizes)
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_rank_lines(trace)])
+
+
+def _rank_lines(trace: Trace) -> list[str]:
+    """How often the target's next token is among the first guesses."""
+    found = rank_hits(trace)
+    counts = f"{found.num_positions} positions ({found.num_drafted} drafted)"
+    head = f"the target's next token among the first guesses, of {counts}"
+    return [head, *(f"{f'first {rank}':<20}{share:>16.3f}" for rank, share in enumerate(found.cumulated, 1))]
 
 
 def _line(name: str, one: Simulated, plain: float) -> str:
