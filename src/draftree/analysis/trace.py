@@ -93,7 +93,7 @@ class Trace:
 
 
 class TraceWriter:
-    """Writes rounds as they come; an `on_round` of an `LLM`, whose planner the first line tells about.
+    """Writes rounds as they come, from `begin` on; an `on_round` of an `LLM`, whose planner the first line describes.
 
     Args:
         stream: a file that is open for writing.
@@ -101,14 +101,18 @@ class TraceWriter:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self._has_begun = False
 
     def begin(self, header: TraceHeader) -> None:
         """The first line, before any round."""
+        self._has_begun = True
         line = dataclasses.asdict(header) | {"pass_seconds": {str(k): v for k, v in header.pass_seconds.items()}}
         self._write({"kind": "trace", "format": FORMAT, **line})
 
     def __call__(self, record: RoundRecord) -> None:
-        """One more line."""
+        """One more line; rounds before `begin`, such as a warm-up's, are left out."""
+        if not self._has_begun:
+            return
         self._write(
             {
                 "kind": "round",

@@ -93,9 +93,12 @@ class Benchmark:
     groups: tuple[tuple[Prompt, ...], ...]
     runner: Runner
 
-    def run(self) -> Iterator[list[Record]]:
-        """Warm up, then the records of one group after the other."""
+    def warm_up(self) -> None:
+        """Let every method write a little, uncounted."""
         self.runner.warm_up(self.groups[0])
+
+    def run(self) -> Iterator[list[Record]]:
+        """The records of one group after the other."""
         return self.runner.run(self.groups)
 
 

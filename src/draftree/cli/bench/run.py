@@ -128,9 +128,10 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
     complete = False
     with Recordings(record) as traces, record_file(output) as lines:
         ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
-        traces.begin(ready, settings.model)
         lines.add("header", ready.header)
         try:
+            ready.warm_up()
+            traces.begin(ready, settings.model)
             write_all(ready, lines)
             complete = True
         except KeyboardInterrupt:
