@@ -241,8 +241,8 @@ def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], 
             [(link(e), e.card.summary, guarantee(e.cls), spelled(e.cls.accepts)) for e in verifiers],
         ),
         "## Planners",
-        "`--plan`, `LLM(plan=…)`. Default: `auto`; `fixed` under a rule whose text depends on what was drafted, and for "
-        "drafters that work ahead (`lookahead`).",
+        "`--plan`, `LLM(plan=…)`. Default: `auto`; `fixed` under a rule whose text depends on what was drafted, "
+        "and for drafters that work ahead (`lookahead`).",
         table(("name", "what it does"), [(link(e), e.card.summary) for e in planners]),
         "## Which fit together",
         "Rows are drafters as they are typed, columns verifiers; a cell is the draw that both agree on, a dash that "
