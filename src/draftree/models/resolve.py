@@ -10,6 +10,7 @@ from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsErro
 from draftree.models.weights.cache import DISK_FULL, Cache
 from draftree.models.weights.catalogue import CATALOGUE
 from draftree.models.weights.folder_check import check_model_folder
+from draftree.models.weights.gguf_file import is_gguf
 from draftree.models.weights.install import install_entry, install_gguf
 from draftree.models.weights.progress import Progress, silent
 
@@ -67,9 +68,7 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
 
 
 def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
-    with path.open("rb") as stream:
-        is_gguf = stream.read(4) == b"GGUF"
-    if is_gguf or path.suffix.lower() == ".gguf":
+    if is_gguf(path):
         return install_gguf(path, cache, progress=progress)
     raise ModelLoadError(
         f"'{path}' is no GGUF file: to use the model it belongs to, name the folder that holds config.json"

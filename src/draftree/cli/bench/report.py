@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, listed, show_results
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
 
 
 def simulate(
@@ -69,6 +71,7 @@ def report(
     if plots is not None:
         from draftree.bench.plots import draw_all
 
+        require_extra("plots", "--plots needs", error=ConfigurationError)
         for path in draw_all([read_results(path) for path in files], plots):
             typer.echo(path)
         return
