@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.flags import takes_sampling
 from draftree.cli.options import (
     OUTPUT,
@@ -51,6 +52,7 @@ Draft = Annotated[
     typer.Option(
         help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
         metavar="SPEC",
+        autocompletion=complete_draft,
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -59,6 +61,7 @@ Plan = Annotated[
     typer.Option(
         help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
         metavar="POLICY",
+        autocompletion=complete_plan,
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
@@ -29,7 +30,9 @@ __all__ = ["app", "resolve_with_bar"]
 
 app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the list, or 'all'.")]
+NAMES_HELP = "Names of the list, or 'all'."
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
+CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_cached)]
 
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
 
@@ -65,7 +68,9 @@ def list_models(as_json: AsJson = False) -> None:
 
 
 @app.command("path", cls=PlainCommand)
-def print_path(name: Annotated[str, typer.Argument(help="Anything that names a model.")]) -> None:
+def print_path(
+    name: Annotated[str, typer.Argument(help="Anything that names a model.", autocompletion=complete_model)],
+) -> None:
     """Prints the folder of a model that is on this machine."""
     typer.echo(resolve_model(name, fetch=False))
 
@@ -85,7 +90,7 @@ def get_models(names: Names) -> None:
 
 
 @app.command("remove", cls=PlainCommand)
-def remove_models(names: Names) -> None:
+def remove_models(names: CachedNames) -> None:
     """Removes models from the cache."""
     cache = Cache()
     wanted = [row.name for row in rows(cache) if row.folder is not None] if names == ["all"] else names

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, listed, show_results
+from draftree.cli.completion import complete_plan
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 
@@ -23,6 +24,7 @@ def simulate(
         typer.Option(
             help="A planner to try; repeatable. Plain decoding always stands beside.",
             metavar="POLICY",
+            autocompletion=complete_plan,
             rich_help_panel=COMPARED,
         ),
     ] = None,
