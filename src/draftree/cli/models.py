@@ -79,14 +79,13 @@ def print_path(
 def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
-    # What can not be had is refused before the first large download.
-    for name in wanted:
-        require_meaning(name)
+    # What can not be had is refused before the first large download; a name may be one of the hub, which is seen there
     for require in (require_extras, require_clients):
         for name in wanted:
             require(name)
+    folders = {name: resolve_with_bar(name) for name in sorted(wanted, key=lambda name: name in CATALOGUE)}
     for name in wanted:
-        typer.echo(resolve_with_bar(name))
+        typer.echo(folders[name])
 
 
 @app.command("remove", cls=PlainCommand)
@@ -147,12 +146,6 @@ def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
     """`resolve_model` with progress bars on standard error; nothing is drawn where there is nothing to wait for."""
     with progress_bars(name) as report:
         return resolve_model(name, fetch=fetch, progress=report)
-
-
-def require_meaning(name: str) -> None:
-    """Refuses a name that means nothing."""
-    if name not in CATALOGUE and "/" not in name and not Path(name).exists():
-        raise ModelNotFoundError(f"no model is called '{name}': {suggestion(name, [*CATALOGUE, 'all'])}")
 
 
 @contextmanager
