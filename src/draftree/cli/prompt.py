@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["Task", "read_prompt"]
+__all__ = ["Task", "Wish", "read_prompt"]
 
 STANDARD_INPUT = "-"
 
@@ -62,6 +62,26 @@ class Task:
         """As a conversation."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": self.text}]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        task: the prompt.
+        params: how tokens are chosen.
+        fits_context: whether `max_tokens` gives way to the end of the context, since nobody set it.
+    """
+
+    task: Task
+    params: SamplingParams
+    fits_context: bool
+
+    def met(self, llm: LLM) -> Wish:
+        """The same, decided for a model."""
+        task = self.task.decided(llm)
+        return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
 def read_prompt(given: str | None) -> str:
