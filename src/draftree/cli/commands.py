@@ -191,7 +191,7 @@ def invoke(arguments: Sequence[str]) -> int:
             context.command.invoke(context)
     except SystemExit as leaving:
         # completion leaves the program by itself
-        return leaving.code if isinstance(leaving.code, int) else 0
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except typer.Exit as leaving:
         return leaving.exit_code
     except typer.Abort as aborted:
