@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draftree.cli.prompt import Task, Wish
+from draftree.cli.prompt import Task, Wish, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
 from draftree.cli.render import Ink, decoding_line, is_terminal, note, say
 from draftree.cli.report import dump, report
@@ -19,7 +19,6 @@ from draftree.engine.engine import Update
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.llm import LLM
 from draftree.progress import ProgressBar
-from draftree.sampling.params import SamplingParams
 
 __all__ = ["write_prompts"]
 
@@ -137,18 +136,10 @@ def sequences_of(llm: LLM, prompt: FilePrompt, wish: Wish) -> tuple[bool, list[W
             task = dataclasses.replace(wish.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
             ids = llm.requests.encode(task.messages if chat else task.text)
-        return chat, llm.requests.sequences(ids, fitted(wish, llm, len(ids)))
+        params = fitted_to_context(wish.params, llm, ids) if wish.fits_context else wish.params
+        return chat, llm.requests.sequences(ids, params)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{prompt.place}: {error}") from error
-
-
-def fitted(wish: Wish, llm: LLM, prompt_tokens: int) -> SamplingParams:
-    """The parameters with no more tokens than the context has room for, where the user left that open."""
-    params, room = wish.params, llm.model.max_length - prompt_tokens
-    # without any room the request itself is refused, and says why
-    if not wish.fits_context or params.max_tokens is None or room < 1:
-        return params
-    return dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
 
 def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
