@@ -29,7 +29,7 @@ from generator.markdown import code, fence, page, table
 __all__ = ["make"]
 
 METHODS = ("generate", "chat", "stream", "stream_updates")
-ASYNC_METHODS = ("generate", "stream", "stream_updates", "forget", "drain", "close")
+ASYNC_METHODS = ("generate", "chat", "stream", "stream_updates", "forget", "drain", "close")
 ALIASES = ("Prompt", "Messages", "Params")
 TREE_INDENT = "    "
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
@@ -19,6 +21,7 @@ from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model
+from draftree.models.requirements import require_extras
 from draftree.models.tokenizers import load_tokenizer
 from draftree.planners.base import PLANNERS, Planner
 from draftree.text.tokenizer import Tokenizer
@@ -42,6 +45,12 @@ class DraftMethod:
     def draws(self) -> frozenset[Draw]:
         """The draws it can give."""
         return self.cls.draws(self.config)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models that it loads."""
+        fields = dataclasses.fields(self.config)
+        return [str(getattr(self.config, field.name)) for field in fields if field.metadata.get("names_model")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,11 @@ class Methods:
         return any(method.cls.reads_grammars for method in self.drafters)
 
     @property
+    def draft_models(self) -> list[str]:
+        """Names of the models that the drafters load."""
+        return [name for method in self.drafters for name in method.models]
+
+    @property
     def branches(self) -> bool:
         """Whether a node of the drafted trees may have two children."""
         return len(self.drafters) > 1 or any(method.cls.branches(method.config) for method in self.drafters)
@@ -82,10 +96,12 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     """Find and configure methods.
 
     Raises:
-        ConfigurationError: an unknown method or option, or methods that do not fit together.
+        ConfigurationError: an unknown method or option, methods that do not fit together, or a missing extra.
+        WeightsError: an extra is missing that a drafter's model needs.
     """
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
+    _require_extras(drafters)
     if not drafters and plan is not None:
         raise ConfigurationError(
             f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
@@ -102,6 +118,15 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     ]
     planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+
+
+def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
+    """Refuse drafters for which a package is not installed, before the target is fetched or loaded."""
+    if any(method.cls.reads_grammars for method in drafters):
+        require_extra("grammar", "drafter 'grammar' needs", error=ConfigurationError)
+    for method in drafters:
+        for name in method.models:
+            require_extras(name)
 
 
 def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:

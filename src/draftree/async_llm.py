@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from draftree.completion import Completion, completion_of
+from draftree.core.errors import InvalidRequestError
 from draftree.engine.driver import Driver
 from draftree.engine.engine import Update
 from draftree.engine.listening import Request
@@ -24,6 +25,7 @@ from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.llm import LLM, raise_failures, require_count, require_single
 from draftree.requests import Messages, Prompt, one_params
 from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import check_messages
 
 MAX_WAITING = 256
 """Texts that may wait for the engine, unless told otherwise."""
@@ -110,6 +112,24 @@ class AsyncLLM:
         raise_failures(request.sequences, done)
         return done
 
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+    ) -> list[Completion]:
+        """Answer one conversation by the model's chat template: its n texts. Cancelling the task aborts them.
+
+        Args:
+            messages: dictionaries with "role" and "content".
+            params: as for `generate`.
+            priority: as for `generate`.
+            wait: as for `generate`.
+
+        Raises:
+            InvalidRequestError: malformed messages, or a model without a chat template.
+            DraftreeError: as `generate`.
+        """
+        require_one_conversation(messages)
+        return await self.generate(messages, params, priority=priority, wait=wait)
+
     async def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
     ) -> AsyncGenerator[str, None]:
@@ -183,3 +203,13 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def require_one_conversation(messages: object) -> None:
+    """Refuse what is no list of messages; `generate` would read a text or token ids as a prompt."""
+    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
+        raise InvalidRequestError(
+            f"chat takes one conversation a call, and this is a list of {len(messages)}: "
+            "call it once for each, as with asyncio.gather"
+        )
+    check_messages(messages)

@@ -16,7 +16,7 @@ from draftree.sampling.grammar import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
 from draftree.text.lexicon import lexicon_of
-from draftree.text.tokenizer import Tokenizer
+from draftree.text.tokenizer import MESSAGE_KEYS, Tokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
@@ -181,12 +181,25 @@ def prompt_list(prompts: Any) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping):
+        _refuse_messages([prompts])
     if not _is_row(prompts):
         hint = "give its input_ids" if isinstance(prompts, Mapping) else "give a text, token ids, or a list of either"
         raise InvalidRequestError(f"prompts is {_shown(prompts)}: {hint}")
     listed = list(prompts)
+    _refuse_messages(listed)
     is_one_of_ids = bool(listed) and all(map(_is_id, listed))
     return [listed] if is_one_of_ids else listed
+
+
+def _refuse_messages(prompts: Sequence[Any]) -> None:
+    """Refuse a conversation, or a list of them, in the place of prompts."""
+    rows = (row if isinstance(row, list | tuple) else [row] for row in prompts)
+    if any(isinstance(item, Mapping) and not item.keys().isdisjoint(MESSAGE_KEYS) for row in rows for item in row):
+        raise InvalidRequestError(
+            "prompts holds messages with 'role' and 'content', and generate takes texts or token ids: "
+            "call chat(messages), which formats them by the model's chat template"
+        )
 
 
 def _is_id(value: Any) -> bool:

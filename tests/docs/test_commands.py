@@ -59,6 +59,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Entry, "load", quiet)
     monkeypatch.setattr(generate, "write_and_report", check)
     monkeypatch.setattr(generate, "compare_and_report", check)
+    monkeypatch.setattr(generate, "write_batch_and_report", check)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a prompt")))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_samples import save_tiny_model
 
 from async_samples import PROMPTS, alone, asynchronous, opened, params
-from draftree import AsyncLLM
+from draftree import LLM, AsyncLLM
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, table_llm
@@ -107,3 +110,22 @@ async def test_parameters_of_another_kind_are_refused() -> None:
     async with opened() as llm:
         with pytest.raises(InvalidRequestError, match="give SamplingParams"):
             await llm.generate([1, 2], {"max_tokens": 3})  # type: ignore[arg-type]
+
+
+@asynchronous
+async def test_a_chat_is_answered_as_by_the_synchronous_front() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = save_tiny_model(Path(place), chat=True)
+        talks = [[{"role": "user", "content": text}] for text in ("ab", "a longer question", "b")]
+        wanted = LLM(folder).chat(talks, params(3))
+        async with AsyncLLM(folder, "ngram") as llm:
+            done = await asyncio.gather(*(llm.chat(talk, params(3)) for talk in talks))
+            assert [texts[0].token_ids for texts in done] == [text.token_ids for text in wanted]
+            assert len(await llm.chat(talks[0], params(3, n=2), priority=-1)) == 2
+            with pytest.raises(InvalidRequestError, match="A chat must be a list of messages, but got str"):
+                await llm.chat("ab")  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequestError, match="one conversation a call"):
+                await llm.chat(talks)  # type: ignore[arg-type]
+    async with opened() as llm:
+        with pytest.raises(InvalidRequestError, match="a conversation needs a tokenizer"):
+            await llm.chat(talks[0])

@@ -90,3 +90,9 @@ def test_messages_take_the_template_where_there_is_one():
     assert encode(task, with_template) == (with_template.apply_chat_template(list(task.messages or ())), "chat")
     assert encode(task, without) == (without.encode("Hello"), "plain")
     assert encode(Task("b", "story", prompt="Hello"), with_template) == (with_template.encode("Hello"), "plain")
+
+
+def test_a_prompt_may_hold_other_separators_than_line_breaks(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\n'.encode())
+    assert [task.prompt for task in read_workload(path).tasks] == ["a\u2028b\x85c", "d"]

@@ -109,7 +109,10 @@ REQUESTS = [
     (["--draft", "ngram,k=0"], "from 1 to 256"),
     (["--draft", "none,k=2"], "takes no options"),
     (["--draft", "model"], "needs name"),
-    (["--draft", "model:nowhere-to-be-found"], "no model is called 'nowhere-to-be-found'"),
+    (
+        ["--draft", "model:nowhere-to-be-found"],
+        "no model on this machine is called 'nowhere-to-be-found', and the hub can not be reached",
+    ),
     (["--verify", "cuopled"], "unknown verifier 'cuopled': did you mean 'coupled'?"),
     (["--draft", "ngram", "--plan", "fixde:2"], "unknown planner 'fixde': did you mean 'fixed'?"),
     (["--plan", "fixed:2"], "there is no drafter to plan for"),

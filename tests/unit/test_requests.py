@@ -50,6 +50,10 @@ def test_an_array_of_two_dimensions_is_a_prompt_a_row(llm: LLM, kind: Any) -> No
     ("prompts", "says"),
     [
         ({"input_ids": [1, 2]}, "give its input_ids"),
+        ({"role": "user", "content": "ab"}, r"holds messages .*: call chat"),
+        ([{"role": "user", "content": "ab"}], r"holds messages .*: call chat"),
+        ([[{"role": "user", "content": "ab"}], [{"role": "user", "content": "cd"}]], r"holds messages .*: call chat"),
+        (["ab", [{"role": "user", "content": "cd"}]], r"holds messages .*: call chat"),
         (b"\x01\x02", "give a text, token ids"),
         ({1, 2}, "give a text, token ids"),
         (5, "give a text, token ids"),

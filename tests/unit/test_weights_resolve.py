@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import json
 import os
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +129,16 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
     [
         ("", "no model was named: name a folder"),
         ("  ", "no model was named"),
-        ("storys15m", r"no model is called 'storys15m': did you mean 'stories15m'\?"),
-        ("qwerty", r"no model is called 'qwerty': known: gemma3-270m, .* or a hub id 'owner/name'"),
+        (
+            "storys15m",
+            r"no model on this machine is called 'storys15m', and the hub can not be reached: "
+            r"did you mean 'stories15m'\? \(known: gemma3-270m, .*\); else name a folder .* or a hub id 'owner/name'",
+        ),
+        ("qwerty", r"no model on this machine is called 'qwerty', and the hub can not be reached: known: gemma3-270m"),
         ("owner/na me", "no model is called"),
+        ("na me", "no model is called 'na me': known: "),
+        ("name..of-two", r"no model is called 'name\.\.of-two': known: "),
+        ("owner/na--me", "no model is called 'owner/na--me': known: "),
         ("./nowhere", r"'\./nowhere' is not there: no such folder or file; check the path"),
         ("/no/where", "no such folder or file"),
         ("~/no-such-folder", "no such folder or file"),
@@ -145,22 +155,77 @@ def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub that holds nothing; the paths it was asked for."""
+    asked: list[str] = []
+
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "storys15m",
+            r"no model is called 'storys15m', on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
+        ),
+        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' for you: check the spelling"),
+    ],
+)
+def test_what_the_hub_does_not_have_was_looked_for_there(name: str, why: str, hub: list[str]) -> None:
+    with pytest.raises(ModelNotFoundError, match=why):
+        resolve_model(name)
+    assert any(f"/models/{name}" in path for path in hub)
+
+
+def test_a_name_of_the_catalogue_or_of_a_folder_is_never_looked_for_at_the_hub(hub: list[str], folder: Path) -> None:
+    assert resolve_model("my model").resolve() == folder
+    with pytest.raises(ModelNotFoundError):
+        resolve_model("stories15m", fetch=False)
+    with pytest.raises(ModelNotFoundError, match="nothing may be fetched: did you mean 'stories15m'"):
+        resolve_model("storys15m", fetch=False)
+    assert hub == []
+
+
 def test_without_fetching_a_hub_model_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFoundError, match=r"nothing may be fetched: .*set HF_HOME to a cache that holds it"):
         resolve_model(HUB_NAME, fetch=False)
 
 
 @pytest.mark.parametrize("fetch", [True, False])
-def test_a_hub_model_in_the_hub_cache_is_found_without_network(folder: Path, tmp_path: Path, fetch: bool) -> None:
-    place = tmp_path / "hub" / "models--owner--tiny.model-1"
+@pytest.mark.parametrize("name", [HUB_NAME, "gpt2"])
+def test_a_hub_model_in_the_hub_cache_is_found_without_network(
+    name: str, folder: Path, tmp_path: Path, fetch: bool
+) -> None:
+    place = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("c0ffee")
     (place / "snapshots").mkdir()
     folder.rename(place / "snapshots" / "c0ffee")
-    assert resolve_model(HUB_NAME, fetch=fetch) == place / "snapshots" / "c0ffee"
+    assert resolve_model(name, fetch=fetch) == place / "snapshots" / "c0ffee"
     (place / "snapshots" / "c0ffee" / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"holds no weights"):
-        resolve_model(HUB_NAME, fetch=fetch)
+        resolve_model(name, fetch=fetch)
 
 
 @pytest.mark.parametrize(

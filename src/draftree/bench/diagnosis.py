@@ -5,7 +5,6 @@ Everything is gathered into plain records; how they look is somebody else's busi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def examine(
         ModelError: a model that can not be had or used.
     """
     methods = settings.methods()
-    for name in (settings.model, *_models_of(methods)):
+    for name in (settings.model, *methods.draft_models):
         fetch(name)
     target = load_for(settings)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder)
@@ -108,15 +107,6 @@ def examine(
     memory = _memory(model, draft, length=length, device=target.model.device)
     said = expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)
     return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
-
-
-def _models_of(methods: Methods) -> list[str]:
-    return [
-        str(getattr(method.config, field.name))
-        for method in methods.drafters
-        for field in dataclasses.fields(method.config)
-        if field.metadata.get("names_model")
-    ]
 
 
 def _length(settings: DoctorSettings, model: LanguageModel) -> int:

@@ -30,6 +30,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, load_model
+from draftree.models.requirements import require_extras
 from draftree.models.resolve import resolve_model
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.history import History
@@ -139,7 +140,10 @@ def prepare(settings: LawSettings, *, fetch: Callable[[str], object] = resolve_m
         ModelError: a model that can not be had or used.
     """
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
-    for name in (settings.model, settings.draft_model):
+    names = (settings.model, settings.draft_model)
+    for name in names:
+        require_extras(name)
+    for name in names:
         fetch(name)
     apply_threads(settings.threads)
     target = load_model(settings.model, dtype=settings.dtype, device=settings.device)

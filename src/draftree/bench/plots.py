@@ -12,6 +12,7 @@ from draftree.bench.replay import hit_rates, mean_kept
 from draftree.bench.report import PHASES, Report, Row
 from draftree.bench.tree_tables import WAYS
 from draftree.core.errors import ConfigurationError
+from draftree.core.extras import import_extra
 
 SIZE = (6.4, 4.0)
 MARKERS = "osD^v<>pXP*h"
@@ -42,12 +43,7 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigurationError(
-            "plots were asked for, but matplotlib is not installed: pip install 'draftree[plots]'"
-        ) from error
+    matplotlib = import_extra("plots", "plots need", error=ConfigurationError)
     matplotlib.use("svg")
     # names in place of random ids, and text as text: the same numbers give the same small file
     matplotlib.rcParams.update({"svg.hashsalt": "draftree", "svg.fonttype": "none", "font.size": 9})

@@ -95,7 +95,8 @@ def read_workload(path: Path = SHIPPED) -> Workload:
     """
     try:
         content = path.read_bytes()
-        lines = content.decode("utf-8").splitlines()
+        # not splitlines: a prompt may hold other separators than line breaks
+        lines = content.decode("utf-8").split("\n")
     except FileNotFoundError as error:
         raise ConfigurationError(f"prompts file '{path}' is not there: check the path") from error
     except UnicodeDecodeError as error:

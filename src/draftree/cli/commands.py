@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from draftree.cli.guesses import suggested_option
 from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.core.errors import suggestion
 from draftree.version import __version__
@@ -19,6 +21,8 @@ __all__ = ["COMMANDS", "Entry", "app", "invoke"]
 
 PROGRAM = "draftree"
 WRONG_USAGE = 2
+COMPLETION_VARIABLE = "_DRAFTREE_COMPLETE"
+"""Set by a shell that asks for completions."""
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every complaint about arguments; typer exports only this subclass of it."""
 
@@ -137,7 +141,7 @@ class CommandTable(PlainGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Loads a command."""
         if cmd_name not in COMMANDS:
-            if cmd_name.startswith("-"):
+            if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
             ctx.fail(f"there is no command '{cmd_name}': {suggestion(cmd_name, COMMANDS)}")
         return COMMANDS[cmd_name].load()
@@ -150,7 +154,7 @@ class CommandTable(PlainGroup):
 
 app = typer.Typer(
     cls=CommandTable,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="draftree demo\ndraftree generate smollm2-135m-instruct 'What is a prime number?' --draft ngram",
@@ -167,7 +171,8 @@ def print_version(wanted: bool) -> None:
 def top(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
     """Any Hugging Face causal language model writes the same text in less time."""
@@ -177,10 +182,16 @@ def top(
 
 def invoke(arguments: Sequence[str]) -> int:
     """Runs one command line; returns its exit status. Errors other than wrong usage are the caller's."""
+    command = get_command(app)
     try:
+        if COMPLETION_VARIABLE in os.environ:
+            command.main(list(arguments), prog_name=PROGRAM)
         # not the command's own main: that turns Ctrl-C and closed pipes into statuses and texts of its own
-        with get_command(app).make_context(PROGRAM, list(arguments)) as context:
+        with command.make_context(PROGRAM, list(arguments)) as context:
             context.command.invoke(context)
+    except SystemExit as leaving:
+        # completion leaves the program by itself
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except typer.Exit as leaving:
         return leaving.exit_code
     except typer.Abort as aborted:
@@ -199,9 +210,19 @@ def explain(error: Any) -> int:
     return WRONG_USAGE
 
 
+def message_of(error: Any) -> str:
+    """The complaint, with a suggestion where an option is not known."""
+    if error.ctx is None or not hasattr(error, "possibilities"):
+        return str(error.format_message())
+    parameters = error.ctx.command.get_params(error.ctx)
+    options = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    meant = suggested_option(error.option_name, options, error.possibilities or ())
+    return error.message if meant is None else f"{error.message}: did you mean '{meant}'?"
+
+
 def usage_sentence(error: Any) -> str:
     """What is wrong with the arguments, and where to read on, in one line."""
-    text = " ".join(error.format_message().split()).rstrip(".")
+    text = " ".join(message_of(error).split()).rstrip(".")
     text = text[:1].lower() + text[1:]
     place = PROGRAM if error.ctx is None else error.ctx.command_path
     return f"{text} (see '{place} --help')"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import Device, Dtype, When
 from draftree.cli.render import Colour, Ink, say, waiting
 
@@ -69,8 +70,12 @@ TALKS = (
 
 def demo(
     *,
-    model: Annotated[str, typer.Option(help="A model with a chat template.", metavar="NAME")] = MODEL,
-    draft: Annotated[str, typer.Option(help="What guesses ahead.", metavar="SPEC")] = "ngram",
+    model: Annotated[
+        str, typer.Option(help="A model with a chat template.", metavar="NAME", autocompletion=complete_model)
+    ] = MODEL,
+    draft: Annotated[
+        str, typer.Option(help="What guesses ahead.", metavar="SPEC", autocompletion=complete_draft)
+    ] = "ngram",
     dtype: Dtype = "auto",
     device: Device = "auto",
     colour: When = Colour.AUTO,

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import (
     OUTPUT,
     RUNNING,
@@ -39,12 +40,18 @@ Subject = Annotated[
     typer.Argument(
         help="A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
         metavar="MODEL",
+        autocompletion=complete_model,
         rich_help_panel="Arguments",
     ),
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", rich_help_panel=SPECULATION),
+    typer.Option(
+        help="A drafter, as for 'draftree generate'.",
+        metavar="SPEC",
+        autocompletion=complete_draft,
+        rich_help_panel=SPECULATION,
+    ),
 ]
 Length = Annotated[
     int | None,

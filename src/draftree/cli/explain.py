@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.generate import check_material
 from draftree.cli.options import Device, Dtype, Model
 from draftree.cli.render import say
@@ -23,8 +24,12 @@ def explain(
         str, typer.Argument(help="What is written on.", metavar="PROMPT", rich_help_panel="Arguments")
     ] = PROMPT,
     *,
-    draft: Annotated[str, typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC")],
-    plan: Annotated[str | None, typer.Option(help="A planner that can say why.", metavar="POLICY")] = None,
+    draft: Annotated[
+        str, typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", autocompletion=complete_draft)
+    ],
+    plan: Annotated[
+        str | None, typer.Option(help="A planner that can say why.", metavar="POLICY", autocompletion=complete_plan)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the text at most.", metavar="N")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X")] = 0.0,
     dtype: Dtype = "auto",

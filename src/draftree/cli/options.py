@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.completion import complete_model, complete_verify
 from draftree.cli.render import Colour
 from draftree.core.errors import ConfigurationError
 
@@ -20,6 +21,7 @@ Model = Annotated[
     typer.Argument(
         help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
         metavar="MODEL",
+        autocompletion=complete_model,
         rich_help_panel="Arguments",
     ),
 ]
@@ -43,7 +45,15 @@ Threads = Annotated[
     int | None,
     typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=RUNNING),
 ]
-Verify = Annotated[str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="The rule that keeps guesses.",
+        metavar="RULE",
+        autocompletion=complete_verify,
+        rich_help_panel=SPECULATION,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]
 When = Annotated[
     Colour,

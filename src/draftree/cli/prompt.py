@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["Task", "read_prompt"]
+__all__ = ["Task", "Wish", "fitted_to_context", "read_prompt"]
 
 STANDARD_INPUT = "-"
 
@@ -53,15 +54,42 @@ class Task:
         if llm.tokenizer is None or params.max_tokens is None:
             return params
         ids = llm.tokenizer.apply_chat_template(self.messages) if self.chat else llm.tokenizer.encode(self.text)
-        room = llm.model.max_length - len(ids)
-        # without any room the request itself is refused, and says why
-        return params if room < 1 else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
+        return fitted_to_context(params, llm, ids)
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """As a conversation."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": self.text}]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        task: the prompt.
+        params: how tokens are chosen.
+        fits_context: whether `max_tokens` gives way to the end of the context, since nobody set it.
+    """
+
+    task: Task
+    params: SamplingParams
+    fits_context: bool
+
+    def met(self, llm: LLM) -> Wish:
+        """The same, decided for a model."""
+        task = self.task.decided(llm)
+        return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
+
+
+def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:
+    """The parameters with no more tokens than the context has room for behind a prompt."""
+    room = llm.model.max_length - len(ids)
+    # without any room the request itself is refused, and says why
+    if params.max_tokens is None or room < 1:
+        return params
+    return dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
 
 def read_prompt(given: str | None) -> str:

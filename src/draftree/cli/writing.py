@@ -144,20 +144,10 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
     require_known(setup.kernels, setup.quantization)
-    for name in (setup.model, *draft_models(methods)):
+    for name in (setup.model, *methods.draft_models):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
         return load_named(setup)
-
-
-def draft_models(methods: Methods) -> list[str]:
-    """Names of the models that the drafters load."""
-    return [
-        getattr(method.config, field.name)
-        for method in methods.drafters
-        for field in dataclasses.fields(method.config)
-        if field.metadata.get("names_model")
-    ]
 
 
 def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:

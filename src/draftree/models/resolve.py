@@ -10,12 +10,14 @@ from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsErro
 from draftree.models.weights.cache import DISK_FULL, Cache
 from draftree.models.weights.catalogue import CATALOGUE
 from draftree.models.weights.folder_check import check_model_folder
+from draftree.models.weights.gguf_file import is_gguf
 from draftree.models.weights.install import install_entry, install_gguf
 from draftree.models.weights.progress import Progress, silent
 
 __all__ = ["resolve_model"]
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
+"""A repository of the hub: `owner/name`, or a name alone, as of models that were there before owners."""
 PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]|.*[/\\]$|.*\.gguf$|.*/.*/", re.IGNORECASE)
 """Spelled as a path: neither a name nor a hub id may begin or end so, nor have two slashes."""
 
@@ -29,8 +31,8 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
     """The local folder of a model: its settings and weights are there and readable.
 
     `name` is, in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the cache);
-    the name of a folder in the cache; a hub id `owner/name`. A `Path` is never a name. With `fetch=False` nothing is
-    downloaded.
+    the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a name. With `fetch=False`
+    nothing is downloaded.
 
     Raises:
         ModelNotFoundError: Nothing of that name can be had.
@@ -63,13 +65,11 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
         folder = hub_folder(spelled, fetch=fetch)
         check_model_folder(folder)
         return folder
-    raise ModelNotFoundError(f"no model is called '{spelled}': {suggestion(spelled, CATALOGUE)}; else {ways_to_name()}")
+    raise ModelNotFoundError(f"no model is called '{spelled}': {names_for(spelled)}")
 
 
 def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
-    with path.open("rb") as stream:
-        is_gguf = stream.read(4) == b"GGUF"
-    if is_gguf or path.suffix.lower() == ".gguf":
+    if is_gguf(path):
         return install_gguf(path, cache, progress=progress)
     raise ModelLoadError(
         f"'{path}' is no GGUF file: to use the model it belongs to, name the folder that holds config.json"
@@ -78,6 +78,10 @@ def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
 
 def ways_to_name() -> str:
     return "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
+
+
+def names_for(spelled: str) -> str:
+    return f"{suggestion(spelled, CATALOGUE)}; else {ways_to_name()}"
 
 
 def hub_folder(repository: str, *, fetch: bool) -> Path:
@@ -106,11 +110,19 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             "accept them on its page, then log in with 'hf auth login'"
         ) from error
     except RepositoryNotFoundError as error:
+        if not has_owner(repository):
+            raise ModelNotFoundError(
+                f"no model is called '{repository}', on this machine or at the hub: {names_for(repository)}"
+            ) from error
         raise ModelNotFoundError(
             f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
         ) from error
     except LocalEntryNotFoundError as error:
         why = "the hub can not be reached" if fetch else "nothing may be fetched"
+        if not has_owner(repository):
+            raise ModelNotFoundError(
+                f"no model on this machine is called '{repository}', and {why}: {names_for(repository)}"
+            ) from error
         raise ModelNotFoundError(
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
             f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
@@ -126,6 +138,10 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"
         ) from error
     return folder
+
+
+def has_owner(repository: str) -> bool:
+    return "/" in repository
 
 
 def first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError
+from draftree.core.extras import import_extra
 from draftree.sampling.guide import Guide
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
@@ -101,14 +102,7 @@ def _compiled(compiler: Any, kind: str, text: str) -> Any:
 
 
 def _require_xgrammar() -> Any:
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise InvalidRequestError(
-            "json_schema, regex and grammar need the package xgrammar, which is not installed: "
-            "pip install 'draftree[grammar]'"
-        ) from error
-    return xgrammar
+    return import_extra("grammar", "json_schema, regex and grammar need", error=InvalidRequestError)
 
 
 def _require_kept(schema: str) -> None:

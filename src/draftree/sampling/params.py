@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
+from draftree.core.extras import require_extra
 from draftree.sampling.schema import schema_text
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
@@ -89,6 +90,8 @@ class SamplingParams:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and a text follows one: keep one of them")
+        if given:
+            require_extra("grammar", f"{given[0]} needs", error=InvalidRequestError)
 
     @property
     def constraint(self) -> tuple[str, str] | None:

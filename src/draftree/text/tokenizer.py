@@ -99,7 +99,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: a message of another shape, a conversation that the template refuses, or no template.
         """
-        _check_messages(messages)
+        check_messages(messages)
         if not self.has_chat_template:
             raise InvalidRequestError(
                 f"A chat was asked of {self.name}, which has no chat template: "
@@ -212,7 +212,12 @@ def _require_unicode(text: str, what: str) -> None:
         ) from error
 
 
-def _check_messages(messages: object) -> None:
+def check_messages(messages: object) -> None:
+    """Refuse what is no conversation.
+
+    Raises:
+        InvalidRequestError: not a list of messages, each with exactly a "role" and a "content", both text.
+    """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidRequestError(
             f"A chat must be a list of messages, but got {type(messages).__name__}: "

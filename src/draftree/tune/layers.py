@@ -15,6 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from draftree.bench.benchmark import prompts_of, tokenizer_of
 from draftree.bench.settings import load_for, require_positive
 from draftree.bench.workload import read_workload
 from draftree.core.errors import ConfigurationError
+from draftree.core.extras import import_extra
 from draftree.llm import LLM
 from draftree.models.base import Part
 from draftree.models.layer_sets import LayerSet, layer_spec, place_of
@@ -255,14 +257,9 @@ def _computed_with(loaded: LoadedModel) -> str:
 
 
 def _optuna() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries that optuna loads
-            import optuna
-            import optuna.storages.journal
-    except ImportError as error:
-        raise ConfigurationError(
-            "a search for layers was asked for, but optuna is not installed: pip install 'draftree[tune]'"
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries that optuna loads
+        optuna = import_extra("tune", "the search for layers needs", error=ConfigurationError)
+        import_module("optuna.storages.journal")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

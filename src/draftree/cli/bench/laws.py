@@ -18,13 +18,19 @@ from draftree.cli.bench.options import (
     listed,
     write_and_show,
 )
+from draftree.cli.completion import complete_model
 from draftree.cli.options import Device, Dtype, Model, Threads, require_new
 
 
 def laws(
     model: Model,
     *,
-    draft_model: Annotated[str, typer.Option(help="The drafter's model.", metavar="NAME", rich_help_panel=COMPARED)],
+    draft_model: Annotated[
+        str,
+        typer.Option(
+            help="The drafter's model.", metavar="NAME", autocompletion=complete_model, rich_help_panel=COMPARED
+        ),
+    ],
     temperatures: Annotated[
         str, typer.Option(help="Of texts and laws.", metavar="X,X,...", rich_help_panel=COMPARED)
     ] = "0,0.5,0.8,1,1.25,1.5",

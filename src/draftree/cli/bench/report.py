@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, listed, show_results
+from draftree.cli.completion import complete_plan
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
 
 
 def simulate(
@@ -21,6 +24,7 @@ def simulate(
         typer.Option(
             help="A planner to try; repeatable. Plain decoding always stands beside.",
             metavar="POLICY",
+            autocompletion=complete_plan,
             rich_help_panel=COMPARED,
         ),
     ] = None,
@@ -69,6 +73,7 @@ def report(
     if plots is not None:
         from draftree.bench.plots import draw_all
 
+        require_extra("plots", "--plots needs", error=ConfigurationError)
         for path in draw_all([read_results(path) for path in files], plots):
             typer.echo(path)
         return

@@ -22,6 +22,7 @@ from draftree.cli.bench.options import (
     record_file,
     show_results,
 )
+from draftree.cli.completion import complete_draft, complete_plan, complete_verify
 from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, require_new
 from draftree.core.errors import ConfigurationError
 
@@ -38,6 +39,7 @@ Drafts = Annotated[
         help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
         "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
         metavar="SPEC[@PLAN][@VERIFY]",
+        autocompletion=complete_draft,
         rich_help_panel=COMPARED,
     ),
 ]
@@ -46,11 +48,18 @@ Plans = Annotated[
     typer.Option(
         help="Planner of every draft that names none; repeatable, each makes a method.",
         metavar="POLICY",
+        autocompletion=complete_plan,
         rich_help_panel=COMPARED,
     ),
 ]
 Verify = Annotated[
-    str, typer.Option(help="Rule of every method that names none.", metavar="RULE", rich_help_panel=COMPARED)
+    str,
+    typer.Option(
+        help="Rule of every method that names none.",
+        metavar="RULE",
+        autocompletion=complete_verify,
+        rich_help_panel=COMPARED,
+    ),
 ]
 Peer = Annotated[
     bool,

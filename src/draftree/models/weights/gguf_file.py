@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from draftree.core.errors import ModelLoadError, WeightsError
+from draftree.core.extras import import_extra
 
-__all__ = ["Dtype", "GgufFile", "GgufTensor", "require_gguf"]
+__all__ = ["Dtype", "GgufFile", "GgufTensor", "is_gguf", "require_gguf"]
 
 DEFAULT_ALIGNMENT = 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -35,13 +36,13 @@ def require_gguf() -> None:
     Raises:
         WeightsError: The `gguf` package is missing.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise WeightsError(
-            "a GGUF file can not be unpacked, because the Python package 'gguf' is not installed: "
-            "run pip install 'draftree[gguf]'"
-        ) from error
+    import_extra("gguf", "weights in the GGUF format need", error=WeightsError)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is one by its first bytes or its name."""
+    with path.open("rb") as stream:
+        return stream.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
 
 
 @dataclass(frozen=True, slots=True)

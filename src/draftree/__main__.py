@@ -1,0 +1,7 @@
+"""`python -m draftree`: the command line."""
+
+from __future__ import annotations
+
+from draftree.cli.main import main
+
+main()

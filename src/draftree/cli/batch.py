@@ -1,0 +1,171 @@
+"""Writes the prompts of a file as one batch, and prints each as soon as it and all before it are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from draftree.cli.prompt import Task, Wish, fitted_to_context
+from draftree.cli.prompt_files import FilePrompt
+from draftree.cli.render import Ink, decoding_line, is_terminal, note, say
+from draftree.cli.report import dump, report
+from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load
+from draftree.completion import Completion, completion_of
+from draftree.core.errors import GenerationError, InvalidRequestError
+from draftree.engine.engine import Update
+from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.llm import LLM
+from draftree.progress import ProgressBar
+
+__all__ = ["write_prompts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A prompt whose texts are written, or failed.
+
+    Attributes:
+        prompt: of the file.
+        chat: whether it went through the chat template.
+        sequences: finished, n of them.
+        seconds: since the batch began.
+    """
+
+    prompt: FilePrompt
+    chat: bool
+    sequences: Sequence[WritingSequence]
+    seconds: float
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed; None if it did not."""
+        return next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The texts that did not fail."""
+        whole = [one for one in self.sequences if one.finish_reason is not FinishReason.ERROR]
+        return [completion_of(sequence, prompt_index=0) for sequence in whole]
+
+
+def write_prompts(
+    setup: Setup, prompts: Sequence[FilePrompt], wish: Wish, *, screen: Screen | None, notes: Ink
+) -> None:
+    """Load the model, write all prompts as one batch and print them in their order.
+
+    Args:
+        setup: the model and the methods.
+        prompts: of the file.
+        wish: what is asked of each of them; its task has no text.
+        screen: where texts appear; None prints a JSON object a line.
+        notes: colours of standard error.
+
+    Raises:
+        InvalidRequestError: a prompt that can not be honoured; nothing has been written then.
+        GenerationError: prompts failed while they were written; the others are printed.
+    """
+    require_fitting_options(prompts, wish.task)
+    llm = setup.over(fetch_and_load(setup))
+    if llm.draft_note:
+        note(notes.dim(llm.draft_note))
+    start = time.perf_counter()
+    done = []
+    for written in write_in_order(llm, prompts, wish):
+        done.append(written)
+        if screen is None:
+            say(dump(as_json(written, setup, llm)) + "\n")
+        else:
+            show(written, screen)
+    if screen is not None:
+        stats = [completion.stats for written in done for completion in written.completions]
+        if stats:
+            line = decoding_line(stats, time.perf_counter() - start, drafted=not setup.is_plain)
+            note(notes.dim(f"{len(done)} prompts, {line}"))
+    raise_failures(done)
+
+
+def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
+    """Refuse options about prompts for lines that hold whole conversations.
+
+    Raises:
+        InvalidRequestError: with the line.
+    """
+    option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
+    talk = next((prompt for prompt in prompts if prompt.messages is not None), None)
+    if talk is not None and option is not None:
+        raise InvalidRequestError(
+            f"{talk.place}: holds messages, and {option} is about prompts: leave {option} out, "
+            "or write what it says into the line"
+        )
+
+
+def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Wish) -> Iterator[Written]:
+    """All prompts as one batch; each is given once it and all before it are finished."""
+    made = [sequences_of(llm, prompt, wish) for prompt in prompts]
+    everything = [sequence for _, sequences in made for sequence in sequences]
+    # a bar among the texts would be in their way
+    hidden = None if not is_terminal(sys.stdout) else False
+    start = time.perf_counter()
+    with ProgressBar(len(everything), shown=hidden) as bar:
+        llm.engine.add(*everything)
+        try:
+            for prompt, (chat, sequences) in zip(prompts, made, strict=True):
+                while not all(sequence.is_finished for sequence in sequences):
+                    llm.engine.step()
+                    if bar.is_shown:
+                        count = sum(sequence.is_finished for sequence in everything)
+                        bar.show(count, sum(sequence.history.num_output_tokens for sequence in everything))
+                yield Written(prompt, chat, sequences, time.perf_counter() - start)
+        finally:
+            llm.engine.abort(everything)
+
+
+def sequences_of(llm: LLM, prompt: FilePrompt, wish: Wish) -> tuple[bool, list[WritingSequence]]:
+    """The n sequences of a prompt, and whether they answer a conversation.
+
+    Raises:
+        InvalidRequestError: with the prompt's place.
+    """
+    try:
+        if prompt.messages is not None:
+            chat, ids = True, llm.requests.encode_chat(prompt.messages)
+        else:
+            task = dataclasses.replace(wish.task, text=str(prompt.prompt)).decided(llm)
+            chat = bool(task.chat)
+            ids = llm.requests.encode(task.messages if chat else task.text)
+        params = fitted_to_context(wish.params, llm, ids) if wish.fits_context else wish.params
+        return chat, llm.requests.sequences(ids, params)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{prompt.place}: {error}") from error
+
+
+def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
+    """The line of a prompt: its labels, and what `--json` says of a single prompt, or the error."""
+    head = {**written.prompt.labels, "line": written.prompt.line}
+    if written.error is not None:
+        return {**head, "error": str(written.error)}
+    task = Task(written.prompt.prompt or "", chat=written.chat)
+    return {**head, **report(Run(setup, task, written.completions, written.seconds), llm.model)}
+
+
+def show(written: Written, screen: Screen) -> None:
+    """The texts of a prompt under its id, or its place in the file."""
+    name = str(written.prompt.labels.get("id", written.prompt.place))
+    say(f"{screen.ink.bold(f'=== {name.translate(PICTURES)} ===')}\n")
+    if written.error is None:
+        for sequence in written.sequences:
+            screen.show(Update(sequence, sequence.take_pieces(), is_last=True))
+    screen.finish()
+
+
+def raise_failures(done: Sequence[Written]) -> None:
+    """Raise what prompts failed with; the others are printed."""
+    failed = [written for written in done if written.error is not None]
+    if failed:
+        first = failed[0]
+        raise GenerationError(
+            f"{len(failed)} of {len(done)} prompts failed; the first, {first.prompt.place}: {first.error}"
+        ) from first.error

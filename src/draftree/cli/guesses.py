@@ -1,0 +1,40 @@
+"""Options that other programs have, and what they are called here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+__all__ = ["suggested_option"]
+
+GUESSES: dict[str, tuple[str, ...]] = {
+    "--json": ("--format", "--output-format", "--jsonl", "-j"),
+    "--max-tokens": ("--max-new-tokens", "--max-length", "--max-completion-tokens", "--num-predict", "--n-predict"),
+    "--temperature": ("--temp", "--greedy", "--do-sample"),
+    "--draft model:NAME": ("--draft-model", "--model-draft", "--assistant-model", "--assistant", "--speculative-model"),
+    "--prompts": ("--prompt-file", "--prompts-file", "--input-file", "--file", "--input"),
+    "--batch": ("--batch-size",),
+    "--quantization": ("--quantize", "--quant"),
+    "--dtype": ("--precision", "--torch-dtype"),
+    "--threads": ("--num-threads", "--cpus"),
+    "--system": ("--system-prompt",),
+    "--n": ("--num-return-sequences", "--num-samples"),
+    "--stop": ("--stop-strings", "--stop-sequences", "--stop-sequence"),
+    "--seed": ("--random-seed",),
+    "--output": ("--out", "--output-file"),
+    "--trials": ("--num-trials", "--n-trials"),
+}
+"""By the option that is meant: names that users of other programs try."""
+
+
+def suggested_option(given: str, options: Collection[str], close: Sequence[str]) -> str | None:
+    """What is meant by an option that a command does not have; None if nothing comes near.
+
+    Args:
+        given: the unknown option.
+        options: all options of the command.
+        close: options whose spelling is close, the closest first.
+    """
+    meant = next((name for name, guesses in GUESSES.items() if given in guesses), None)
+    if meant is not None and meant.split()[0] in options:
+        return meant
+    return next(iter(close), None)

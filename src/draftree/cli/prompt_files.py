@@ -1,0 +1,187 @@
+"""Files of prompts: one a line, or JSON lines. Every line is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftree.cli.prompt import STANDARD_INPUT
+from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.text.tokenizer import check_messages
+
+__all__ = ["FilePrompt", "Prompts", "read_prompts", "require_alone"]
+
+KINDS = ("prompt", "messages")
+LABELS = ("id", "category")
+
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help="Prompts that are written at once: one a line, or JSON lines with 'prompt' or 'messages', and perhaps "
+        "'id'; '-' is standard input. With --json an object a line.",
+        metavar="FILE",
+        rich_help_panel="Text",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePrompt:
+    """A prompt of a file.
+
+    Attributes:
+        place: file and line, for messages.
+        line: its number, from 1.
+        prompt: a text; None where there are messages.
+        messages: a conversation; None where there is a prompt.
+        labels: `id` and `category`, where they are given; they are repeated in the output.
+    """
+
+    place: str
+    line: int
+    prompt: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    labels: dict[str, str | int] = dataclasses.field(default_factory=dict)
+
+
+def require_alone(prompt: str | None, *, stream: bool | None, compare: bool, record: Path | None) -> None:
+    """Refuse what is about one prompt beside a file of them.
+
+    Raises:
+        typer.BadParameter: it was given.
+    """
+    if prompt is not None:
+        raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
+    given = {"--stream": bool(stream), "--compare": compare, "--record": record is not None}
+    about_one = next((flag for flag, is_given in given.items() if is_given), None)
+    if about_one is not None:
+        raise typer.BadParameter(
+            f"it is about one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
+        )
+
+
+def read_prompts(file: str) -> list[FilePrompt]:
+    """The prompts of a file, or of standard input for "-".
+
+    If the first line that is not blank begins with "{", every line is a JSON object with `prompt` or `messages`, and
+    perhaps `id` and `category`. Otherwise every line is a prompt. Blank lines are left out.
+
+    Raises:
+        InvalidRequestError: the file can not be read, holds no prompt, or a line is wrong, which is named.
+    """
+    name = "standard input" if file == STANDARD_INPUT else file
+    raw = read_raw(file).removeprefix(b"\xef\xbb\xbf")
+    # not splitlines: a prompt may hold other separators than line breaks
+    lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw.split(b"\n"), 1)]
+    lines = [(number, line) for number, line in lines if line.strip()]
+    if not lines:
+        raise InvalidRequestError(f"'{name}' holds no prompt: write one a line, or JSON lines with 'prompt'")
+    first, text = lines[0]
+    if not text.lstrip().startswith("{"):
+        return [plain_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
+    prompts = [json_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
+    require_unique_ids(prompts)
+    return prompts
+
+
+def read_raw(file: str) -> bytes:
+    if file == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise InvalidRequestError("standard input is closed: name a file with --prompts, or pipe one in")
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"prompts file '{file}' can not be read: {error.strerror}") from error
+
+
+def decoded(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{place}: not UTF-8 text (byte {error.start}): convert it, as with iconv") from error
+
+
+def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
+    """A line of text; one that was meant as JSON is refused."""
+    if line.lstrip().startswith("{"):
+        found = json_value(line)
+        if isinstance(found, dict) and not found.keys().isdisjoint(KINDS):
+            raise InvalidRequestError(
+                f"{place}: a JSON object, but line {first} is text: use one form in the whole file"
+            )
+    return FilePrompt(place, number, prompt=line)
+
+
+def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
+    """A JSON object as a prompt."""
+    fields = json_value(line)
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(
+            f"{place}: not a JSON object that can be read: every line must be one, since line {first} is; "
+            'a text that begins with a brace is written {"prompt": "{…"}'
+        )
+    unknown = next((key for key in fields if key not in (*KINDS, *LABELS)), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"{place}: unknown key '{unknown}': {suggestion(unknown, (*KINDS, *LABELS))}")
+    given = [kind for kind in KINDS if kind in fields]
+    if len(given) != 1:
+        case = "both 'prompt' and 'messages': keep one" if given else "neither 'prompt' nor 'messages': give one"
+        raise InvalidRequestError(f"{place}: {case}")
+    labels = {label: checked_label(fields[label], label, place) for label in LABELS if label in fields}
+    if given == ["prompt"]:
+        return FilePrompt(place, number, prompt=checked_text(fields["prompt"], place), labels=labels)
+    try:
+        check_messages(fields["messages"])
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{place}: {error}") from error
+    return FilePrompt(place, number, messages=fields["messages"], labels=labels)
+
+
+def json_value(line: str) -> Any:
+    """What a line says; None where it is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def checked_text(value: object, place: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError(f"{place}: 'prompt' is {shown(value)}: it must be a text that is not empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{place}: 'prompt' is not valid Unicode text (character {error.start} is half of a surrogate pair): "
+            "write the whole character"
+        ) from error
+    return value
+
+
+def checked_label(value: object, label: str, place: str) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidRequestError(f"{place}: '{label}' is {shown(value)}: it must be a text or a whole number")
+    return value
+
+
+def require_unique_ids(prompts: Sequence[FilePrompt]) -> None:
+    seen: dict[str | int, int] = {}
+    for prompt in prompts:
+        name = prompt.labels.get("id")
+        if name is not None and name in seen:
+            raise InvalidRequestError(f"{prompt.place}: 'id' is {name!r}, as in line {seen[name]}: ids are unique")
+        if name is not None:
+            seen[name] = prompt.line
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -1,0 +1,47 @@
+"""Optional dependencies: which package an extra of the project brings, and the refusal where it is missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from draftree.core.errors import DraftreeError
+
+__all__ = ["EXTRAS", "import_extra", "require_extra"]
+
+EXTRAS = {"gguf": "gguf", "grammar": "xgrammar", "plots": "matplotlib", "tune": "optuna"}
+"""The importable package of every extra."""
+
+
+def require_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> None:
+    """Refuse early what an extra is needed for. Imports nothing.
+
+    Args:
+        extra: a key of `EXTRAS`.
+        purpose: the beginning of the message, up to its verb: "plots need".
+        error: the error to raise.
+
+    Raises:
+        DraftreeError: of type `error`; the package is not installed.
+    """
+    if find_spec(EXTRAS[extra]) is None:
+        raise error(_message(extra, purpose, "is not installed"))
+
+
+def import_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> Any:
+    """The imported package of an extra; arguments as for `require_extra`.
+
+    Raises:
+        DraftreeError: of type `error`; the package is not installed, or its import fails.
+    """
+    require_extra(extra, purpose, error=error)
+    try:
+        return import_module(EXTRAS[extra])
+    except ImportError as reason:
+        first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
+        raise error(_message(extra, purpose, f"can not be imported ({first_line})")) from reason
+
+
+def _message(extra: str, purpose: str, case: str) -> str:
+    return f"{purpose} the Python package '{EXTRAS[extra]}', which {case}: run pip install 'draftree[{extra}]'"
