@@ -26,6 +26,7 @@ from draftree.models.packing import can_pack, pack
 from draftree.models.reading import first_line, read_model
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
+from draftree.models.upcast import in_float32
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,8 @@ def lower_model(
     implementation = model.config._attn_implementation
     eos_ids, found = _eos_ids(model), name or type(model).__name__
     try:
-        wanted = judge(model)
+        with in_float32(model):  # a judge that rounds as much as it accepts refuses what is nearer to the truth
+            wanted = judge(model)
         blueprint = plan_lowering(HFModel(model))
         places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
         ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
