@@ -12,7 +12,7 @@ import torch
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel
-from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
+from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
 from draftree.models.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
@@ -147,6 +147,7 @@ def lower_model(
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    result = replace(result, is_exact=result.is_exact and rounds_alike(ours, NATIVE_LENGTHS))
     ours.is_exact, ours.self_check = result.is_exact, result
     if occasion is not None and places is not None:
         remember(occasion, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
