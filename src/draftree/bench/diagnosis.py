@@ -5,7 +5,9 @@ Everything is gathered into plain records; how they look is somebody else's busi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,8 +55,9 @@ def examine_machine(device: str = "auto") -> MachineReport:
     """
     where = resolve_device(device)
     compiler = instructions = reason = None
+    with contextlib.suppress(NativeUnavailableError):  # what was built before needs none
+        compiler = shlex.join(find_compiler())
     try:
-        compiler = find_compiler()
         instructions = library().instructions
     except NativeUnavailableError as error:
         reason = str(error)
