@@ -58,6 +58,13 @@ class LoadedModel:
     quantization: str | None = None
     why_torch: str | None = None
 
+    @property
+    def kernels_note(self) -> str | None:
+        """One line if passes in C were possible by what was asked, on a CPU, and torch computes instead; else None."""
+        if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
+            return None
+        return f"kernels: {self.kernels} ({self.why_torch})"
+
 
 def load_model(
     name: str | os.PathLike[str],

@@ -19,6 +19,7 @@ from draftree.cli.bench.options import (
     Output,
     Prompts,
     Seed,
+    note_kernels,
     record_file,
     show_results,
 )
@@ -130,6 +131,7 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
         ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
         traces.begin(ready, settings.model)
         lines.add("header", ready.header)
+        note_kernels(ready.header)
         try:
             write_all(ready, lines)
             complete = True
