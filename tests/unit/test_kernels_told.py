@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from cli_samples import save_tiny_model
+
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.cli.main import run
 from draftree.models.native import decoder
