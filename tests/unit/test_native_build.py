@@ -240,3 +240,53 @@ def test_a_private_folder_of_a_process_that_is_gone_is_removed(
     for _ in range(2):
         subprocess.run([sys.executable, "-c", program, str(source)], env=environment, capture_output=True, check=False)
         assert len(list(temporary.iterdir())) == 1
+
+
+def test_a_temporary_folder_of_others_is_not_used_either(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("DRAFTREE_CACHE", "/proc/none")
+    with pytest.raises(NativeUnavailableError, match="can be written by others"):
+        built_library([source])
+
+
+@pytest.mark.parametrize(
+    ("kind", "host", "process", "is_old", "is_removed"),
+    [
+        (library_files.WORK, "ours", "ours", False, False),
+        (library_files.WORK, "ours", "ours", True, True),
+        (library_files.WORK, "ours", "none", False, True),
+        (library_files.WORK, "another", "none", False, False),
+        (library_files.WORK, "another", "none", True, True),
+        (library_files.PRIVATE, "ours", "ours", True, False),
+        (library_files.PRIVATE, "ours", "none", False, True),
+    ],
+)
+def test_which_leftovers_are_removed(
+    tmp_path: Path, kind: str, host: str, process: str, is_old: bool, is_removed: bool
+) -> None:
+    own, number = library_files._owner().split("-")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {"ours": number, "none": str(ended.pid)}
+    place = tmp_path / f"{kind}-{own if host == 'ours' else '0' * 8}-{names[process]}-abc"
+    place.mkdir()
+    (place / "library.so").write_text("half of one")
+    if is_old:
+        os.utime(place, (0, 0))
+    library_files.remove_leftovers(tmp_path, kind)
+    assert place.exists() != is_removed
+
+
+def test_folders_are_made_for_this_user_alone_whatever_the_umask(source: Path, own_cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        first = built_library([source])
+    finally:
+        os.umask(before)
+    assert own_cache.stat().st_mode & 0o022 == 0
+    assert built_library([source]) == first

@@ -93,7 +93,7 @@ def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[st
     command = _asked_compiler()
     build = Build(tuple(sources), (*_flags(command), *extra_flags), command)
     name = build.name
-    if name in _private:
+    if name in _private and _private[name].exists():
         return _private[name]
     folder = Cache().root / "native"
     reason = _why_not_there(folder) if in_cache else f"what lies in '{folder}' does not load"
@@ -119,7 +119,10 @@ def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, pre
             reason = f"'{folder}' can not be written ({first_reason(error)})"
     logger.warning("the C pass is built for this process alone, which takes some seconds each time: %s", reason)
     try:
-        found = _built(build, compiler, private_folder(), prefix=prefix)
+        place = private_folder()
+        if (danger := why_folder_untrusted(place)) is not None:
+            raise NativeUnavailableError(f"the C pass could not be built: {reason}; {danger}")
+        found = _built(build, compiler, place, prefix=prefix)
     except OSError as error:
         raise NativeUnavailableError(f"the C pass could not be built: {reason}; {first_reason(error)}") from error
     _private[build.name] = found

@@ -28,7 +28,7 @@ SUFFIX = ".so"
 SUM_LENGTH = 32
 WORK, PRIVATE = ".build", "draftree-native"
 DEAD_SECONDS = 3600
-"""A working folder of another machine that is older was left by a process that is gone."""
+"""No build takes so long, and on another machine a process can not be looked up."""
 
 
 def usable(folder: Path, prefix: str) -> Path | None:
@@ -96,7 +96,8 @@ def working_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: it can not be made.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    for missing in reversed([place for place in folder.parents if not place.exists()]):
+        missing.mkdir(mode=0o755, exist_ok=True)  # whatever the umask: a folder open to others is not used again
     folder.mkdir(mode=0o700, exist_ok=True)
     remove_leftovers(folder, WORK)
     work = Path(tempfile.mkdtemp(prefix=f"{WORK}-{_owner()}-", dir=folder))
@@ -140,8 +141,9 @@ def remove_leftovers(folder: Path, kind: str) -> None:
             status = place.lstat()
             if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
                 continue
-            is_dead = not _lives(int(process)) if host == _host() else status.st_mtime < time.time() - DEAD_SECONDS
-            if is_dead:
+            is_gone = host == _host() and not _lives(int(process))
+            is_old = status.st_mtime < time.time() - DEAD_SECONDS
+            if is_gone or (is_old and (kind == WORK or host != _host())):
                 logger.info("removing '%s', left by a process that is gone", place)
                 shutil.rmtree(place, ignore_errors=True)
 
