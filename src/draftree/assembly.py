@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from draftree.models.tokenizers import load_tokenizer
 from draftree.planners.base import PLANNERS, Planner
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PLAN = "auto"
 """Where no draft can change the text."""
@@ -202,6 +205,8 @@ def build_parts(
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels)
+        if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
+            logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
         own = None if loaded.folder is None else load_tokenizer(loaded.folder)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 

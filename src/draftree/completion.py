@@ -31,6 +31,8 @@ class CompletionStats:
             shared ones count for all.
         accepted_by_source: likewise the accepted ones.
         explain: why the planner last chose what it chose, for planners that weigh.
+        kernels: what computed the target's passes; empty for a text of the drop-in.
+        kernels_reason: why torch did, where passes in C were possible; else None.
     """
 
     rounds: int
@@ -49,6 +51,8 @@ class CompletionStats:
     drafted_by_source: dict[str, int]
     accepted_by_source: dict[str, int]
     explain: str
+    kernels: str = ""
+    kernels_reason: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -141,4 +145,6 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         drafted_by_source=dict(counts.drafted_by_source),
         accepted_by_source=dict(counts.accepted_by_source),
         explain=counts.explain,
+        kernels=sequence.kernels,
+        kernels_reason=sequence.kernels_reason,
     )

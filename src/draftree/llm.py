@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,8 @@ from draftree.requests import Messages, Params, Prompt, Requests, one_params, pa
 from draftree.sampling.params import SamplingParams
 from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -100,10 +103,19 @@ class LLM:
         limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
         self._engine = Engine(self._parts, limits, on_round=on_round)
         eos_ids = eos_ids_of(loaded, self._tokenizer)
-        self._requests = Requests(self._parts, self._tokenizer, eos_ids=eos_ids, longest=self._engine.longest)
+        self._requests = Requests(
+            self._parts,
+            self._tokenizer,
+            eos_ids=eos_ids,
+            longest=self._engine.longest,
+            kernels=loaded.kernels,
+            kernels_reason=loaded.why_torch,
+        )
         self.is_lossless = methods.verifier.lossless
         self.is_exact = loaded.model.is_exact
-        self.kernels = loaded.kernels
+        self.kernels, self.kernels_reason = loaded.kernels, loaded.why_torch
+        if loaded.kernels_note is not None and loaded is not model:
+            logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
         self.quantization = loaded.quantization
 
     @property

@@ -32,13 +32,25 @@ class Requests:
         tokenizer: the target's, None if it has none.
         eos_ids: tokens that end a text.
         longest: tokens of a text at most, for which there is memory.
+        kernels: what computes the target's passes, for statistics.
+        kernels_reason: why that is torch, where passes in C were possible.
     """
 
-    def __init__(self, parts: Parts, tokenizer: Tokenizer | None, *, eos_ids: Sequence[int], longest: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_ids: Sequence[int],
+        longest: int,
+        kernels: str = "",
+        kernels_reason: str | None = None,
+    ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._context = parts.target.max_length
+        self._kernels, self._kernels_reason = kernels, kernels_reason
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
@@ -55,7 +67,7 @@ class Requests:
         self._check_prediction(params)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         name = f"request-{next(self._numbers)}"
-        return [
+        made = [
             WritingSequence(
                 name,
                 index,
@@ -74,6 +86,9 @@ class Requests:
             )
             for index in range(params.n)
         ]
+        for sequence in made:
+            sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
+        return made
 
     def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
         context = self._context

@@ -122,7 +122,7 @@ def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> 
     assert run(["doctor", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "not here: no C compiler was found" in shown
-    assert "install a C compiler" in shown
+    assert "with a C compiler passes take" in shown
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_expectations_follow_from_what_was_found() -> None:
     assert "bit for bit" in said()
     assert "near-ties" in said(model={"is_exact": False})
     assert "another model" in said(model={"quantization": "int8"})
-    assert "install a C compiler" in said(
+    assert "with a C compiler passes take" in said(
         machine=dataclasses.replace(MACHINE, compiler=None), model={"kernels": "torch", "why_torch": "no compiler"}
     )
     assert "Not even one slot" in said(memory=MemoryEstimate(1, 1, 1, 1, 0))

@@ -243,6 +243,7 @@ def _header(
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "device": target.model.device.type,
         "kernels": target.kernels,
+        "kernels_reason": target.why_torch,
         "quantization": target.quantization,
         "exact": target.model.is_exact,
         "threads": torch.get_num_threads(),

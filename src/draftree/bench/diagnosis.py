@@ -5,6 +5,8 @@ Everything is gathered into plain records; how they look is somebody else's busi
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,8 +54,9 @@ def examine_machine(device: str = "auto") -> MachineReport:
     """
     where = resolve_device(device)
     compiler = instructions = reason = None
+    with contextlib.suppress(NativeUnavailableError):  # what was built before needs none
+        compiler = shlex.join(find_compiler())
     try:
-        compiler = find_compiler()
         instructions = library().instructions
     except NativeUnavailableError as error:
         reason = str(error)

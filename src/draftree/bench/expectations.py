@@ -54,7 +54,7 @@ def _on_kernels(machine: MachineReport, model: ModelReport) -> str:
         return f"Passes run in C with {machine.instructions}"
     if model.why_torch is None:
         return "Passes run through torch, as was asked"
-    advice = ": install a C compiler, and passes take a third of the time" if machine.compiler is None else ""
+    advice = "; with a C compiler passes take a third of the time" if machine.compiler is None else ""
     return f"Passes run through torch, since {model.why_torch}{advice}"
 
 

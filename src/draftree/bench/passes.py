@@ -115,6 +115,7 @@ def measure(
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "kernels": loaded.kernels,
+        "kernels_reason": loaded.why_torch,
         "quantization": loaded.quantization,
         "threads": torch.get_num_threads(),
         "repeats": settings.repeats,

@@ -99,7 +99,10 @@ def cache_sizes() -> list[int]:
 
 @functools.cache
 def _probe() -> Any:
-    library: Any = ctypes.CDLL(str(built_library([SOURCE])))
+    try:
+        library: Any = ctypes.CDLL(str(built_library([SOURCE])))
+    except OSError as error:
+        raise NativeUnavailableError(f"the measurements in C do not load: {error}") from error
     library.probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.probe_read.restype = ctypes.c_int64
     for kind in FORMATS:

@@ -13,7 +13,7 @@ from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import load_named
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
-from draftree.cli.render import Ink, decoding_line, is_terminal, say, waiting
+from draftree.cli.render import Ink, decoding_line, is_terminal, note, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
@@ -147,7 +147,10 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     for name in (setup.model, *methods.draft_models):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        return load_named(setup)
+        loaded = load_named(setup)
+    if loaded.kernels_note is not None:
+        note(loaded.kernels_note)
+    return loaded
 
 
 def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:

@@ -118,6 +118,9 @@ class WritingSequence:
         self.draft_state: Any = None
         self.plan_state: Any = None
         self.counts = SequenceCounts()
+        self.kernels = ""
+        self.kernels_reason: str | None = None
+        """Of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] = []

@@ -19,9 +19,17 @@ from draftree.models.base import Extend, LanguageModel, Part
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
 BRANCHES = ((0, 1, 4), (0, 2), (3,))
-EXACT_LENGTHS = (60, 120, 250)
-"""Prefixes in which bits are compared: some end just before passes read more keys."""
+EXACT_LENGTHS = (60, 124, 250)
+"""Prefixes in which bits are compared: all end just before passes read more keys."""
+NATIVE_LENGTHS = EXACT_LENGTHS[:2]
+"""Those of passes in C, which read keys in blocks of 64 at any length."""
 EXACT_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10)
+WIDE_PARENTS = (-1, *((node - 1) // 3 for node in range(1, 52)))
+"""More rows than any kernel takes at once (48)."""
+EXACT_TREES = (EXACT_PARENTS, WIDE_PARENTS, EXACT_PARENTS)
+"""The tree behind each of these prefixes."""
+PIECES = (1, 24)
+"""Where the first passes over a prefix end that is read in pieces, in tokens."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, torch.float16: 3e-2}
 """Largest accepted difference, as a share of the spread of the logits."""
 QUANTIZED_TOLERANCE = 0.4
@@ -32,7 +40,8 @@ QUANTIZED_TOLERANCE = 0.4
 class CheckResult:
     """Largest difference from the judge, as a share of the spread of the logits.
 
-    `is_exact`: whether every node of the tree had the very bits that it has when its branch is read token by token.
+    `is_exact`: whether every node had the bits that it has when its branch is read token by token, in the small tree
+    and, for passes in C and in fixed shapes, in all that `rounds_alike` compares.
     """
 
     chain_error: float
@@ -141,39 +150,85 @@ def sketch_error(model: LanguageModel) -> float:
 
 
 @torch.inference_mode()
-def rounds_alike(model: LanguageModel) -> bool:
-    """Whether rows have the very same bits in passes of many shapes: longer texts, wider trees, and in company.
+def rounds_alike(model: LanguageModel, lengths: Sequence[int] = EXACT_LENGTHS) -> bool:
+    """Whether rows have the same bits in passes of many shapes.
 
-    Stops at the first bit that differs, so it costs much only where it succeeds.
+    Behind each prefix a tree is scored alone; beside other sequences, behind the same prefix read in pieces; in part,
+    each branch as a chain; and one branch token by token. Stops at the first bit that differs.
+
+    Args:
+        model: any.
+        lengths: tokens of the prefixes, ascending; cut to what the model's context holds.
     """
-    step = max(1, model.vocab_size // 17)
-    ids = [(3 + step * i) % model.vocab_size for i in range(max(EXACT_LENGTHS) + len(EXACT_PARENTS))]
-    lengths = [length for length in EXACT_LENGTHS if length + len(EXACT_PARENTS) < model.max_length]
-    parents: Sequence[int] = EXACT_PARENTS if model.supports_trees else range(-1, len(EXACT_PARENTS) - 1)
-    return all(
-        _is_as_alone(model, ids[:length], ids[length : length + len(parents)], parents=parents) for length in lengths
-    )
-
-
-def _is_as_alone(model: LanguageModel, prefix: Sequence[int], nodes: Sequence[int], *, parents: Sequence[int]) -> bool:
-    """Whether all nodes of a tree, alone and beside others, have the bits that their paths have token by token."""
-    slot, others = _filled(model, prefix), [_filled(model, prefix[: len(prefix) // 2]) for _ in range(2)]
-    whole = model.extend([Extend(slot, nodes, parents)]).logits
-    model.commit(slot, ())
-    beside = model.extend([Extend(slot, nodes, parents), *(Extend(other, [nodes[0]], [-1]) for other in others)]).of(0)
-    model.commit(slot, ())
-    is_same = torch.equal(whole, beside)
-    ends = [node for node in range(len(nodes)) if node not in parents]
-    for end in ends:
-        way, length = path(parents, end), slot.length
-        for node in way if is_same else ():
-            row = model.extend([Extend(slot, [nodes[node]], [-1])]).logits[0]
-            model.commit(slot, [0])
-            is_same = is_same and torch.equal(whole[node], row)
-        model.truncate(slot, length)
-    for opened in (slot, *others):
-        model.close(opened)
+    room = model.max_length - max(map(len, EXACT_TREES))
+    ids = exact_tokens(model.vocab_size)
+    whole, pieces = model.open(), model.open()
+    is_same = True
+    for length, tree in zip(sorted({max(1, min(length, room)) for length in lengths}), EXACT_TREES, strict=False):
+        chain = range(-1, min(len(tree), model.max_length - length) - 1)
+        parents: Sequence[int] = tree if model.supports_trees else chain
+        _read(model, whole, ids[whole.length : length])
+        for end in (*(pieces.length + size for size in PIECES), length):
+            _read(model, pieces, ids[pieces.length : min(end, length)])
+        is_same = _is_as_alone(model, whole, pieces, job=Extend(whole, ids[-len(parents) :], parents))
+        if not is_same:
+            break
+    model.close(whole)
+    model.close(pieces)
     return is_same
+
+
+def exact_tokens(vocab: int) -> list[int]:
+    """The tokens of the comparison of bits: prefix first, the tree's nodes from the end."""
+    step = max(1, vocab // 17)
+    return [(3 + step * place + place // 17) % vocab for place in range(max(EXACT_LENGTHS) + len(WIDE_PARENTS))]
+
+
+def _read(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> None:
+    if tokens:
+        model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=[len(tokens) - 1])])
+        model.commit(slot, range(len(tokens)))
+
+
+def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -> bool:
+    """Whether a tree's rows have the same bits alone, beside others in `pieces`, branch by branch, and one by one."""
+    nodes, parents = job.tokens, job.parents
+    wanted = model.extend([job]).logits.clone()
+    model.commit(slot, ())
+    if not torch.equal(_beside_others(model, Extend(pieces, nodes, parents)), wanted):
+        return False
+    ends = [node for node in range(len(nodes)) if node not in parents]
+    deepest = max(ends, key=lambda end: len(path(parents, end)))
+    for end in {ends[0], ends[-1], deepest}:
+        way = path(parents, end)
+        if not torch.equal(_chain(model, slot, [nodes[node] for node in way]), wanted[way]):
+            return False
+    length = slot.length
+    for node in path(parents, deepest):
+        row = model.extend([Extend(slot, [nodes[node]], [-1])]).logits[0]
+        if not torch.equal(row, wanted[node]):
+            return False
+        model.commit(slot, [0])
+    model.truncate(slot, length)
+    return True
+
+
+def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
+    """Logits of a job between one that reads several tokens and one that reads one."""
+    ids, length = exact_tokens(model.vocab_size), job.slot.length
+    before, behind = (model.fork(job.slot, length // share) for share in (8, 2))
+    jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(behind, ids[:1], [-1])]
+    found = model.extend(jobs).of(1).clone()
+    model.commit(job.slot, ())
+    for other in (before, behind):
+        model.close(other)
+    return found
+
+
+def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
+    rows = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits.clone()
+    model.commit(slot, ())
+    return rows
 
 
 def _token_by_token(model: LanguageModel, wanted: Judgement, branch: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel
-from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
+from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
 from draftree.models.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
@@ -26,6 +26,7 @@ from draftree.models.packing import can_pack, pack
 from draftree.models.reading import first_line, read_model
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
+from draftree.models.upcast import in_float32
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,13 @@ class LoadedModel:
     kernels: str = "torch"
     quantization: str | None = None
     why_torch: str | None = None
+
+    @property
+    def kernels_note(self) -> str | None:
+        """One line if passes in C were possible by what was asked, on a CPU, and torch computes instead; else None."""
+        if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
+            return None
+        return f"kernels: {self.kernels} ({self.why_torch})"
 
 
 def load_model(
@@ -133,7 +141,8 @@ def lower_model(
     implementation = model.config._attn_implementation
     eos_ids, found = _eos_ids(model), name or type(model).__name__
     try:
-        wanted = judge(model)
+        with in_float32(model):  # a judge that rounds as much as it accepts refuses what is nearer to the truth
+            wanted = judge(model)
         blueprint = plan_lowering(HFModel(model))
         places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
         ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
@@ -145,6 +154,7 @@ def lower_model(
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    result = replace(result, is_exact=result.is_exact and rounds_alike(ours, NATIVE_LENGTHS))
     ours.is_exact, ours.self_check = result.is_exact, result
     if occasion is not None and places is not None:
         remember(occasion, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)

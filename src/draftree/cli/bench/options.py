@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from draftree.cli.layout import PlainGroup
+from draftree.cli.render import note
 
 if TYPE_CHECKING:
     from draftree.bench.records import RecordFile, Results
@@ -83,10 +84,17 @@ def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[st
 
     with record_file(output) as lines:
         lines.add("header", header)
+        note_kernels(header)
         for kind, record in lines_of:
             lines.add(kind, record)
         lines.add("end", end_line(complete=True))
     show_results(lines.results("this run"))
+
+
+def note_kernels(header: Mapping[str, Any]) -> None:
+    """Say on standard error why passes do not run in C, where that was possible."""
+    if header.get("kernels_reason") is not None and header.get("device") == "cpu":
+        note(f"kernels: {header['kernels']} ({header['kernels_reason']})")
 
 
 def show_results(results: Results) -> None:

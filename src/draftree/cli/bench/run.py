@@ -19,6 +19,7 @@ from draftree.cli.bench.options import (
     Output,
     Prompts,
     Seed,
+    note_kernels,
     record_file,
     show_results,
 )
@@ -138,6 +139,7 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
     with Recordings(record) as traces, record_file(output) as lines:
         ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
         lines.add("header", ready.header)
+        note_kernels(ready.header)
         try:
             ready.warm_up()
             traces.begin(ready, settings.model)

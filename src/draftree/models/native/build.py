@@ -1,22 +1,26 @@
 """Builds the C pass once for this processor and keeps it in the user's cache.
 
 Nothing is built when draftree is installed, so that it installs where there is no compiler; without one, passes run
-through torch.
+through torch. A library that was built before needs no compiler.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
+from draftree.models.native.library_files import private_folder, publish, usable, working_folder
+from draftree.models.native.trust import why_folder_untrusted
 from draftree.models.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
@@ -24,9 +28,12 @@ logger = logging.getLogger(__name__)
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
+OPTIMIZATION = "-O3"
+FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""
 BUILD_SECONDS = 300
+NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
+"""What a compiler says of a folder that it can not write to: another folder may do."""
 
 
 class NativeUnavailableError(ConfigurationError):
@@ -37,49 +44,143 @@ class NativeMismatchError(NativeUnavailableError):
     """What was built from a model computes something else than the model. Its weights are gone."""
 
 
-def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = ()) -> Path:
-    """The shared library for this processor, built if it is not in the cache yet.
+class NoCompilerError(NativeUnavailableError):
+    """There is no C compiler, or not the one that `CC` names."""
+
+
+class _FolderError(NativeUnavailableError):
+    """The compiler can not write where it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What is to be built.
+
+    Attributes:
+        sources: files of C.
+        flags: all that the compiler is given besides files.
+        command: words that `CC` asks for; empty where it is not set.
+    """
+
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...]
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Beginning of the library's name: what it depends on besides the compiler. A cache may serve many machines."""
+        text = b"".join(file.read_bytes() for file in (*self.sources, *HEADERS))
+        facts = (*self.command, "", *self.flags, platform.system(), platform.machine(), _processor())
+        return f"{self.sources[0].stem}-{hashlib.sha256(chr(0).join(facts).encode() + text).hexdigest()[:20]}-"
+
+
+_private: dict[str, Path] = {}
+"""Libraries that this process built for itself, by the beginning of their names."""
+
+
+def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = (), in_cache: bool = True) -> Path:
+    """The shared library for this processor, built if there is none that can be used.
 
     Args:
         sources: files of C.
-        extra_flags: given to the compiler behind the others.
+        extra_flags: given to the compiler after the others.
+        in_cache: whether the user's cache may be used; else, and where it can not be, the library lies in a private
+            folder that is removed when the process ends.
 
     Raises:
         NativeUnavailableError: no compiler, or it fails.
     """
-    compiler = find_compiler()
-    flags = [*FLAGS, _for_this_processor(), *extra_flags]
-    text = b"".join(file.read_bytes() for file in (*sources, *HEADERS))
-    key = hashlib.sha256("\0".join([*_identity(compiler), *flags]).encode() + text).hexdigest()[:20]
+    command = _asked_compiler()
+    build = Build(tuple(sources), (*_flags(command), *extra_flags), command)
+    name = build.name
+    if name in _private and _private[name].exists():
+        return _private[name]
     folder = Cache().root / "native"
-    library = folder / f"{sources[0].stem}-{key}.so"
-    if not library.exists():
-        _build(compiler, flags, sources, library)
-    return library
+    reason = _why_not_there(folder) if in_cache else f"what lies in '{folder}' does not load"
+    try:
+        compiler = find_compiler()
+        prefix = f"{name}{_fingerprint(compiler)}"
+        found = usable(folder, prefix) if reason is None else None
+        return found or _built_somewhere(build, compiler, folder, prefix=prefix, reason=reason)
+    except NativeUnavailableError as error:  # what another compiler built here is as good
+        found = usable(folder, name) if reason is None else None
+        if found is None:
+            raise
+        logger.info("%s: '%s' is used, which was built before", error, found)
+        return found
 
 
-def find_compiler() -> str:
-    """Path of the C compiler that is used: the one that `CC` names, or the first that is found.
+def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str, reason: str | None) -> Path:
+    """Build into the cache; or, where `reason` or the system is against it, for this process alone."""
+    if reason is None:
+        try:
+            return _built(build, compiler, folder, prefix=prefix)
+        except (OSError, _FolderError) as error:
+            reason = f"'{folder}' can not be written ({first_reason(error)})"
+    logger.warning("the C pass is built for this process alone, which takes some seconds each time: %s", reason)
+    try:
+        place = private_folder()
+        if (danger := why_folder_untrusted(place)) is not None:
+            raise NativeUnavailableError(f"the C pass could not be built: {reason}; {danger}")
+        found = _built(build, compiler, place, prefix=prefix)
+    except OSError as error:
+        raise NativeUnavailableError(f"the C pass could not be built: {reason}; {first_reason(error)}") from error
+    _private[build.name] = found
+    return found
+
+
+def find_compiler() -> tuple[str, ...]:
+    """Command of the C compiler that is used: what `CC` says, or the first that is found.
 
     Raises:
-        NativeUnavailableError: none is here.
+        NoCompilerError: none is here.
     """
-    named = os.environ.get("CC")
-    candidates = (named,) if named else COMPILERS
-    found = next((path for name in candidates if (path := shutil.which(name))), None)
-    if found is None:
-        raise NativeUnavailableError(f"no C compiler was found ({', '.join(candidates)}): install one, such as gcc")
-    return found
+    asked = _asked_compiler()
+    for words in (asked,) if asked else tuple((name,) for name in COMPILERS):
+        if found := shutil.which(words[0]):
+            return (found, *words[1:])
+    if asked:
+        raise NoCompilerError(f"the C compiler '{asked[0]}' of CC was not found: correct CC or unset it")
+    raise NoCompilerError("no C compiler found: install gcc or clang")
+
+
+def first_reason(error: Exception) -> str:
+    """Why, in few words."""
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+
+
+def _asked_compiler() -> tuple[str, ...]:
+    asked = os.environ.get("CC", "")
+    if asked and shutil.which(asked):
+        return (asked,)  # a path may have spaces
+    try:
+        return tuple(shlex.split(asked))
+    except ValueError as error:
+        raise NoCompilerError(f"CC is {asked!r}, which is no command ({error}): correct it or unset it") from error
+
+
+def _flags(command: Sequence[str]) -> list[str]:
+    """Flags of all builds, but those that the words of `CC` choose themselves."""
+    flags = list(FLAGS)
+    if not any(word.startswith("-O") for word in command):
+        flags.insert(0, OPTIMIZATION)
+    if not any(word.startswith(("-march=", "-mcpu=")) for word in command):
+        flags.append(_for_this_processor())
+    return flags
 
 
 def _for_this_processor() -> str:
     return "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
 
 
-def _identity(compiler: str) -> list[str]:
-    """What the library depends on besides its source: a cache may be shared by unlike machines."""
-    version = _run([compiler, "--version"]).splitlines()[0]
-    return [compiler, version, platform.system(), platform.machine(), _processor()]
+def _fingerprint(compiler: Sequence[str]) -> str:
+    """Tells compilers apart, and one from its next version, without running them."""
+    facts = list(compiler)
+    for word in compiler:
+        if path := shutil.which(word):
+            status = os.stat(path)
+            facts += [os.path.realpath(path), str(status.st_size), str(status.st_mtime_ns)]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8] + "-"
 
 
 def _processor() -> str:
@@ -91,24 +192,50 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
 
 
-def _build(compiler: str, flags: Sequence[str], sources: Sequence[Path], library: Path) -> None:
+def _why_not_there(folder: Path) -> str | None:
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as work:
-            fresh = Path(work) / library.name
-            _run([compiler, *flags, "-o", os.fspath(fresh), *map(os.fspath, sources), "-lm"])
-            fresh.rename(library)  # processes that build at once each put a whole file there
+        return why_folder_untrusted(folder)
     except OSError as error:
-        raise NativeUnavailableError(f"the C pass could not be built in '{library.parent}': {error}") from error
-    logger.info("built the C pass with %s: %s", compiler, library)
+        return f"'{folder}' can not be used ({first_reason(error)})"
 
 
-def _run(command: Sequence[str]) -> str:
+def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) -> Path:
+    """Compile into a folder.
+
+    Raises:
+        NativeUnavailableError: the compiler fails.
+        OSError, _FolderError: the folder can not be written.
+    """
+    with working_folder(folder) as work:
+        fresh = work / "library.so"
+        _run([*compiler, *build.flags, "-o", os.fspath(fresh), *map(os.fspath, build.sources), "-lm"], work)
+        if not fresh.is_file() or not fresh.stat().st_size:
+            raise NativeUnavailableError(f"'{shlex.join(compiler)}' ended well and wrote no library: correct CC")
+        library = publish(fresh, folder, prefix)
+    logger.info("built the C pass with %s: %s", shlex.join(compiler), library)
+    return library
+
+
+def _run(command: Sequence[str], work: Path) -> None:
+    said = {"TMPDIR": os.fspath(work), "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
+        subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=BUILD_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | said,
+        )
     except subprocess.CalledProcessError as error:
-        first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[:200])
-        raise NativeUnavailableError(f"'{command[0]}' could not build the C pass: {first.strip()}") from error
+        if any(reason in error.stderr for reason in NO_ROOM):
+            raise _FolderError(next(reason for reason in NO_ROOM if reason in error.stderr)) from error
+        first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[:200]).strip()
+        why = first or f"it ended with status {error.returncode}"
+        raise NativeUnavailableError(f"'{command[0]}' could not build the C pass: {why}") from error
     except subprocess.TimeoutExpired as error:
         raise NativeUnavailableError(f"'{command[0]}' took more than {BUILD_SECONDS} s for the C pass") from error
-    return done.stdout
+    except OSError as error:
+        raise NativeUnavailableError(f"'{command[0]}' can not be run ({error.strerror}): correct CC") from error

@@ -8,6 +8,7 @@ built from it is checked against the model's own logits.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,10 @@ from draftree.models.hf import HFModel
 from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.rotary import read_ropes
+
+NORM_OFFSETS = (0.0, 1.0)
+NORM_TOLERANCE = 2.0**-6
+"""Largest accepted error of an element: twice what two roundings to bfloat16 make of it."""
 
 
 def read(model: HFModel) -> Blueprint:
@@ -45,6 +50,7 @@ def read(model: HFModel) -> Blueprint:
         _layer(layer, model.calls[index], None if kind is None else kinds.index(kind), names=names)
         for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
     )
+    _require_like_norms(inner, [name for layer in layers for name in layer.norms], norm)
     embedding = inner.get_input_embeddings()
     if getattr(config, "final_logit_softcapping", None):
         raise NativeUnavailableError("its logits are capped")
@@ -59,7 +65,7 @@ def read(model: HFModel) -> Blueprint:
         head_dim=head_dim,
         mlp=layers[0].down.inputs,
         vocab=model.vocab_size,
-        activation=_activation(_part(modules[0], "mlp")),
+        activation=_activation([_part(module, "mlp") for module in modules]),
         epsilon=_epsilon(norm),
         norm_offset=_norm_offset(norm),
         embedding_scale=_embedding_scale(embedding, config),
@@ -156,16 +162,16 @@ def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> 
     return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
 
 
-def _activation(mlp: Any) -> int:
-    # told apart by what it does: implementations of one function have many names
+def _activation(mlps: Sequence[Any]) -> int:
+    """The one activation of all layers, told by what it computes: implementations of one function have many names."""
     x = torch.linspace(-4, 4, 33)
+    known = {SILU: F.silu(x), GELU_TANH: F.gelu(x, approximate="tanh")}
     with torch.inference_mode():
-        found = _part(mlp, "act_fn" if hasattr(mlp, "act_fn") else "activation_fn")(x)
-    if torch.allclose(found, F.silu(x), atol=1e-5):
-        return SILU
-    if torch.allclose(found, F.gelu(x, approximate="tanh"), atol=1e-5):
-        return GELU_TANH
-    raise NativeUnavailableError("its activation is neither SiLU nor the GELU of the hyperbolic tangent")
+        found = [_part(mlp, "act_fn" if hasattr(mlp, "act_fn") else "activation_fn")(x) for mlp in mlps]
+    for kind, wanted in known.items():
+        if all(torch.allclose(one, wanted, atol=1e-5) for one in found):
+            return kind
+    raise NativeUnavailableError("the activation of its layers is neither SiLU nor the GELU of the hyperbolic tangent")
 
 
 def _epsilon(norm: Any) -> float:
@@ -173,17 +179,44 @@ def _epsilon(norm: Any) -> float:
 
 
 def _norm_offset(norm: Any) -> float:
-    """0 or 1, whichever makes the formula give what the norm gives."""
-    weight: Tensor = _part(norm, "weight").detach()
-    x = torch.linspace(-1, 1, weight.numel(), dtype=torch.float32)
-    with torch.inference_mode():
-        found = norm(x.to(weight.dtype)).float()
-    normed = x * torch.rsqrt(x.pow(2).mean() + _epsilon(norm))
-    for offset in (0.0, 1.0):
-        wanted = normed * (weight.float() + offset)
-        if torch.allclose(found, wanted, rtol=3e-2, atol=3e-2 * float(wanted.abs().max())):
-            return offset
-    raise NativeUnavailableError(f"{type(norm).__name__} is no root-mean-square norm")
+    """0 or 1, whichever makes the formula give what the norm gives, element by element.
+
+    A norm with a large weight differs little between the two, so errors are relative to each element, and a copy in
+    float32 is asked where that can be: bfloat16 rounds 25 to within 0.1.
+    """
+    errors = {offset: _norm_error(norm, offset) for offset in NORM_OFFSETS}
+    offset = min(errors, key=lambda one: float(errors[one].mean()))
+    if not float(errors[offset].max()) < NORM_TOLERANCE:  # NaN is refused as well
+        raise NativeUnavailableError(f"{type(norm).__name__} is no root-mean-square norm")
+    return offset
+
+
+@torch.inference_mode()
+def _norm_error(norm: Any, offset: float) -> Tensor:
+    """Relative error of each element, shape (inputs, elements), if this is added to the weight.
+
+    The inputs have a mean, which a norm may subtract, and two sizes, one of them so small that epsilon counts.
+    """
+    weight: Tensor = _part(norm, "weight").detach().float()
+    epsilon = _epsilon(norm)
+    sizes = torch.linspace(0.5, 1.5, weight.numel())
+    sizes[::3] *= -1
+    x = torch.stack([sizes, sizes * epsilon**0.5]) if epsilon > 0 else sizes[None]
+    found = copy.deepcopy(norm).float()(x).float()
+    wanted = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * (weight + offset)
+    return (found - wanted).abs() / wanted.abs().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _require_like_norms(model: Any, names: Sequence[str], final: Any) -> None:
+    """Refuse a model with unlike norms: the C pass has one epsilon and one offset."""
+    wanted = _epsilon(final), _norm_offset(final)
+    for name in names:
+        norm = model.get_submodule(name.rpartition(".")[0])
+        found = _epsilon(norm), _norm_offset(norm)
+        if found != wanted:
+            raise NativeUnavailableError(
+                f"its norms differ: epsilon and offset are {found} in '{name}' and {wanted} in the last norm"
+            )
 
 
 def _embedding_scale(embedding: Any, config: Any) -> float:

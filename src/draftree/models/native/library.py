@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,10 @@ LANES = 16
 WITHOUT_TILES = ("-mno-amx-tile",)
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
+
+
+class NotLoadableError(NativeUnavailableError):
+    """The system does not load the library, as from a file system that runs no programs."""
 
 
 class TilesRefusedError(NativeUnavailableError):
@@ -168,7 +172,7 @@ class Library:
         try:
             self._library: Any = ctypes.CDLL(str(path))
         except OSError as error:
-            raise NativeUnavailableError(f"the C pass '{path}' does not load: {error}") from error
+            raise NotLoadableError(f"the C pass '{path}' does not load: {error}") from error
         self._library.draftree_block_bytes.argtypes = [_size, _size]
         self._library.draftree_block_bytes.restype = _size
         self._library.draftree_pack.argtypes = PACK_ARGUMENTS
@@ -274,12 +278,20 @@ def library() -> Library:
         NativeUnavailableError: it can not be had here.
     """
     try:
-        found = Library(built_library())
+        found = _loaded()
     except TilesRefusedError as error:  # an old kernel, or a sandbox, on a new processor
         logger.info("%s: passes run without them", error)
-        found = Library(built_library(extra_flags=WITHOUT_TILES))
+        found = _loaded(WITHOUT_TILES)
     search_with(found)
     return found
+
+
+def _loaded(extra_flags: Sequence[str] = ()) -> Library:
+    try:
+        return Library(built_library(extra_flags=extra_flags))
+    except NotLoadableError as error:
+        logger.info("%s: it is built elsewhere", error)
+        return Library(built_library(extra_flags=extra_flags, in_cache=False))
 
 
 def address(tensor: Tensor | None) -> int | None:

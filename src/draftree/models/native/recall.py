@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from draftree.models.base import Extend
-from draftree.models.check import PREFIX_LENGTH, TREE_PARENTS, CheckResult, tokens_of_check
+from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.model import NativeModel
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = ("config.json", "generation_config.json")
 PATTERNS = ("*.json", "*.safetensors")
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
+FOLDER = Path(__file__).parent
+SOURCES = (*sorted(FOLDER.glob("*.py")), FOLDER.parent / "check.py", FOLDER.parent / "upcast.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,18 @@ def remember(
 
 @torch.inference_mode()
 def digest(model: NativeModel) -> str:
-    """Of the logits behind a few tokens and in a small tree."""
-    tokens = tokens_of_check(model.vocab_size)
+    """Of the logits behind a prefix, and in a tree beside another sequence.
+
+    The first start compared these passes bit by bit with others (`check.rounds_alike`): as long as their bits are the
+    same, `is_exact` holds.
+    """
+    tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
+    nodes = tokens[-len(EXACT_PARENTS) :]
     slot = model.open()
-    chain = model.extend([Extend(slot, tokens[:PREFIX_LENGTH], range(-1, PREFIX_LENGTH - 1))]).logits
-    model.commit(slot, range(PREFIX_LENGTH))
-    tree = model.extend([Extend(slot, tokens[PREFIX_LENGTH:], TREE_PARENTS)]).logits
-    model.close(slot)
+    chain = model.extend([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]).logits.clone()
+    model.commit(slot, range(length))
+    other = model.fork(slot, length // 2)
+    tree = model.extend([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)]).logits
+    for opened in (slot, other):
+        model.close(opened)
     return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()

@@ -1,0 +1,158 @@
+"""Compiled libraries as files: found, checked before they are loaded, and published whole.
+
+A name ends with the checksum of its content, so one rename publishes both. A folder in which others can write is not
+used. Where the cache can not be used, a library lies in a private folder that is removed when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from draftree.models.native.trust import why_untrusted
+from draftree.models.weights.cache import sync
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".so"
+SUM_LENGTH = 32
+WORK, PRIVATE = ".build", "draftree-native"
+DEAD_SECONDS = 3600
+"""No build takes so long, and on another machine a process can not be looked up."""
+
+
+def usable(folder: Path, prefix: str) -> Path | None:
+    """The newest library of that prefix that is whole and that nobody else could have written.
+
+    Args:
+        folder: trusted already.
+        prefix: all of the name before the checksum.
+    """
+    for path in sorted(folder.glob(f"{prefix}*{SUFFIX}"), key=_modified, reverse=True):
+        reason = why_unusable(path)
+        if reason is None:
+            return path
+        logger.warning("%s: it is not loaded, and built anew", reason)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def why_unusable(path: Path) -> str | None:
+    """Why a library must not be loaded; None if it may."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        return f"'{path}' can not be opened ({error.strerror})"
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            return f"'{path}' is no file"
+        reason = why_untrusted(status, path)
+        if reason is None and _sum(file.read()) != path.stem.rpartition("-")[2]:
+            reason = f"'{path}' is damaged"
+        return reason
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:SUM_LENGTH]
+
+
+def publish(fresh: Path, folder: Path, prefix: str) -> Path:
+    """Move a file that was built on the same file system into a folder, under its final name.
+
+    Raises:
+        OSError: the folder can not be written, or its disk is full.
+    """
+    fresh.chmod(0o755 & ~0o022)
+    sync(fresh)
+    place = folder / f"{prefix}{_sum(fresh.read_bytes())}{SUFFIX}"
+    os.replace(fresh, place)
+    sync(folder)
+    return place
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path) -> Iterator[Path]:
+    """A folder of this user alone inside `folder`, which is made if need be; removed in the end.
+
+    Raises:
+        OSError: it can not be made.
+    """
+    for missing in reversed([place for place in folder.parents if not place.exists()]):
+        missing.mkdir(mode=0o755, exist_ok=True)  # whatever the umask: a folder open to others is not used again
+    folder.mkdir(mode=0o700, exist_ok=True)
+    remove_leftovers(folder, WORK)
+    work = Path(tempfile.mkdtemp(prefix=f"{WORK}-{_owner()}-", dir=folder))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def private_folder() -> Path:
+    """A new folder of this user alone, removed when this process ends.
+
+    Raises:
+        OSError: no folder for temporary files can be written.
+    """
+    root = Path(tempfile.gettempdir())
+    remove_leftovers(root, PRIVATE)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_owner()}-", dir=root))
+    atexit.register(_remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a fork of it must not
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _owner() -> str:
+    return f"{_host()}-{os.getpid()}"
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def remove_leftovers(folder: Path, kind: str) -> None:
+    """Remove the working folders of processes that are gone. Only this user's can be removed."""
+    for place in folder.glob(f"{kind}-*-*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            host, process = place.name.removeprefix(f"{kind}-").split("-")[:2]
+            status = place.lstat()
+            if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
+                continue
+            is_gone = host == _host() and not _lives(int(process))
+            is_old = status.st_mtime < time.time() - DEAD_SECONDS
+            if is_gone or (is_old and (kind == WORK or host != _host())):
+                logger.info("removing '%s', left by a process that is gone", place)
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True

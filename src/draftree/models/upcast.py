@@ -1,0 +1,59 @@
+"""Forward passes of a bfloat16 model in float32, without a second copy of its weights.
+
+The logits of a model in bfloat16 are off by the rounding of every layer, up to a tenth of their spread where norms have
+large weights. They can not judge passes that round less. The same weights in float32 arithmetic can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHUNK_ROWS = 4096
+"""Outputs of a linear layer whose weights are in float32 at the same time."""
+
+
+@contextlib.contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Compute the model's forward passes in float32 inside the block.
+
+    Linear layers take their weights in chunks of `CHUNK_ROWS`, embeddings give float32, and vectors (norms, biases)
+    are replaced by float32 copies. The model is as it was after the block. float32 models are left alone.
+
+    Args:
+        model: a `…ForCausalLM` whose matrices belong to linear layers and embeddings.
+    """
+    if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
+        yield
+        return
+    with contextlib.ExitStack() as undo:
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                undo.callback(setattr, parameter, "data", parameter.data)
+                parameter.data = parameter.data.float()
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                undo.callback(_reset_forward, module, vars(module).get("forward"))
+                vars(module)["forward"] = functools.partial(_linear, module)
+            elif isinstance(module, nn.Embedding):
+                undo.callback(module.register_forward_hook(lambda _, __, found: found.float()).remove)
+        yield
+
+
+def _reset_forward(module: nn.Linear, own: Any) -> None:
+    if own is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = own
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    rows = [F.linear(x.float(), part.float()) for part in module.weight.split(CHUNK_ROWS)]
+    found = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    return found if module.bias is None else found + module.bias.float()

@@ -1,0 +1,278 @@
+"""A compiled library is loaded only if it is whole and nobody else could have written it. Real processes load them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftree.models.native import library_files
+from draftree.models.native.build import built_library
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+PROGRAM = """
+import ctypes, logging, sys
+from pathlib import Path
+from draftree.models.native.build import built_library
+logging.basicConfig(level=logging.INFO)
+path = built_library([Path(sys.argv[1])])
+print(path)
+print(oct(path.parent.stat().st_mode & 0o7777))
+print(ctypes.CDLL(str(path)).answer())
+"""
+ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+STRANGER = 65534
+
+
+class Bench:
+    """A source, a cache, and processes that load what was built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache = folder, folder / "cache"
+        self.native = self.cache / "native"
+        self.source = folder / "small.c"
+        self.source.write_text("int answer(void) { return 42; }")
+        self.marker = folder / "the constructor ran"
+
+    def start(self, **environment: str) -> subprocess.Popen[str]:
+        known = os.environ | {"DRAFTREE_CACHE": str(self.cache), "TMPDIR": str(self.temporary)} | environment
+        command = [sys.executable, "-c", PROGRAM, str(self.source)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=known, stdout=pipe, stderr=pipe, text=True)
+
+    @property
+    def temporary(self) -> Path:
+        place = self.folder / "tmp"
+        place.mkdir(exist_ok=True)
+        return place
+
+    def load(self, **environment: str) -> tuple[Path, str]:
+        """Where the library lies that a process loads, and what that process logs."""
+        process = self.start(**environment)
+        out, log = process.communicate(timeout=120)
+        assert process.returncode == 0, log
+        path, self.mode, answer = out.splitlines()
+        assert answer == "42"
+        return Path(path), log
+
+    @property
+    def library(self) -> Path:
+        (found,) = self.native.glob("*.so")
+        return found
+
+    def plant(self) -> Path:
+        """Put a library with a constructor in the place of the built one, under a name that fits its content."""
+        evil = self.folder / "evil.c"
+        evil.write_text(
+            f"""#include <fcntl.h>
+            __attribute__((constructor)) static void run(void) {{ open("{self.marker}", O_CREAT | O_WRONLY, 0600); }}
+            int answer(void) {{ return 66; }}"""
+        )
+        old = self.library
+        fresh = self.folder / "evil.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(fresh), str(evil)], check=True)
+        name = f"{old.name.rpartition('-')[0]}-{hashlib.sha256(fresh.read_bytes()).hexdigest()[:32]}.so"
+        old.unlink()
+        planted = old.with_name(name)
+        shutil.copy(fresh, planted)
+        return planted
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_second_process_loads_what_the_first_one_built(bench: Bench) -> None:
+    first, _ = bench.load()
+    status = first.stat()
+    second, log = bench.load()
+    assert (second, second.stat().st_ino, second.stat().st_mtime_ns) == (first, status.st_ino, status.st_mtime_ns)
+    assert "built" not in log
+    assert first.stat().st_mode & 0o022 == 0
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 3],
+    "one bit": lambda content: content[:700] + bytes([content[700] ^ 4]) + content[701:],
+    "zeros": lambda content: bytes(len(content)),
+    "more at the end": lambda content: content + b"x",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_anew(bench: Bench, damage: str) -> None:
+    path, _ = bench.load()
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
+    again, log = bench.load()
+    assert "is damaged" in log
+    assert hashlib.sha256(again.read_bytes()).hexdigest()[:32] in again.name
+    assert [bench.library] == [again]
+    assert "built" not in bench.load()[1]
+
+
+@ONLY_ROOT
+def test_a_library_of_somebody_else_is_not_loaded(bench: Bench) -> None:
+    bench.load()
+    os.chown(bench.plant(), STRANGER, STRANGER)
+    _, log = bench.load()
+    assert "belongs to user 65534" in log
+    assert not bench.marker.exists()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o757])
+def test_a_library_that_others_can_write_is_not_loaded(bench: Bench, mode: int) -> None:
+    bench.load()
+    bench.plant().chmod(mode)
+    _, log = bench.load()
+    assert "can be written by others" in log
+    assert not bench.marker.exists()
+
+
+def test_a_link_to_a_library_is_not_followed(bench: Bench) -> None:
+    bench.load()
+    planted = bench.plant()
+    elsewhere = bench.folder / planted.name
+    planted.rename(elsewhere)
+    planted.symlink_to(elsewhere)
+    bench.load()
+    assert not bench.marker.exists()
+
+
+def test_what_is_planted_would_run(bench: Bench) -> None:
+    """The tests above would notice: with the right owner and mode this library is loaded."""
+    bench.load()
+    bench.plant()
+    process = bench.start()
+    process.communicate(timeout=120)
+    assert bench.marker.exists()
+
+
+def _open_to_all(place: Path) -> None:
+    place.chmod(0o777)
+
+
+def _given_away(place: Path) -> None:
+    os.chown(place, STRANGER, STRANGER)
+
+
+@pytest.mark.parametrize("change", [_open_to_all, pytest.param(_given_away, marks=ONLY_ROOT)])
+@pytest.mark.parametrize("place", ["cache/native", "cache", "."])
+def test_a_folder_of_others_is_not_used(bench: Bench, place: str, change: Callable[[Path], None]) -> None:
+    bench.load()
+    bench.plant()
+    change(bench.folder / place)
+    path, log = bench.load(TMPDIR="/tmp")
+    assert not bench.marker.exists()
+    assert path.parent.parent == Path("/tmp")
+    assert bench.mode == "0o700"
+    assert not path.parent.exists()
+    assert ("can be written by others" if change is _open_to_all else "belongs to user 65534") in log
+    assert len(list(bench.native.iterdir())) == 1
+
+
+def test_a_sticky_folder_above_is_no_obstacle(bench: Bench) -> None:
+    bench.folder.chmod(0o1777)
+    assert bench.load()[0].parent == bench.native
+
+
+def test_a_new_folder_is_ours_alone_whatever_the_umask(bench: Bench) -> None:
+    before = os.umask(0)
+    try:
+        bench.cache.mkdir(mode=0o755)
+        path, _ = bench.load()
+    finally:
+        os.umask(before)
+    assert path.parent == bench.native
+    assert bench.mode == "0o700"
+    assert path.stat().st_mode & 0o022 == 0
+    assert "built" not in bench.load()[1]
+
+
+def _compiler(folder: Path, body: str) -> str:
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_what_a_killed_build_left_is_removed(bench: Bench) -> None:
+    waiting = _compiler(bench.folder, f"echo started > {bench.folder}/started; exec sleep 60")
+    process = bench.start(CC=waiting)
+    for _ in range(300):
+        if (bench.folder / "started").exists():
+            break
+        time.sleep(0.1)
+    (left,) = bench.native.iterdir()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for child in _children_in(left):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    assert left.is_dir()
+    bench.load()
+    assert not left.exists()
+    assert [bench.library] == list(bench.native.iterdir())
+
+
+def _children_in(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in (place / "environ").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def test_what_a_living_build_works_in_is_left_alone(bench: Bench) -> None:
+    slow = _compiler(bench.folder, f'echo started > {bench.folder}/started; sleep 8; exec cc "$@"')
+    process = bench.start(CC=slow)
+    for _ in range(300):
+        if (bench.folder / "started").exists():
+            break
+        time.sleep(0.1)
+    bench.load()
+    out, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    assert out.splitlines()[-1] == "42"
+
+
+def test_processes_that_build_at_once_all_get_a_library(bench: Bench) -> None:
+    processes = [bench.start() for _ in range(3)]
+    for process in processes:
+        out, log = process.communicate(timeout=120)
+        assert process.returncode == 0, log
+        assert out.splitlines()[-1] == "42"
+    bench.load()
+
+
+def test_content_is_on_the_disk_before_the_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    sync, replace = library_files.sync, os.replace
+
+    def syncing(path: Path) -> None:
+        happened.append("folder" if path.is_dir() else "file")
+        sync(path)
+
+    def replacing(source: Path, place: Path) -> None:
+        happened.append("rename")
+        replace(source, place)
+
+    monkeypatch.setattr(library_files, "sync", syncing)
+    monkeypatch.setattr(library_files.os, "replace", replacing)
+    monkeypatch.setenv("DRAFTREE_CACHE", str(bench.cache))
+    built_library([bench.source])
+    assert happened == ["file", "rename", "folder"]
