@@ -152,7 +152,8 @@ def test_defaults() -> None:
     assert dataclasses.asdict(params) == {
         "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
-        "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (), "stop_token_ids": (), "ignore_eos": False,
+        "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (),
+        "stop_token_ids": (), "ignore_eos": False,
         "include_stop_str_in_output": False, "detokenize": True, "skip_special_tokens": True,
         "spaces_between_special_tokens": True, "seed": None, "logprobs": None, "prompt_logprobs": None,
         "truncate_prompt_tokens": None,
