@@ -74,6 +74,9 @@ class Completion:
         prompt_index: which of the prompts.
         index: which of the request's n.
         drafted: for each token whether it was drafted and accepted; False: picked by the target.
+        stop_reason: the stop string or stop token id of the request that ended the text; None at the model's end of
+            text and at a limit.
+        prompt_logprobs: one entry for each prompt token, if asked for; None for the first one.
     """
 
     text: str
@@ -85,37 +88,49 @@ class Completion:
     prompt_index: int = 0
     index: int = 0
     drafted: tuple[bool, ...] = ()
+    stop_reason: int | str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the command line prints them."""
         stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
         stats["seconds"] = self.stats.seconds
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs = [{"token_id": e.token_id, "logprob": e.logprob, "top": dict(e.top)} for e in self.logprobs]
+        logprobs = {
+            name: [None if entry is None else _plain(entry) for entry in entries]
+            for name, entries in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
+            if entries is not None
+        }
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
             "seed": self.seed,
-            **({} if logprobs is None else {"logprobs": logprobs}),
+            **logprobs,
             "stats": stats,
         }
+
+
+def _plain(entry: TokenLogprob) -> dict[str, Any]:
+    return {"token_id": entry.token_id, "logprob": entry.logprob, "top": dict(entry.top)}
 
 
 def completion_of(sequence: WritingSequence, *, prompt_index: int) -> Completion:
     """The completion of a finished sequence."""
     assert sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), "only a finished text is a completion"
+    params = sequence.controls.params
     return Completion(
         text="".join(sequence.texts),
         token_ids=tuple(sequence.history.output.tolist()),
         finish_reason=str(sequence.finish_reason),
         seed=sequence.controls.noise.seed,
-        logprobs=tuple(sequence.logprobs) if sequence.controls.params.logprobs is not None else None,
+        logprobs=tuple(sequence.logprobs) if params.logprobs is not None else None,
         stats=stats_of(sequence),
         prompt_index=prompt_index,
         index=sequence.index,
         drafted=tuple(sequence.drafted),
+        stop_reason=sequence.stop_reason,
+        prompt_logprobs=None if params.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
     )
 
 

@@ -63,6 +63,7 @@ class Requests:
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority is {_shown(priority)}: it must be a whole number, lower goes first")
+        ids = self.truncated(ids, params)
         limit = self._limit(ids, params)
         self._check_prediction(params)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
@@ -89,6 +90,13 @@ class Requests:
         for sequence in made:
             sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
         return made
+
+    def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The last tokens of a prompt that `truncate_prompt_tokens` keeps; all where it is None."""
+        count = params.truncate_prompt_tokens
+        if count == -1:
+            count = max(1, self._context - (params.max_tokens or 1))
+        return ids if count is None else ids[-count:]
 
     def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
         context = self._context
@@ -121,7 +129,14 @@ class Requests:
             if params.stop_strings:
                 raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
             return None
-        return Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt)
+        if not params.detokenize:
+            return None
+        return Detokenizer(
+            self._tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            prompt_ids=prompt,
+        )
 
     def _spelled_grammars(self) -> Grammars:
         """Made for the first request that wants a grammar: what every token spells takes a while to find out."""
@@ -255,6 +270,8 @@ def one_params(params: SamplingParams | None) -> SamplingParams:
     """
     if params is None:
         return SamplingParams()
+    if isinstance(params, Mapping):
+        raise InvalidRequestError("the sampling parameters are a dictionary: give SamplingParams(**parameters)")
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(
             f"the sampling parameters are {_shown(params)}: give SamplingParams, such as SamplingParams(temperature=0)"

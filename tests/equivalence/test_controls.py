@@ -30,6 +30,16 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "no repeated pair": {"no_repeat_ngram_size": 2},
     "no repeated triple": {"no_repeat_ngram_size": 3, "logit_bias": {4: 8.0, 5: 8.0, 6: 8.0}},
     "bad words": {"bad_words": ["a", "bc", "the and", "cab"], "logit_bias": {4: 5.0, 5: 5.0, 6: 5.0}},
+    "allowed tokens": {"allowed_token_ids": [EOS, *range(30, 60)]},
+    "allowed tokens and others": {
+        "allowed_token_ids": [*range(3, 20), 45, 46],
+        "repetition_penalty": 1.4,
+        "logit_bias": {4: 3.0, 45: 1.0},
+        "bad_words": ["ab"],
+        "top_p": 0.9,
+        "min_p": 0.05,
+    },
+    "minimum before an ignored end": {"min_tokens": 9, "ignore_eos": True, "logit_bias": {EOS: 20.0}},
     "minimum of tokens": {"min_tokens": 9, "stop_token_ids": list(range(3, 50)), "logit_bias": {EOS: 20.0}},
     "all together": {
         "repetition_penalty": 1.2,

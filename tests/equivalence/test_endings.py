@@ -75,6 +75,7 @@ def knowing(text: tuple[int, ...]) -> Callable[[np.ndarray, Budget], TokenTree]:
 def require_same(plain: Completion, drafted: Completion) -> None:
     assert drafted.token_ids == plain.token_ids
     assert (drafted.text, drafted.finish_reason, drafted.seed) == (plain.text, plain.finish_reason, plain.seed)
+    assert drafted.stop_reason == plain.stop_reason
     stats = drafted.stats
     assert stats.completion_tokens == len(drafted.token_ids) == len(drafted.drafted)
     assert stats.accepted_tokens == sum(drafted.drafted) == sum(stats.accepted_by_depth) <= stats.draft_tokens
@@ -95,6 +96,7 @@ def both(scripts: Scripts, model: TableLM, **params: Any) -> tuple[Completion, C
 def test_end_of_text_anywhere_in_a_run(scripts: Scripts, place: int) -> None:
     plain, drafted = both(scripts, ending(table(1, only_letters=False), place))
     assert (plain.finish_reason, len(plain.token_ids), plain.token_ids[-1]) == ("stop", place + 1, EOS)
+    assert plain.stop_reason is None
     assert sum(drafted.drafted) >= place - (place + 1) // (K + 1) - 1
 
 
@@ -104,7 +106,7 @@ def test_a_stop_token_anywhere_in_a_run(scripts: Scripts, place: int) -> None:
     free = write(model, None).token_ids
     stop = free[place]
     plain, _ = both(scripts, model, stop_token_ids=[stop, 5])
-    assert plain.finish_reason == "stop"
+    assert (plain.finish_reason, plain.stop_reason) == ("stop", plain.token_ids[-1])
     assert len(plain.token_ids) == 1 + min(free.index(token) for token in (stop, 5) if token in free)
 
 
@@ -152,7 +154,7 @@ def test_a_stop_string_anywhere_in_a_run(scripts: Scripts, stop: str, keep: bool
     free = write(model, None)
     count, start = first_end(free.token_ids, stop)
     plain, _ = both(scripts, model, stop=[stop, "never written"], include_stop_str_in_output=keep)
-    assert plain.finish_reason == "stop"
+    assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
     assert plain.token_ids == free.token_ids[:count]
     assert plain.text == free.text[: start + len(stop) if keep else start]
 
@@ -165,6 +167,27 @@ def test_a_minimum_holds_for_stop_strings_too(scripts: Scripts, least: int) -> N
     plain, _ = both(scripts, model, stop=[stop], min_tokens=least)
     assert len(plain.token_ids) >= least
     assert free.text.startswith(plain.text)
+
+
+@pytest.mark.parametrize("least", [1, 4, 9])
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_a_stop_string_that_begins_before_the_minimum(scripts: Scripts, least: int, width: int) -> None:
+    """Its last character is the first one of the token behind the minimum."""
+    model = table(4, only_letters=True)
+    free = write(model, None)
+    before = len(text_of(free.token_ids[:least]))
+    start = max(0, before + 1 - width)
+    stop = free.text[start : before + 1]
+    assert len(stop) > 1
+    plain, _ = both(scripts, model, stop=["never written", stop], min_tokens=least)
+    assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
+    assert plain.token_ids == free.token_ids[: least + 1]
+    assert plain.text == free.text[:start]
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    before = tokenizer().decode(PROMPT, True)
+    return tokenizer().decode([*PROMPT, *ids], True)[len(before) :]
 
 
 @pytest.mark.parametrize("seed", range(12))

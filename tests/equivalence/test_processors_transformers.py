@@ -19,6 +19,7 @@ from draftree.sampling.params import SamplingParams
 VOCAB = 211
 EOS = [2, 9]
 PROMPT_LENGTH = 6
+ALLOWED = [*range(40), *range(60, VOCAB, 2)]
 WORDS = {"one": [17], "two": [3, 4], "three": [4, 3, 5]}
 
 
@@ -30,6 +31,10 @@ CONTROLS: dict[str, tuple[dict[str, Any], Any]] = {
     "logit bias": (
         {"logit_bias": {3: 1.5, 20: -2.25}},
         lambda: theirs.SequenceBiasLogitsProcessor([[[3], 1.5], [[20], -2.25]]),
+    ),
+    "allowed tokens": (
+        {"allowed_token_ids": ALLOWED},
+        lambda: theirs.SuppressTokensLogitsProcessor([token for token in range(VOCAB) if token not in ALLOWED]),
     ),
     "repetition penalty": (
         {"repetition_penalty": 1.3},
@@ -62,8 +67,8 @@ CONTROLS: dict[str, tuple[dict[str, Any], Any]] = {
     "min-p": ({"min_p": 0.05}, lambda: theirs.MinPLogitsWarper(0.05)),
 }
 ORDER = [
-    "logit bias", "repetition penalty", "no repeat of 3", "bad words", "min tokens", "temperature", "top-k", "top-p",
-    "min-p",
+    "allowed tokens", "logit bias", "repetition penalty", "no repeat of 3", "bad words", "min tokens", "temperature",
+    "min-p", "top-k", "top-p",
 ]  # fmt: skip
 
 

@@ -98,6 +98,43 @@ TABLE = [
     ("traversal", WOR, (3,), 5, POOR, 0.8625347143),
     ("traversal", WOR, (2, 1), 4, POOR, 1.4042991760),
     ("traversal", WOR, (2, 1, 1), 3, POOR, 2.3259726870),
+    ("multistep", IID, (1, 1, 1), 3, GOOD, 2.4481252536),
+    ("multistep", IID, (1, 1, 1), 3, POOR, 1.2468651651),
+    ("multistep", IID, (1, 1, 1), 5, POOR, 0.4051630026),
+    ("multistep", IID, (1, 1, 2), 3, POOR, 1.2766891011),
+    ("multistep", IID, (1, 2, 1), 3, POOR, 1.3168467010),
+    ("multistep", IID, (2, 1, 1), 3, POOR, 1.5287468582),
+    ("multistep", IID, (2, 1, 1), 3, GOOD, 2.6360616412),
+    ("multistep", IID, (1, 2, 2), 3, POOR, 1.3473477119),
+    ("multistep", IID, (2, 2, 1), 2, POOR, 1.7475855718),
+    ("recursive", IID, (1, 1, 1), 3, GOOD, 2.4481252536),
+    ("recursive", IID, (1, 1, 1), 3, POOR, 1.2468651651),
+    ("recursive", IID, (1, 1, 1), 5, POOR, 0.4051630026),
+    ("recursive", IID, (2, 1), 4, POOR, 1.1729574094),
+    ("recursive", IID, (1, 1, 2), 3, POOR, 1.2766891011),
+    ("recursive", IID, (1, 2, 1), 3, POOR, 1.3168467010),
+    ("recursive", IID, (2, 1, 1), 3, POOR, 1.5287468582),
+    ("recursive", IID, (2, 1, 1), 3, GOOD, 2.6360616412),
+    ("recursive", IID, (2, 2, 1), 2, POOR, 1.7475855718),
+    ("recursive", WOR, (1, 1, 2), 3, POOR, 1.3659604769),
+    ("recursive", WOR, (1, 2, 1), 3, POOR, 1.3364397337),
+    ("recursive", WOR, (2, 1, 1), 3, GOOD, 2.6997328261),
+    ("recursive", WOR, (1, 2, 2), 3, POOR, 1.4671530442),
+    ("recursive", WOR, (2, 1, 2), 3, POOR, 2.3847970024),
+    ("recursive", WOR, (2, 2, 2), 2, POOR, 3.0),
+    ("traversal", IID, (1, 1, 1), 5, POOR, 0.4431794187),
+    ("traversal", IID, (1, 1, 2), 3, POOR, 1.4103187598),
+    ("traversal", IID, (1, 2, 1), 3, POOR, 1.3699748755),
+    ("traversal", IID, (2, 1, 1), 3, POOR, 1.6483281306),
+    ("traversal", IID, (2, 1, 1), 3, GOOD, 2.6931212288),
+    ("traversal", IID, (1, 2, 2), 3, POOR, 1.4189707030),
+    ("traversal", IID, (2, 2, 1), 2, POOR, 1.7691497022),
+    ("traversal", WOR, (1, 1, 2), 3, POOR, 1.5049352062),
+    ("traversal", WOR, (1, 2, 1), 3, POOR, 1.3788338338),
+    ("traversal", WOR, (2, 1, 1), 3, GOOD, 2.7617056804),
+    ("traversal", WOR, (1, 2, 2), 3, POOR, 1.5270417815),
+    ("traversal", WOR, (2, 1, 2), 3, POOR, 2.5529874601),
+    ("traversal", WOR, (2, 2, 2), 2, POOR, 3.0),
     ("token", IID, (1, 1), 5, POOR, 0.3241118519),
     ("block", IID, (1, 1), 5, POOR, 0.3352795604),
 ]
@@ -109,6 +146,15 @@ def test_law_is_the_targets(
 ) -> None:
     cases = case(vocab_size, distance)
     assert check(cases, trees(cases, shape, draw), name, depth=len(shape)) == pytest.approx(accepted, abs=1e-9)
+
+
+def test_every_rule_of_trees_is_enumerated_to_depth_3_with_branches_at_every_level() -> None:
+    deep = {(name, draw): set[int]() for name, draw, *_ in TABLE if name in ("multistep", "recursive", "traversal")}
+    for name, draw, shape, *_ in TABLE:
+        if len(shape) == 3 and (name, draw) in deep:
+            deep[name, draw] |= {level for level, width in enumerate(shape) if width > 1}
+    kinds = [("multistep", IID), ("recursive", IID), ("recursive", WOR), ("traversal", IID), ("traversal", WOR)]
+    assert deep == {kind: {0, 1, 2} for kind in kinds}
 
 
 def test_older_rules_never_keep_more() -> None:

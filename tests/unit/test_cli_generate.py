@@ -15,7 +15,7 @@ from draftree import LLM, SamplingParams
 from draftree.cli.render import Colour, Ink
 
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
-COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "seed", "stats"}
+COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "stop_reason", "seed", "stats"}
 HEAD_KEYS = {
     "model",
     "draft",

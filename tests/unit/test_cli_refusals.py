@@ -63,6 +63,8 @@ USAGE = [
     (["models", "cache", "--clear", "--json"], "--clear lists nothing"),
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts can not be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
+    (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
+    (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
     (["generate", "MODEL", "ab", "--compare"], "name a drafter with --draft"),
     (["generate", "MODEL", "ab", "--compare", "--draft", "none"], "name a drafter with --draft"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, request, table_llm
+from families import VOCAB_SIZE
+from spelling import tokenizer
 
 PARAMS = SamplingParams(max_tokens=3, temperature=0)
 IDS = [[1, 2, 3], [4, 5]]
@@ -84,6 +88,44 @@ def test_what_are_no_parameters_is_refused(llm: LLM, params: Any) -> None:
 def test_none_among_parameters_is_the_defaults(llm: LLM) -> None:
     one, other = llm.generate(IDS, [PARAMS, None])  # type: ignore[list-item]
     assert (len(one.token_ids), len(other.token_ids)) == (3, SamplingParams().max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("count", "max_tokens", "kept"),
+    [(2, 4, 2), (1, 4, 1), (9, 4, 9), (50, 4, 10), (-1, 4, 6), (-1, 9, 1), (-1, None, 9)],
+)
+def test_only_the_last_tokens_of_a_prompt_are_kept(count: int, max_tokens: int | None, kept: int) -> None:
+    """A context of ten tokens: -1 leaves room for max_tokens, or for one token where there is no limit."""
+    short = LLM(TableLM(hashed(VOCAB, seed=5), max_length=10 if count == -1 else 4096))
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    given = SamplingParams(max_tokens=max_tokens, seed=1, truncate_prompt_tokens=count, prompt_logprobs=0)
+    (done,) = short.generate([ids], given)
+    assert done.prompt_logprobs is not None
+    assert [entry and entry.token_id for entry in done.prompt_logprobs] == [None, *ids[len(ids) - kept :][1:]]
+    assert done.stats.prompt_tokens == kept
+    (cut,) = short.generate([ids[len(ids) - kept :]], SamplingParams(max_tokens=max_tokens, seed=1))
+    assert done.token_ids == cut.token_ids
+
+
+def test_without_text_there_are_token_ids_and_nothing_to_stream() -> None:
+    llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), "ngram,min=1", tokenizer=tokenizer())
+    with_text, without = (
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=9, seed=1, detokenize=flag))[0] for flag in (True, False)
+    )
+    assert with_text.text
+    assert (without.text, without.token_ids) == ("", with_text.token_ids)
+    assert list(llm.stream([1, 2, 3], SamplingParams(max_tokens=9, seed=1, detokenize=False))) == []
+
+
+def test_a_completion_as_json_has_the_stop_reason_and_log_probabilities_of_the_prompt(llm: LLM) -> None:
+    given = SamplingParams(max_tokens=3, stop_token_ids=list(range(VOCAB)), prompt_logprobs=1)
+    (done,) = llm.generate([[1, 2]], given)
+    shown = json.loads(json.dumps(done.to_json()))
+    assert shown["stop_reason"] == done.stop_reason == done.token_ids[0]
+    assert shown["prompt_logprobs"][0] is None
+    assert shown["prompt_logprobs"][1]["token_id"] == 2
+    assert "logprobs" not in shown
+    assert llm.generate([[1, 2]], PARAMS)[0].to_json()["stop_reason"] is None
 
 
 def test_a_prompt_of_nothing_is_refused_in_a_stream(llm: LLM) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
+from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.filters import MinP, TopK, TopP
 from draftree.sampling.history import History
@@ -20,7 +20,7 @@ VOCAB = 12
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
     "frequency_penalty": 0.25, "logit_bias": {3: 1.0}, "no_repeat_ngram_size": 3, "bad_words": ["ab"],
-    "min_tokens": 2,
+    "min_tokens": 2, "allowed_token_ids": [1, 2, 3, 4],
 }  # fmt: skip
 
 
@@ -34,9 +34,9 @@ def build(encode: Callable[[str], list[int]] | None = letters, **values: Any) ->
 
 def test_order() -> None:
     controls = build(**EVERYTHING)
-    kinds = [LogitBias, RepetitionPenalty, CountPenalty, NoRepeatNgram, BadWords, MinTokens]
+    kinds = [AllowedTokens, LogitBias, RepetitionPenalty, CountPenalty, NoRepeatNgram, BadWords, MinTokens]
     assert [type(processor) for processor in controls.processors] == kinds
-    assert [type(keep) for keep in controls.filters] == [TopK, TopP, MinP]
+    assert [type(keep) for keep in controls.filters] == [MinP, TopK, TopP]
     assert controls.temperature == 0.7
     assert controls.noise.seed == 1
 
@@ -44,7 +44,7 @@ def test_order() -> None:
 def test_filters_are_left_out_at_temperature_0() -> None:
     controls = build(**EVERYTHING | {"temperature": 0})
     assert controls.filters == ()
-    assert len(controls.processors) == 6
+    assert len(controls.processors) == 7
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,18 @@ def test_filters_are_left_out_at_temperature_0() -> None:
         ({"temperature": 0, "presence_penalty": 0.5}, False),
         ({"temperature": 0, "frequency_penalty": -0.5}, False),
         ({"min_tokens": 1}, False),
-        ({"min_tokens": 1, "ignore_eos": True}, True),
-        ({"stop_token_ids": [3], "stop": "x", "seed": 4, "logprobs": 2}, True),
+        ({"min_tokens": 1, "ignore_eos": True}, False),
+        ({"allowed_token_ids": [3]}, False),
+        ({"stop_token_ids": [3], "stop": "x", "seed": 4, "logprobs": 2, "prompt_logprobs": 2}, True),
     ],
 )
 def test_is_plain_where_the_models_logits_are_used_as_they_are(values: dict[str, Any], plain: bool) -> None:
     assert build(**values).is_plain is plain
+
+
+def test_end_of_text_ids_that_end_the_text() -> None:
+    assert build(stop_token_ids=[5]).eos_ids == {2}
+    assert build(stop_token_ids=[2], ignore_eos=True).eos_ids == frozenset()
 
 
 def test_stop_ids() -> None:
@@ -81,7 +87,9 @@ def test_stop_ids() -> None:
     [
         ({"logit_bias": {VOCAB: 1.0}}, ["logit_bias", "token 12", "from 0 to 11"]),
         ({"stop_token_ids": [3, 99]}, ["stop_token_ids", "token 99", "from 0 to 11"]),
+        ({"allowed_token_ids": [3, VOCAB]}, ["allowed_token_ids", "token 12", "from 0 to 11"]),
         ({"logprobs": VOCAB + 1}, ["logprobs=13", "12 tokens"]),
+        ({"prompt_logprobs": VOCAB + 1}, ["prompt_logprobs=13", "12 tokens"]),
     ],
 )
 def test_refuses_what_the_vocabulary_does_not_have(values: dict[str, Any], words: list[str]) -> None:
@@ -97,18 +105,48 @@ def test_bad_words_need_a_tokenizer_that_knows_them() -> None:
         build(encode=lambda text: [], bad_words=["ab"])
 
 
-def test_bad_words_are_forbidden_as_they_stand_and_behind_a_space() -> None:
+@pytest.mark.parametrize("word", ["ab", " ab", "  ab"])
+def test_bad_words_are_forbidden_without_and_with_a_space_before(word: str) -> None:
     asked: list[str] = []
 
     def encode(text: str) -> list[int]:
         asked.append(text)
         return {"ab": [4, 5], " ab": [7]}[text]
 
-    controls = build(encode, bad_words=["ab"])
+    controls = build(encode, bad_words=[word])
     assert asked == ["ab", " ab"]
     laws = Laws(torch.zeros(2, VOCAB), [LawRows(History([1, 3]), controls, [[], [4]])])
     forbidden = [row.isneginf().nonzero().flatten().tolist() for row in laws.logits]
     assert forbidden == [[7], [5, 7]]
+
+
+def test_a_bad_word_that_has_tokens_only_without_a_space_is_forbidden_so() -> None:
+    controls = build({"ab": [4], " ab": []}.__getitem__, bad_words=["ab"])
+    logits = Laws(torch.zeros(1, VOCAB), [LawRows(History([1]), controls, [[]])]).logits[0]
+    assert logits.isneginf().nonzero().flatten().tolist() == [4]
+
+
+def test_min_tokens_forbids_an_ignored_end_of_text_too() -> None:
+    """As in vLLM: `ignore_eos` says that it does not end the text, `min_tokens` that it comes later."""
+    controls = build(min_tokens=1, ignore_eos=True)
+    assert controls.stop_ids == frozenset()
+    laws = Laws(torch.zeros(2, VOCAB), [LawRows(History([1]), controls, [[], [6]])])
+    assert [row.isneginf().nonzero().flatten().tolist() for row in laws.logits] == [[2], []]
+
+
+def test_top_p_counts_the_mass_of_what_min_p_left() -> None:
+    """As in vLLM: of 0.4, 0.3, 0.2 and 0.1 min-p keeps two tokens, which have 4/7 and 3/7 of the mass then."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1] + [0.0] * (VOCAB - 4)]).log()
+    for values, kept in (({"min_p": 0.6, "top_p": 0.55}, 1), ({"top_p": 0.55}, 2), ({"min_p": 0.6}, 2)):
+        laws = Laws(logits, [LawRows(History([1]), build(**values), [[]])])
+        assert int(laws.logits.isfinite().sum()) == kept
+
+
+def test_allowed_tokens_are_all_that_is_left_in_every_row() -> None:
+    controls = build(allowed_token_ids=[7, 3, 3], logit_bias={5: 1.0, 3: 2.0})
+    laws = Laws(torch.ones(2, VOCAB), [LawRows(History([1]), controls, [[], [6]])])
+    for row in laws.logits:
+        assert {place: value for place, value in enumerate(row.tolist()) if value > -math.inf} == {3: 3.0, 7: 1.0}
 
 
 def test_min_tokens_forbids_stop_ids_inside_a_tree_too() -> None:

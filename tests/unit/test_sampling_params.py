@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftree.core.errors import InvalidRequestError
+from draftree.sampling.param_checks import ELSEWHERE
 from draftree.sampling.params import SamplingParams
 
 NAN = float("nan")
@@ -78,8 +81,18 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", 2**64, "whole number from"),
     ("seed", 1.0, "whole number from"),
     ("seed", False, "whole number from"),
-    ("logprobs", -1, "at least 0 or None"),
-    ("logprobs", True, "at least 0 or None"),
+    ("logprobs", -2, "at least 0, -1 (all tokens) or None"),
+    ("logprobs", True, "at least 0, -1 (all tokens) or None"),
+    ("prompt_logprobs", -2, "at least 0, -1 (all tokens) or None"),
+    ("prompt_logprobs", 1.0, "at least 0, -1 (all tokens) or None"),
+    ("truncate_prompt_tokens", 0, "at least 1, -1 (as many as leave room for max_tokens) or None"),
+    ("truncate_prompt_tokens", -2, "at least 1, -1"),
+    ("truncate_prompt_tokens", "5", "at least 1, -1"),
+    ("allowed_token_ids", [], "at least one token id"),
+    ("allowed_token_ids", 3, "list of token ids"),
+    ("allowed_token_ids", [-1], "list of token ids"),
+    ("detokenize", 0, "True or False"),
+    ("spaces_between_special_tokens", None, "True or False"),
     ("prediction", "", "at least one"),
     ("prediction", [], "at least one"),
     ("prediction", 3, "list of token ids"),
@@ -125,6 +138,7 @@ def test_every_parameter_is_refused_somewhere_and_has_help() -> None:
         ({"n": 2, "temperature": 0}, ["n=2", "temperature=0", "set n=1"]),
         ({"min_tokens": 5, "max_tokens": 4}, ["min_tokens=5", "max_tokens=4", "lower the one"]),
         ({"json_schema": {}, "regex": "a"}, ["json_schema and regex", "keep one"]),
+        ({"detokenize": False, "stop": "a"}, ["detokenize=False", "stop_token_ids"]),
     ],
 )
 def test_refuses_contradictions(values: dict[str, Any], words: list[str]) -> None:
@@ -138,17 +152,61 @@ def test_defaults() -> None:
     assert dataclasses.asdict(params) == {
         "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
-        "bad_words": (), "min_tokens": 0, "max_tokens": 16, "stop": (), "stop_token_ids": (), "ignore_eos": False,
-        "include_stop_str_in_output": False, "skip_special_tokens": True, "seed": None, "logprobs": None,
+        "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (),
+        "stop_token_ids": (), "ignore_eos": False,
+        "include_stop_str_in_output": False, "detokenize": True, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "seed": None, "logprobs": None, "prompt_logprobs": None,
+        "truncate_prompt_tokens": None,
         "prediction": None, "json_schema": None, "regex": None, "grammar": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_token", "did you mean 'max_tokens'?"),
+        ("max_new_tokens", "did you mean 'max_tokens'?"),
+        ("top-p", "did you mean 'top_p'?"),
+        ("prompt_logprob", "did you mean 'prompt_logprobs'?"),
+        ("num_return_sequences", "did you mean 'n'?"),
+        ("do_sample", "temperature=0"),
+        ("zzz", "known: allowed_token_ids"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_suggestion(name: str, hint: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{name: 3})
+    assert f"unknown sampling parameter '{name}'" in str(caught.value)
+    assert hint in str(caught.value)
+    with pytest.raises(InvalidRequestError):
+        dataclasses.replace(SamplingParams(), **{name: 3})
+
+
+def test_names_of_other_libraries_are_unknown_here_and_hints_name_what_is_known() -> None:
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert not known & ELSEWHERE.keys()
+    for hint in ELSEWHERE.values():
+        words = set(re.findall(r"\w+", hint))
+        assert words & known
+
+
+def test_the_signature_is_that_of_the_dataclass() -> None:
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert list(inspect.signature(SamplingParams).parameters) == names
+    assert SamplingParams(2, 0.5) == SamplingParams(n=2, temperature=0.5)
+
+
+def test_a_seed_of_minus_one_is_a_fresh_one() -> None:
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-2).seed == -2
 
 
 def test_limits_are_allowed() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition_penalty=0.01, presence_penalty=-2)
     SamplingParams(temperature=1e-4, logit_bias={0: -100, 1: 100, 2: -math.inf}, min_tokens=3, max_tokens=3)
     SamplingParams(temperature=1e4, max_tokens=None, min_tokens=10**6, seed=2**64 - 1, logprobs=0)
-    SamplingParams(seed=-(2**63))
+    SamplingParams(seed=-(2**63), logprobs=-1, prompt_logprobs=-1, truncate_prompt_tokens=-1)
+    SamplingParams(prompt_logprobs=0, truncate_prompt_tokens=1)
 
 
 def test_values_are_normalised() -> None:
@@ -164,6 +222,7 @@ def test_values_are_normalised() -> None:
     ]:  # fmt: skip
         assert type(value) is kind
     assert SamplingParams(logit_bias={}).logit_bias is None
+    assert SamplingParams(allowed_token_ids=np.array([4, 3, 4])).allowed_token_ids == (4, 3)
 
 
 def test_the_callers_mapping_is_copied() -> None:

@@ -72,3 +72,84 @@ def test_a_stop_string_ends_the_text_before_it(backend: Callable[[], object], st
     whole = tokenizer.decode(ids, True)
     assert shown(written) == whole.split(stop)[0]
     assert written.finish_reason is (FinishReason.STOP if stop in whole else FinishReason.LENGTH)
+
+
+def written_in_runs(tokenizer: Tokenizer, ids: list[int], length_of_run: int, **params: object) -> WritingSequence:
+    written = sequence(tokenizer, len(ids), **params)
+    for start in range(0, len(ids), length_of_run):
+        if not written.is_finished:
+            run = ids[start : start + length_of_run]
+            written.write(run, len(run) - 1)
+    return written
+
+
+def ends_of_prefixes(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """How many characters of the text are complete after each token."""
+    return [len(tokenizer.decode(ids[:count], True).rstrip("\ufffd")) for count in range(len(ids) + 1)]
+
+
+@pytest.mark.parametrize("stop", ["fox\n", "x\n\n語", "The fox", "😀\nThe dog", "e", "日本 é"])
+@pytest.mark.parametrize("length_of_run", [1, 3, 100])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_may_begin_before_the_minimum_and_ends_behind_it(
+    stop: str, length_of_run: int, include: bool
+) -> None:
+    """As in vLLM: its last character belongs to a later token than number `min_tokens`."""
+    tokenizer = Tokenizer(byte_level())
+    ids = tokenizer.encode(TEXT)
+    whole, ends = tokenizer.decode(ids, True), ends_of_prefixes(tokenizer, ids)
+    straddled = 0
+    for least in range(len(ids) + 1):
+        places = [place for place in range(len(whole)) if whole.startswith(stop, place)]
+        found = [place for place in places if place + len(stop) > ends[least]]
+        written = written_in_runs(
+            tokenizer,
+            ids,
+            length_of_run,
+            stop=[stop],
+            min_tokens=least,
+            max_tokens=99,
+            include_stop_str_in_output=include,
+        )
+        if found:
+            straddled += found[0] < ends[least]
+            assert shown(written) == whole[: found[0] + (len(stop) if include else 0)]
+            assert (written.finish_reason, written.stop_reason) == (FinishReason.STOP, stop)
+        else:
+            assert shown(written) == whole
+            assert (written.finish_reason, written.stop_reason) == (FinishReason.LENGTH, None)
+    assert straddled > 0 or len(stop) == 1
+
+
+def test_text_of_the_minimum_that_may_become_a_stop_string_is_held_back() -> None:
+    tokenizer = Tokenizer(byte_level())
+    ids = tokenizer.encode("abcd")
+    assert len(ids) == 4
+    written = sequence(tokenizer, 10, stop=["cd"], min_tokens=3)
+    written.write(ids[:3], 2)
+    assert shown(written) == "ab"
+    written.write(ids[3:], 0)
+    assert (shown(written), written.stop_reason) == ("", "cd")
+
+
+@pytest.mark.parametrize(
+    ("params", "token", "reason"),
+    [
+        ({}, "eos", None),
+        ({"stop_token_ids": [7]}, 7, 7),
+        ({"stop_token_ids": [7], "ignore_eos": True}, 7, 7),
+        ({"stop_token_ids": ["eos"]}, "eos", None),
+        ({"stop_token_ids": ["eos"], "ignore_eos": True}, "eos", "eos"),
+    ],
+)
+def test_the_stop_reason_is_the_token_that_was_asked_for(params: dict, token: object, reason: object) -> None:  # type: ignore[type-arg]
+    tokenizer = Tokenizer(byte_level())
+
+    def real(value: object) -> object:
+        return tokenizer.eos_token_id if value == "eos" else value
+
+    given = {name: [real(one) for one in value] if isinstance(value, list) else value for name, value in params.items()}
+    written = sequence(tokenizer, 10, **given)
+    written.write([9, real(token)], 0)  # type: ignore[list-item]
+    assert written.finish_reason is FinishReason.STOP
+    assert written.stop_reason == real(reason)

@@ -169,8 +169,11 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
         )
     if stream and params.n > 1:
         raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
-    if params.logprobs is not None and not as_json:
-        raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint="--logprobs")
+    for name, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
+        if count is not None and not as_json:
+            raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint=name)
+    if not params.detokenize and not as_json:
+        raise typer.BadParameter("token ids are shown in the object of --json: add it", param_hint="--no-detokenize")
 
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:

@@ -85,7 +85,7 @@ class Wish:
 
 def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:
     """The parameters with no more tokens than the context has room for behind a prompt."""
-    room = llm.model.max_length - len(ids)
+    room = llm.model.max_length - len(llm.requests.truncated(ids, params))
     # without any room the request itself is refused, and says why
     if params.max_tokens is None or room < 1:
         return params

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
@@ -94,4 +94,9 @@ def draft_controls(config: Any, *, vocab_size: int, seed: int) -> Controls:
         params = SamplingParams(**wanted)
     except InvalidRequestError:  # a range of ours is narrower: the drafter does without
         params = SamplingParams(temperature=float(bool(config.do_sample)))
-    return build_controls(params, vocab_size=vocab_size, seed=seed)
+    controls = build_controls(params, vocab_size=vocab_size, seed=seed)
+    if not params.min_p or not controls.filters:
+        return controls
+    # min-p is the first filter here and the last one of generate
+    min_p, *others = controls.filters
+    return replace(controls, filters=(*others, min_p))

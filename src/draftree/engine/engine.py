@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
+from draftree.engine.logprobs import scored_rows
 from draftree.engine.memory import memory_for_sequences, memory_of_sequence
 from draftree.engine.parts import Parts
 from draftree.engine.places import Places
@@ -224,15 +225,27 @@ class Engine:
     def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
         """Who writes in the next pass, and who reads how much."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
-        writing = [s for s in running if s.num_pending <= READ_AT_ONCE]
-        reading = [s for s in running if s.num_pending > READ_AT_ONCE]
+        writing = [s for s in running if s.num_pending <= READ_AT_ONCE and not s.scores_prompt]
+        reading = [s for s in running if s.num_pending > READ_AT_ONCE or s.scores_prompt]
         beside = any(s.counts.rounds for s in writing) and not self._together
-        given = shares([s.num_pending for s in reading], self._limits.read_beside if beside else ALONE)
+        given = self._reading_sizes(reading, self._limits.read_beside if beside else ALONE)
         chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
         ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
             return [], chunks
         return ready, chunks
+
+    def _reading_sizes(self, reading: Sequence[WritingSequence], budget: int) -> list[int]:
+        """How many tokens each reads; of scored prompts together no more rows than there is memory for logits."""
+        rows = scored_rows(self._parts.target.vocab_size)
+        # the root is no part of a scored chunk: a round reads it
+        wanted = [min(s.num_pending - 1, rows) if s.scores_prompt else s.num_pending for s in reading]
+        given = shares(wanted, budget)
+        for place, sequence in enumerate(reading):
+            if sequence.scores_prompt:
+                given[place] = min(given[place], rows)
+                rows -= given[place]
+        return given
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:

@@ -1,13 +1,48 @@
-"""Log-probabilities of written tokens, under the model's own law."""
+"""Log-probabilities of written tokens and of prompts, under the model's own law."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from draftree.engine.sequence import TokenLogprob
+from draftree.core.errors import NonFiniteLogitsError
+from draftree.engine.sequence import TokenLogprob, WritingSequence
+
+EVERY_TOKEN = -1
+PROMPT_LOGIT_BYTES = 32 * 2**20
+"""Logits of prompt tokens that one pass computes at most; their log-probabilities take as much again."""
+
+
+def scored_rows(vocab_size: int) -> int:
+    """Prompt rows of a pass whose logits are computed at most."""
+    return max(1, PROMPT_LOGIT_BYTES // (4 * vocab_size))
+
+
+def score_prompt(sequence: WritingSequence, logits: Tensor) -> None:
+    """Note log-probabilities of the next prompt tokens.
+
+    Args:
+        sequence: whose prompt is read.
+        logits: where each of its next tokens without an entry is predicted, shape (tokens, vocab).
+
+    Raises:
+        NonFiniteLogitsError: a log-probability is NaN.
+    """
+    top = sequence.controls.params.prompt_logprobs
+    assert top is not None, "the request wants log-probabilities of its prompt"
+    first = len(sequence.prompt_logprobs)
+    tokens = sequence.history.since(first)[: len(logits)]
+    entries = token_logprobs(logits, tokens, top=top)
+    for position, entry in enumerate(entries, first):
+        if math.isnan(entry.logprob):
+            raise NonFiniteLogitsError(
+                f"request {sequence.request_id}: the log-probability of the prompt's token at position {position} is "
+                "NaN: check weights and dtype (float16 overflows where bfloat16 does not)"
+            )
+    sequence.prompt_logprobs.extend(entries)
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[TokenLogprob]:
@@ -16,8 +51,9 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[T
     Args:
         logits: the model's logits where each token was chosen, shape (tokens, vocab).
         tokens: what was written.
-        top: how many of the likeliest tokens to name.
+        top: how many of the likeliest tokens to name; -1 names all.
     """
+    top = logits.shape[-1] if top == EVERY_TOKEN else top
     log_probs = torch.log_softmax(logits, dim=-1)
     chosen = log_probs.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
     best = log_probs.topk(top, dim=-1)

@@ -121,8 +121,7 @@ class Places:
                 sequence.fail(error)
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
-        # the last token is always read: its logits are wanted
-        found = self._beginning(sequence.history.tokens[:-1], earlier)
+        found = self._beginning(sequence.history.tokens[: sequence.num_copyable], earlier)
         if found.later >= found.length + MIN_SHARED:
             return  # another is about to read that much of it
         if found.length < MIN_SHARED:

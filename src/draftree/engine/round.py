@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.threads import Alone
+from draftree.core.threads import Alone, one_thread
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
-from draftree.engine.logprobs import token_logprobs
+from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches
 from draftree.engine.sequence import WritingSequence
-from draftree.models.base import Extend, Slot
+from draftree.models.base import Extend, Scores, Slot
 from draftree.sampling.laws import LawRows, Laws
 from draftree.verifiers.chance import NoiseChance
 
@@ -92,10 +92,12 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     scores = parts.target.extend(jobs)
     clock.append(time.perf_counter())
     with Alone(where=parts.target.own_threads) as alone:
-        laws = Laws(scores.given, [_rows(turn) for turn in turns], at=scores.at, before_torch=alone.begin)
+        own = scores.first(len(turns))
+        laws = Laws(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
         _verify(parts, turns, laws)
         clock.append(time.perf_counter())
         rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
+        _score_prompts(parts, chunks, scores, first=len(turns))
         _commit(parts, turns, chunks)
     clock.append(time.perf_counter())
     record = _record(parts, clock, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
@@ -131,7 +133,8 @@ def _record(
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
     """A pass in which nobody writes."""
     start = time.perf_counter()
-    parts.target.extend([_chunk_job(chunk) for chunk in chunks])
+    scores = parts.target.extend([_chunk_job(chunk) for chunk in chunks])
+    _score_prompts(parts, chunks, scores, first=0)
     parts.target.commit_many([_slot(c.sequence) for c in chunks], [range(c.num_tokens) for c in chunks])
     seconds = time.perf_counter() - start
     for chunk in chunks:
@@ -140,8 +143,25 @@ def _read(parts: Parts, chunks: Series[Chunk]) -> None:
 
 def _chunk_job(chunk: Chunk) -> Extend:
     slot = _slot(chunk.sequence)
-    tokens = chunk.sequence.history.since(slot.length)[: chunk.num_tokens]
-    return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())
+    sequence = chunk.sequence
+    tokens = sequence.history.since(slot.length)[: chunk.num_tokens]
+    # a sequence that lost its slot reads tokens again whose rows are scored already
+    first = max(0, len(sequence.prompt_logprobs) - 1 - slot.length) if sequence.scores_prompt else len(tokens)
+    return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=range(first, len(tokens)))
+
+
+def _score_prompts(parts: Parts, chunks: Series[Chunk], scores: Scores, *, first: int) -> None:
+    """Note log-probabilities of prompt tokens where they are wanted; the chunks' jobs begin at `first`."""
+    for job, chunk in enumerate(chunks, first):
+        if scores.starts[job] == scores.starts[job + 1]:
+            continue
+        try:
+            with one_thread(where=parts.target.own_threads):
+                score_prompt(chunk.sequence, scores.of(job))
+        except AssertionError:
+            raise  # a mistake of ours, not the request's
+        except Exception as error:
+            chunk.sequence.fail(error)
 
 
 def _slot(sequence: WritingSequence) -> Slot:

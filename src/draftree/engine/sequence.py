@@ -122,8 +122,13 @@ class WritingSequence:
         self.kernels_reason: str | None = None
         """Of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        """The stop token or stop string of the request that ended the text; None for the model's end of text."""
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        """One entry for each prompt token that is scored; nothing predicts the first one."""
+        self._num_scored = 0 if controls.params.prompt_logprobs is None else len(prompt)
         self.drafted: list[bool] = []
         self.texts: list[str] = []
         self._detokenizer = detokenizer
@@ -142,6 +147,16 @@ class WritingSequence:
     def num_pending(self) -> int:
         """Written tokens that the target's slot does not hold yet; at least one, the root."""
         return len(self.history) - (0 if self.slot is None else self.slot.length)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are wanted that are not known yet."""
+        return len(self.prompt_logprobs) < self._num_scored
+
+    @property
+    def num_copyable(self) -> int:
+        """Tokens that need not be read if another slot holds them: all but the root, or those without a wanted row."""
+        return len(self.prompt_logprobs) - 1 if self.scores_prompt else len(self.history) - 1
 
     @property
     def room(self) -> int:
@@ -168,6 +183,8 @@ class WritingSequence:
                 self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
             if not self.is_finished and (is_stop or self.room == 0):
                 self._end(FinishReason.STOP if is_stop else FinishReason.LENGTH, drafted)
+                if is_stop and self.stop_reason is None and token not in self.controls.eos_ids:
+                    self.stop_reason = token
             if self.is_finished:
                 return place + 1
         return len(tokens)
@@ -175,13 +192,15 @@ class WritingSequence:
     def _show(self, text: str, drafted: bool) -> None:
         if not text:
             return
-        if self._stop is None or self.history.num_output_tokens < self.controls.params.min_tokens:
+        if self._stop is None:
             self._add(text, drafted)
             return
-        state = self._stop.push(text)
+        # as stop tokens, stop strings end the text behind the first `min_tokens` tokens only
+        may_end = self.history.num_output_tokens > self.controls.params.min_tokens
+        state = self._stop.push(text, may_end=may_end)
         self._add(state.text, drafted)
         if state.matched is not None:
-            self.finish_reason = FinishReason.STOP
+            self.finish_reason, self.stop_reason = FinishReason.STOP, state.matched
 
     def _end(self, reason: FinishReason, drafted: bool) -> None:
         rest = "" if self._detokenizer is None else self._detokenizer.finish()

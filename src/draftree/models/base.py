@@ -103,6 +103,14 @@ class Scores:
         """Shape (asked rows, vocab); float32, or float64 for a float64 model."""
         return rows_of(self.given, self.at)
 
+    def first(self, jobs: int) -> Scores:
+        """Logits of the first jobs alone."""
+        end = self.starts[jobs]
+        if end == self.starts[-1]:
+            return self
+        given = None if self.given is None else self.given[:end]
+        return Scores(given, self.starts[: jobs + 1], None if self.at is None else self.at._replace(rows=end))
+
     def of(self, job: int) -> Tensor:
         """Logits of one job, shape (asked rows, vocab); a view."""
         return self.logits[self.starts[job] : self.starts[job + 1]]

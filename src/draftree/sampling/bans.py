@@ -1,4 +1,4 @@
-"""Processors that forbid tokens: repeated n-grams, bad words, and an end that comes too early."""
+"""Processors that forbid tokens: all but some, repeated n-grams, bad words, and an end that comes too early."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from torch import Tensor
 from draftree.sampling.processors import NO_TOKEN, Processor, RowContext, forbid
 
 _ANY_TOKEN = NO_TOKEN - 1
+
+
+class AllowedTokens(Processor):
+    """Forbids all tokens but these.
+
+    Args:
+        tokens: token ids, at least one.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Logits with the others at -inf."""
+        tokens = self._tokens[self._tokens < logits.shape[-1]].to(logits.device)
+        kept = logits.index_select(-1, tokens)
+        return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
 
 
 class NoRepeatNgram(Processor):

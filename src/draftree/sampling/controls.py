@@ -1,8 +1,9 @@
 """A request's sampling parameters made ready for one model: what is applied to its logits, and in which order.
 
-Order: logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, bad words, minimum of
-tokens, grammar; then temperature; then top-k, top-p, min-p. Where transformers has these controls it has them in this
-order. At temperature 0 the filters are left out: they never remove the likeliest token, so they change nothing.
+Order: allowed tokens, logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, bad words,
+minimum of tokens, grammar; then temperature; then min-p, top-k, top-p, as in vLLM: top-p counts the mass of what min-p
+and top-k left. At temperature 0 the filters are left out: they never remove the likeliest token, so they change
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.noise import Noise
-from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
+from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
 from draftree.sampling.grammar import Grammars
 from draftree.sampling.guide import GrammarMask, Guide
@@ -34,6 +35,7 @@ class Controls:
         processors: applied to the model's logits, in order.
         filters: applied behind the temperature, in order; empty at temperature 0.
         stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
+        eos_ids: the model's end-of-text ids among them; empty if they are ignored.
         prediction: token ids of the text that is expected; for drafters, no law depends on it.
         guide: leads the text through its grammar, if it has one; a processor asks it, and drafters may.
     """
@@ -44,6 +46,7 @@ class Controls:
     processors: tuple[Processor, ...]
     filters: tuple[Filter, ...]
     stop_ids: frozenset[int]
+    eos_ids: frozenset[int] = frozenset()
     prediction: tuple[int, ...] = ()
     guide: Guide | None = None
 
@@ -77,20 +80,28 @@ def build_controls(
             followed.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
-    if params.logprobs is not None and params.logprobs > vocab_size:
-        raise InvalidRequestError(
-            f"logprobs={params.logprobs} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most"
-        )
-    stop_ids = frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else eos_ids)
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise InvalidRequestError(
+                f"{name}={count} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most, "
+                "or for -1, which is all of them"
+            )
+    ending_ids = frozenset(() if params.ignore_eos else eos_ids)
+    stop_ids = frozenset(params.stop_token_ids or ()) | ending_ids
     guide = _guide(params, [*dict.fromkeys(i for i in (*eos_ids, *sorted(stop_ids)) if i in stop_ids)], grammars)
     return Controls(
         params=params,
         noise=Noise(seed),
         temperature=params.temperature,
-        processors=(*_processors(params, stop_ids, encode), *(() if guide is None else (GrammarMask(guide),))),
+        processors=(
+            *_processors(params, stop_ids | frozenset(eos_ids), encode),
+            *(() if guide is None else (GrammarMask(guide),)),
+        ),
         filters=tuple(_filters(params, vocab_size)),
         stop_ids=stop_ids,
+        eos_ids=ending_ids,
         prediction=_predicted(params.prediction, vocab_size, encode),
         guide=guide,
     )
@@ -106,7 +117,10 @@ def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Gramm
     return grammars().open(params, ends)
 
 
-def _processors(params: SamplingParams, stop_ids: frozenset[int], encode: Encode | None) -> Iterable[Processor]:
+def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | None) -> Iterable[Processor]:
+    """All processors but the grammar's; `ends` are stop tokens and end-of-text tokens, ignored ones included."""
+    if params.allowed_token_ids is not None:
+        yield AllowedTokens(params.allowed_token_ids)
     if params.logit_bias:
         yield LogitBias(params.logit_bias)
     if params.repetition_penalty != 1.0:
@@ -117,19 +131,19 @@ def _processors(params: SamplingParams, stop_ids: frozenset[int], encode: Encode
         yield NoRepeatNgram(params.no_repeat_ngram_size)
     if params.bad_words:
         yield BadWords(_encoded(params.bad_words, encode))
-    if params.min_tokens and stop_ids:
-        yield MinTokens(params.min_tokens, sorted(stop_ids))
+    if params.min_tokens and ends:
+        yield MinTokens(params.min_tokens, sorted(ends))
 
 
 def _filters(params: SamplingParams, vocab_size: int) -> Iterable[Filter]:
     if params.temperature == 0:
         return
+    if params.min_p > 0:
+        yield MinP(params.min_p)
     if 0 < params.top_k < vocab_size:
         yield TopK(params.top_k)
     if params.top_p < 1:
         yield TopP(params.top_p)
-    if params.min_p > 0:
-        yield MinP(params.min_p)
 
 
 def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: Encode | None) -> tuple[int, ...]:
@@ -144,7 +158,7 @@ def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: 
 
 
 def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
-    """Token ids of every word as it stands and behind a space, where many vocabularies have another token."""
+    """Token ids of every word without and with a space before it: many vocabularies have a token for each."""
     if encode is None:
         raise InvalidRequestError(
             f"bad_words={list(words)!r} need a tokenizer, and this model has none: "
@@ -152,11 +166,13 @@ def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
         )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
-        for text in (word, f" {word}"):
-            ids = tuple(encode(text))
-            if not ids:
-                raise InvalidRequestError(f"bad_words: the tokenizer has no tokens for {word!r}: leave it out")
-            found[ids] = None
+        bare = word.lstrip()
+        plain, spaced = tuple(encode(bare)), tuple(encode(f" {bare}"))
+        if not plain:
+            raise InvalidRequestError(f"bad_words: the tokenizer has no tokens for {word!r}: leave it out")
+        found[plain] = None
+        if spaced:
+            found[spaced] = None
     return [list(ids) for ids in found]
 
 

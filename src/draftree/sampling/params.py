@@ -13,9 +13,11 @@ import numpy as np
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
+from draftree.sampling.param_checks import Count, Number, Whole, names_are_checked, refuse
 from draftree.sampling.schema import schema_text
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
+_FRESH_SEED = -1
 _MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
 _MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
 
@@ -24,14 +26,17 @@ def _field(default: Any, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
 
 
+@names_are_checked
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of a request are chosen. Checked when built.
 
-    Sequences are kept as tuples (an absent one is empty) and numbers as Python's own; `logit_bias` is copied.
+    Sequences are kept as tuples (an absent one is empty, but `allowed_token_ids` stays None) and numbers as Python's
+    own; `logit_bias` is copied.
 
     Raises:
-        InvalidRequestError: a wrong type, a value out of range, or two values that contradict each other.
+        InvalidRequestError: an unknown name, a wrong type, a value out of range, or two values that contradict each
+            other.
 
     Example:
         >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1, stop="###").stop
@@ -51,18 +56,32 @@ class SamplingParams:
     )
     no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice in prompt and output; 0 is off")
     bad_words: Sequence[str] | None = _field(
-        None, "words that are not written in the tokens that the tokenizer cuts them into, alone or behind a space"
+        None,
+        "words that are not written in the tokens that the tokenizer cuts them into, with or without a space before",
     )
-    min_tokens: int = _field(0, "no end of text and no stop token before this many tokens")
+    allowed_token_ids: Sequence[int] | None = _field(
+        None, "the only token ids that may be written; the end of text too is written only if it is one of them"
+    )
+    min_tokens: int = _field(0, "no end of text, stop token or stop string among this many first tokens")
     max_tokens: int | None = _field(16, "tokens to write at most; none goes on to the end of the model's context")
     stop: str | Sequence[str] | None = _field(None, "strings that end the text; they are not part of it")
     stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the text")
     ignore_eos: bool = _field(False, "go on after the model's end-of-text token")
     include_stop_str_in_output: bool = _field(False, "keep the stop string at the end of the text")
+    detokenize: bool = _field(True, "turn tokens into text; without it a completion has token ids only")
     skip_special_tokens: bool = _field(True, "leave special tokens out of the text")
-    seed: int | None = _field(None, "the same seed gives the same text; none takes a fresh one and reports it")
+    spaces_between_special_tokens: bool = _field(
+        True, "keep the spaces that some tokenizers write between special tokens that follow each other"
+    )
+    seed: int | None = _field(None, "the same seed gives the same text; none or -1 takes a fresh one and reports it")
     logprobs: int | None = _field(
-        None, "report log-probabilities: 0 of the chosen tokens, n of the n likeliest as well"
+        None, "report log-probabilities: 0 of the chosen tokens, n of the n likeliest as well, -1 of all tokens"
+    )
+    prompt_logprobs: int | None = _field(
+        None, "report log-probabilities of the prompt's tokens, with the same numbers as for logprobs"
+    )
+    truncate_prompt_tokens: int | None = _field(
+        None, "keep only this many of the prompt's last tokens; -1 keeps as many as leave room for max_tokens"
     )
     prediction: str | Sequence[int] | None = _field(
         None, "text that is expected, from which drafter 'prediction' drafts; what is written does not depend on it"
@@ -87,6 +106,11 @@ class SamplingParams:
                 "lower the one or raise the other"
             )
 
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings are looked for in the text, and detokenize=False makes none: "
+                "leave one of them out, or use stop_token_ids"
+            )
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and a text follows one: keep one of them")
@@ -105,62 +129,17 @@ class SamplingParams:
         return tuple(self.stop or ())
 
 
-def _refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
-    shown = repr(value)
-    return InvalidRequestError(
-        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'} is refused: {name} must be {allowed}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    low: int
-    high: int | None = None
-    optional: bool = False
-
-    @property
-    def allowed(self) -> str:
-        bounds = f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
-        return f"a whole number {bounds}" + (" or None" if self.optional else "")
-
-    def __call__(self, name: str, value: Any) -> int | None:
-        if value is None and self.optional:
-            return None
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise _refuse(name, value, self.allowed)
-        number = int(value)
-        if number < self.low or (self.high is not None and number > self.high):
-            raise _refuse(name, value, self.allowed)
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    low: float
-    high: float
-    allowed: str
-    above_low: bool = False
-
-    def __call__(self, name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise _refuse(name, value, self.allowed)
-        # compared before it is converted: a whole number may be too large for a float
-        if not self.low <= value <= self.high or (self.above_low and value == self.low):  # type: ignore[operator]
-            raise _refuse(name, value, self.allowed)
-        return float(value)
-
-
 def _temperature(name: str, value: Any) -> float:
     allowed = f"0 (the likeliest token) or a number from {_MIN_TEMPERATURE} to {_MAX_TEMPERATURE:.0f}"
-    number = _Number(0.0, _MAX_TEMPERATURE, allowed)(name, value)
+    number = Number(0.0, _MAX_TEMPERATURE, allowed)(name, value)
     if 0 < number < _MIN_TEMPERATURE:
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     return number
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise _refuse(name, value, "True or False")
+        raise refuse(name, value, "True or False")
     return bool(value)
 
 
@@ -169,9 +148,9 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     if not all(isinstance(item, str) and item for item in value):
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     return tuple(value)
 
 
@@ -182,7 +161,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
 def _bad_words(name: str, value: Any) -> tuple[str, ...]:
     words = _strings(name, value)
     if not all(word.strip() for word in words):
-        raise _refuse(name, value, "a list of strings with more than spaces in them")
+        raise refuse(name, value, "a list of strings with more than spaces in them")
     return words
 
 
@@ -191,16 +170,30 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     if not all(_is_token_id(item) for item in value):
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     return tuple(int(item) for item in value)
+
+
+def _allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    ids = tuple(dict.fromkeys(_token_ids(name, value)))
+    if not ids:
+        raise refuse(name, value, "a list of at least one token id, or None")
+    return ids
+
+
+def _seed(name: str, value: Any) -> int | None:
+    number = Whole(-(2**63), 2**64 - 1, optional=True)(name, value)
+    return None if number == _FRESH_SEED else number
 
 
 def _prediction(name: str, value: Any) -> str | tuple[int, ...] | None:
     given = value if value is None or isinstance(value, str) else _token_ids(name, value)
     if given is not None and not len(given):
-        raise _refuse(name, value, "a text or token ids, at least one, or None")
+        raise refuse(name, value, "a text or token ids, at least one, or None")
     return given
 
 
@@ -210,12 +203,12 @@ def _json_schema(name: str, value: Any) -> str | None:
     try:
         return schema_text(value)
     except ValueError as error:
-        raise _refuse(name, value, f"a JSON schema: a dictionary, JSON text, or a pydantic model ({error})") from error
+        raise refuse(name, value, f"a JSON schema: a dictionary, JSON text, or a pydantic model ({error})") from error
 
 
 def _text(name: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise _refuse(name, value, "a text that is not empty, or None")
+        raise refuse(name, value, "a text that is not empty, or None")
     return value
 
 
@@ -228,11 +221,11 @@ def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise _refuse(name, value, allowed)
+        raise refuse(name, value, allowed)
     biases: dict[int, float] = {}
     for token, bias in value.items():
         if not _is_token_id(token):
-            raise _refuse(name, value, allowed)
+            raise refuse(name, value, allowed)
         biases[int(token)] = _bias(f"{name}[{token}]", bias)
     return biases or None
 
@@ -241,30 +234,35 @@ def _bias(name: str, value: Any) -> float:
     allowed = "a number from -100 to 100, or -inf to forbid the token"
     if isinstance(value, numbers.Real) and value == -math.inf:
         return -math.inf
-    return _Number(-100.0, 100.0, allowed)(name, value)
+    return Number(-100.0, 100.0, allowed)(name, value)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "n": _Whole(1),
+    "n": Whole(1),
     "temperature": _temperature,
-    "top_p": _Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
-    "top_k": _Whole(-1),
-    "min_p": _Number(0.0, 1.0, "a number from 0 to 1"),
-    "repetition_penalty": _Number(0.01, 100.0, "a number from 0.01 to 100 (1 is off)"),
-    "presence_penalty": _Number(-2.0, 2.0, "a number from -2 to 2"),
-    "frequency_penalty": _Number(-2.0, 2.0, "a number from -2 to 2"),
+    "top_p": Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
+    "top_k": Whole(-1),
+    "min_p": Number(0.0, 1.0, "a number from 0 to 1"),
+    "repetition_penalty": Number(0.01, 100.0, "a number from 0.01 to 100 (1 is off)"),
+    "presence_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
+    "frequency_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
     "logit_bias": _logit_bias,
-    "no_repeat_ngram_size": _Whole(0),
+    "no_repeat_ngram_size": Whole(0),
     "bad_words": _bad_words,
-    "min_tokens": _Whole(0),
-    "max_tokens": _Whole(1, optional=True),
+    "allowed_token_ids": _allowed_ids,
+    "min_tokens": Whole(0),
+    "max_tokens": Whole(1, optional=True),
     "stop": _stop,
     "stop_token_ids": _token_ids,
     "ignore_eos": _flag,
     "include_stop_str_in_output": _flag,
+    "detokenize": _flag,
     "skip_special_tokens": _flag,
-    "seed": _Whole(-(2**63), 2**64 - 1, optional=True),
-    "logprobs": _Whole(0, optional=True),
+    "spaces_between_special_tokens": _flag,
+    "seed": _seed,
+    "logprobs": Count(0, "all tokens"),
+    "prompt_logprobs": Count(0, "all tokens"),
+    "truncate_prompt_tokens": Count(1, "as many as leave room for max_tokens"),
     "prediction": _prediction,
     "json_schema": _json_schema,
     "regex": _text,

@@ -35,10 +35,12 @@ class TextScheme:
     Attributes:
         open: a stream for one sequence.
         skipped: ids that are left out before the stream sees them.
+        streams: whether pieces come before the text is complete.
     """
 
     open: Callable[[], TextStream]
     skipped: frozenset[int]
+    streams: bool = True
 
     def text_of(self, ids: Iterable[int]) -> str:
         """All pieces of a whole sequence, put together."""
@@ -67,7 +69,7 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
         if all(scheme.text_of(ids) == text for ids, text in checks):
             return scheme
     logger.warning("the text of this tokenizer can not be streamed: it is shown when a sequence is complete")
-    return TextScheme(partial(WithheldStream, decode), frozenset())
+    return TextScheme(partial(WithheldStream, decode), frozenset(), streams=False)
 
 
 def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Callable[[], TextStream] | None:

@@ -54,18 +54,23 @@ class StopChecker:
         """The stop string that ended the text, if one did."""
         return self._matched
 
-    def push(self, piece: str) -> StopState:
-        """Reads the next piece."""
-        return self.push_all((piece,))
+    def push(self, piece: str, *, may_end: bool = True) -> StopState:
+        """Reads the next piece.
 
-    def push_all(self, pieces: Iterable[str]) -> StopState:
-        """Reads pieces in order, up to the one that completes a stop string."""
+        Args:
+            piece: text.
+            may_end: False if no stop string ends the text in this piece; one that begins here may end in a later piece.
+        """
+        return self.push_all((piece,), may_end=may_end)
+
+    def push_all(self, pieces: Iterable[str], *, may_end: bool = True) -> StopState:
+        """Reads pieces in order, up to the one that completes a stop string; `may_end` as for `push`."""
         assert self._matched is None, "push after a match"
         shown: list[str] = []
         num_pieces = 0
         for piece in pieces:
             num_pieces += 1
-            shown.append(self._read(piece))
+            shown.append(self._read(piece, may_end=may_end))
             if self._matched is not None:
                 break
         return StopState("".join(shown), self._matched, num_pieces)
@@ -75,13 +80,13 @@ class StopChecker:
         held, self._held = self._held, ""
         return held
 
-    def _read(self, piece: str) -> str:
+    def _read(self, piece: str, *, may_end: bool) -> str:
         if not self._searches:
             return piece
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
             completed = [search.stop for search in self._searches if search.advance(character)]
-            if completed:
+            if completed and may_end:
                 self._matched = max(completed, key=len)
                 self._held = ""
                 return text[: end if self._include else end - len(self._matched)]
@@ -111,9 +116,12 @@ class _Search:
             self._shorter[n] = length
 
     def advance(self, character: str) -> bool:
-        """Reads a character; True if it completes the stop string. Not called again after that."""
+        """Reads a character; True if it completes the stop string, whose end may then begin another one."""
         n = self.num_matched
         while n and self.stop[n] != character:
             n = self._shorter[n]
         self.num_matched = n + (self.stop[n] == character)
-        return self.num_matched == len(self.stop)
+        if self.num_matched < len(self.stop):
+            return False
+        self.num_matched = self._shorter[len(self.stop)]
+        return True

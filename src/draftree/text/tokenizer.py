@@ -158,10 +158,15 @@ class Tokenizer:
         return frozenset(int(i) for i in self._backend.all_special_ids)
 
     @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """The written form of every token that stands beside the vocabulary proper, special or not, by id."""
+        return {int(i): token.content for i, token in self._backend.added_tokens_decoder.items()}
+
+    @cached_property
     def _tokens(self) -> dict[int, str]:
         tokens = {int(i): token for token, i in self._backend.get_vocab().items()}
         # an id may be given twice: decoding looks at the added tokens first
-        tokens.update({int(i): token.content for i, token in self._backend.added_tokens_decoder.items()})
+        tokens.update(self.added_tokens)
         return tokens
 
     def vocabulary(self) -> list[str]:

@@ -1,0 +1,123 @@
+"""What the checks of sampling parameters have in common: numbers in a range, refusals, and unknown names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from draftree.core.errors import InvalidRequestError, suggestion
+
+Params = TypeVar("Params")
+ELSEWHERE = {
+    "max_new_tokens": "did you mean 'max_tokens'?",
+    "max_completion_tokens": "did you mean 'max_tokens'?",
+    "num_return_sequences": "did you mean 'n'?",
+    "best_of": "'n' texts are written and all are returned",
+    "do_sample": "temperature=0 takes the likeliest token, a temperature above 0 samples",
+    "eos_token_id": "give more tokens that end the text by 'stop_token_ids', or leave the model's out by 'ignore_eos'",
+    "stop_strings": "did you mean 'stop'?",
+    "top_logprobs": "did you mean 'logprobs'?",
+    "suppress_tokens": "forbid tokens by logit_bias={id: -inf}",
+    "structured_outputs": "give one of 'json_schema', 'regex' and 'grammar'",
+    "guided_decoding": "give one of 'json_schema', 'regex' and 'grammar'",
+    "response_format": "did you mean 'json_schema'?",
+    "guided_json": "did you mean 'json_schema'?",
+    "guided_regex": "did you mean 'regex'?",
+    "guided_grammar": "did you mean 'grammar'?",
+}
+"""Names of other libraries for what these parameters do, where no spelling is near enough to be suggested."""
+
+
+def names_are_checked(cls: type[Params]) -> type[Params]:
+    """Let a dataclass refuse unknown keyword arguments with a suggestion in the place of Python's TypeError."""
+    build: Callable[..., None] = cls.__init__
+    known = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @functools.wraps(build)
+    def init(self: Params, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                raise InvalidRequestError(f"unknown sampling parameter '{name}': {_hint(name, known)}")
+        build(self, *args, **given)
+
+    cls.__init__ = init  # type: ignore[assignment]
+    return cls
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    return ELSEWHERE.get(name) or suggestion(name, known)
+
+
+def refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
+    """The error for a value that is not allowed; a long value is shortened."""
+    shown = repr(value)
+    return InvalidRequestError(
+        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'} is refused: {name} must be {allowed}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Accepts whole numbers of a range, and None if it is optional."""
+
+    low: int
+    high: int | None = None
+    optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        bounds = f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+        return f"a whole number {bounds}" + (" or None" if self.optional else "")
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        """The number as an int."""
+        if value is None and self.optional:
+            return None
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise refuse(name, value, self.allowed)
+        number = int(value)
+        if number < self.low or (self.high is not None and number > self.high):
+            raise refuse(name, value, self.allowed)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Accepts finite numbers of a range, which `allowed` gives in words."""
+
+    low: float
+    high: float
+    allowed: str
+    above_low: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
+        """The number as a float."""
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise refuse(name, value, self.allowed)
+        # compared before it is converted: a whole number may be too large for a float
+        if not self.low <= value <= self.high or (self.above_low and value == self.low):  # type: ignore[operator]
+            raise refuse(name, value, self.allowed)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Accepts whole numbers of at least `low`, -1, which stands for `everything`, and None."""
+
+    low: int
+    everything: str
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        """The number as an int."""
+        if value is None:
+            return None
+        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not is_whole or (value < self.low and value != -1):
+            allowed = f"a whole number of at least {self.low}, -1 ({self.everything}) or None"
+            raise refuse(name, value, allowed)
+        return int(value)
