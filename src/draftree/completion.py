@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
+from draftree.verifiers.base import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class CompletionStats:
             shared ones count for all.
         accepted_by_source: likewise the accepted ones.
         explain: why the planner last chose what it chose, for planners that weigh.
+        promise: what the text has in common with those of plain decoding, by the rule and the request's temperature.
     """
 
     rounds: int
@@ -49,6 +51,12 @@ class CompletionStats:
     drafted_by_source: dict[str, int]
     accepted_by_source: dict[str, int]
     explain: str
+    promise: Promise = Promise.SAME_TEXT
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        return self.promise is not Promise.LOSSY
 
     @property
     def seconds(self) -> float:
@@ -82,9 +90,16 @@ class Completion:
     index: int = 0
     drafted: tuple[bool, ...] = ()
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        return self.stats.lossless
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the command line prints them."""
         stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
+        stats["promise"] = str(self.stats.promise)
+        stats["lossless"] = self.stats.lossless
         stats["seconds"] = self.stats.seconds
         logprobs = None
         if self.logprobs is not None:
@@ -141,4 +156,5 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         drafted_by_source=dict(counts.drafted_by_source),
         accepted_by_source=dict(counts.accepted_by_source),
         explain=counts.explain,
+        promise=sequence.promise,
     )

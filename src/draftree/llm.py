@@ -29,6 +29,7 @@ from draftree.requests import Messages, Params, Prompt, Requests, one_params, pa
 from draftree.sampling.params import SamplingParams
 from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
+from draftree.verifiers.base import Promise
 
 
 class LLM:
@@ -101,7 +102,7 @@ class LLM:
         self._engine = Engine(self._parts, limits, on_round=on_round)
         eos_ids = eos_ids_of(loaded, self._tokenizer)
         self._requests = Requests(self._parts, self._tokenizer, eos_ids=eos_ids, longest=self._engine.longest)
-        self.is_lossless = methods.verifier.lossless
+        self.is_lossless = self.promise(1.0) is not Promise.LOSSY
         self.is_exact = loaded.model.is_exact
         self.kernels = loaded.kernels
         self.quantization = loaded.quantization
@@ -135,6 +136,10 @@ class LLM:
     def prefix_stats(self) -> PrefixStats:
         """How much of prompts was not read again, since a text before began as they do."""
         return self._engine.prefix_stats
+
+    def promise(self, temperature: float) -> Promise:
+        """What texts written at this temperature have in common with those of plain decoding."""
+        return self._parts.promise(temperature)
 
     def forget(self) -> None:
         """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""

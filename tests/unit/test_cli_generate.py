@@ -17,6 +17,7 @@ from draftree.cli.render import Colour, Ink
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "seed", "stats"}
 HEAD_KEYS = {"model", "draft", "verify", "plan", "chat", "device", "dtype", "prompt_tokens", "seconds"}
+HEAD_KEYS |= {"lossless", "promise"}
 STATS_KEYS = {
     "rounds",
     "draft_tokens",

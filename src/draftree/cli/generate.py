@@ -131,6 +131,7 @@ def generate(
     require_new(record)
     task = Task(read_prompt(prompt), system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
+    from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup
 
     setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
@@ -140,6 +141,8 @@ def generate(
     screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
     notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
+    if not setup.is_plain:
+        announce_lossy(verify, params.temperature, notes)
     wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if compare:
         compare_and_report(setup, wish, screen, notes)

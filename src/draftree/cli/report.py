@@ -25,6 +25,8 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
         "chat": run.task.chat,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "lossless": run.completions[0].lossless,
+        "promise": str(run.completions[0].stats.promise),
         "prompt_tokens": run.completions[0].stats.prompt_tokens,
         "seconds": run.seconds,
         **(texts[0] if len(texts) == 1 else {"completions": texts}),

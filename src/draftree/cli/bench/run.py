@@ -128,6 +128,8 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
     complete = False
     with Recordings(record) as traces, record_file(output) as lines:
         ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
+        for warning in ready.warnings:
+            sys.stderr.write(f"{warning}\n")
         traces.begin(ready, settings.model)
         lines.add("header", ready.header)
         try:
