@@ -20,7 +20,7 @@ from draftree.engine.parts import Parts, agree
 from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.tokenizers import load_tokenizer
-from draftree.planners.base import PLANNERS, Planner
+from draftree.planners.base import PLANNERS, Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
 
@@ -97,10 +97,18 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
     nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
     parts = [
-        DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config), m.cls.runs_model)
+        DraftPart(
+            m.name,
+            m.cls.default_depth(m.config),
+            m.cls.default_nodes(m.config),
+            m.cls.runs_model,
+            m.cls.gives_confidence(m.config),
+        )
         for m in drafters
     ]
     planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
+    if drafters:
+        require_effect(planner, plan=chosen_plan, draft=str(draft))
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 

@@ -105,6 +105,11 @@ class Drafter(ABC, Generic[State]):
         return False
 
     @classmethod
+    def gives_confidence(cls, config: Any) -> bool:
+        """Whether it estimates how likely a token is, and stops below `Budget.min_confidence`."""
+        return False
+
+    @classmethod
     def works_ahead(cls, config: Any) -> bool:
         """Whether nodes are there to be scored rather than accepted: planners that judge by acceptance cut them."""
         return False

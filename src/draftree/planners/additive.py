@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.core.types import Budget, RoundRecord
-from draftree.planners.base import Length, Planner, adapt, check_length
+from draftree.planners.base import Length, Planner, adapt, check_length, length_option
 
 
 @final
@@ -24,7 +24,7 @@ class AdditivePlanner(Planner[Length]):
     class Config:
         """`start`: tokens ahead in the first round."""
 
-        start: int | None = None
+        start: int | None = length_option()
 
         def __post_init__(self) -> None:
             check_length("additive", "start", self.start)
