@@ -21,6 +21,7 @@ from draftree.cli.options import (
     Kernels,
     Model,
     Quantization,
+    Threads,
     Verify,
     When,
     require_new,
@@ -116,6 +117,7 @@ def generate(
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
+    threads: Threads = None,
     exact: Exact = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
@@ -134,7 +136,7 @@ def generate(
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup
 
-    setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
+    setup = Setup(model, draft, verify, plan, dtype, device, kernels, quantization, threads=threads, exact=exact)
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)

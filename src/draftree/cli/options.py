@@ -41,7 +41,7 @@ Quantization = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=RUNNING),
+    typer.Option(help="CPU threads of passes; torch's own choice if not given.", metavar="N", rich_help_panel=RUNNING),
 ]
 Verify = Annotated[str, typer.Option(help="The rule that keeps guesses.", metavar="RULE", rich_help_panel=SPECULATION)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]
