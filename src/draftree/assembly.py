@@ -206,9 +206,11 @@ def _drafter(
 ) -> GuidedDrafter:
     """One drafter of all: merged, and beside what a grammar forces."""
     built: list[Drafter[Any]] = []
+    num_drawing = 0
     for method in methods.drafters:
         draw = part_draw(method.draws, methods.draw)
-        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load)
+        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing)
+        num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         built.append(method.cls(method.config, context))
     names = [method.name for method in methods.drafters]
     drafter = built[0]

@@ -143,7 +143,7 @@ def generate(
     screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
     notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
-    if not setup.is_plain:
+    if not setup.is_plain and not compare:  # a comparison refuses lossy rules
         announce_lossy(verify, params.temperature, notes)
     wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if compare:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.acceptance import Acceptance, OwnAcceptance
-from draftree.planners.base import Planner, length_option
+from draftree.planners.base import Planner
 from draftree.planners.choosing import choose_depth, choose_nodes
 from draftree.planners.costs import PassCosts
 from draftree.planners.credit import Credit, Credits
@@ -61,7 +61,7 @@ class AutoPlanner(Planner[Known]):
         """`memory`: guesses of a kind after which what was learned counts 1/e; `nodes`: nodes of a sequence at most."""
 
         memory: float = 80.0
-        nodes: int | None = length_option(of="nodes")
+        nodes: int | None = field(default=None, metadata={"limits": "nodes"})
 
         def __post_init__(self) -> None:
             if not 1 <= self.memory < math.inf:

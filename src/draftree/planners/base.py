@@ -13,7 +13,7 @@ from draftree.core.tree import TokenTree
 from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord
 from draftree.planners import PLANNERS
 
-__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_length", "length_option", "require_effect"]
+__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_length", "require_effect"]
 
 State = TypeVar("State")
 
@@ -116,19 +116,10 @@ def check_length(planner: str, name: str, value: int | None, *, least: int = 1) 
         raise ConfigurationError(f"planner '{planner}' has {name}={value}: it must be from {least} to {MAX_NODES}")
 
 
-def length_option(default: int | None = None, *, of: str = "depth", argument: bool = False) -> Any:
-    """A field of a configuration that limits what is drafted; a value above the drafter's own limit is refused.
-
-    Args:
-        default: of the option.
-        of: "depth" for levels, "nodes" for nodes of a tree.
-        argument: whether the option is written behind the planner's name, as in `fixed:4`.
-    """
-    return dataclasses.field(default=default, metadata={"limits": of, "argument": argument})
-
-
 def require_effect(planner: Planner[Any], *, plan: str, draft: str) -> None:
     """Refuse options that change nothing about what the drafter drafts.
+
+    A field of a configuration that limits a draft says so in its metadata: `limits` is "depth" or "nodes".
 
     Args:
         planner: built for the drafter.

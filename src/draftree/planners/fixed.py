@@ -7,11 +7,11 @@ pass costs here; measure, or take a planner that adapts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from draftree.core.types import Budget
-from draftree.planners.base import Planner, check_length, length_option
+from draftree.planners.base import Planner, check_length
 
 
 @final
@@ -22,7 +22,7 @@ class FixedPlanner(Planner[None]):
     class Config:
         """`fixed:K`: tokens ahead in every round; 0 is plain decoding."""
 
-        k: int | None = length_option(argument=True)
+        k: int | None = field(default=None, metadata={"argument": True, "limits": "depth"})
 
         def __post_init__(self) -> None:
             check_length("fixed", "k", self.k, least=0)

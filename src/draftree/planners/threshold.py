@@ -15,7 +15,7 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.types import Budget
-from draftree.planners.base import Planner, check_length, length_option
+from draftree.planners.base import Planner, check_length
 
 
 @final
@@ -27,7 +27,7 @@ class ThresholdPlanner(Planner[None]):
         """`threshold:0.4`: confidence below which drafting stops; `k`: tokens ahead at most."""
 
         confidence: float = field(default=0.4, metadata={"argument": True})
-        k: int | None = length_option()
+        k: int | None = field(default=None, metadata={"limits": "depth"})
 
         def __post_init__(self) -> None:
             if not 0 <= self.confidence <= 1:
