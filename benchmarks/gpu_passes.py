@@ -28,6 +28,7 @@ from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.runner import collector_off
 from draftree.bench.speeds import read_bandwidth
+from draftree.core.transfer import synchronize
 from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, wrap_model
 from draftree.models.static.buckets import Shapes
@@ -73,20 +74,15 @@ class SyntheticTime:
     share: float
 
 
-def settled(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds_of(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
     """Seconds of each run behind the warm-up, every one waited for."""
     found = []
     with collector_off():
         for turn in range(-WARM_UP, repeats):
-            settled(device)
+            synchronize(device)
             start = time.perf_counter()
             work()
-            settled(device)
+            synchronize(device)
             if turn >= 0:
                 found.append(time.perf_counter() - start)
     return found

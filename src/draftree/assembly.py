@@ -24,7 +24,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.requirements import require_extras
 from draftree.models.tokenizers import load_tokenizer
-from draftree.planners.base import PLANNERS, Planner
+from draftree.planners.base import PLANNERS, Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
 
@@ -116,10 +116,18 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
     nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
     parts = [
-        DraftPart(m.name, m.cls.default_depth(m.config), m.cls.default_nodes(m.config), m.cls.runs_model)
+        DraftPart(
+            m.name,
+            m.cls.default_depth(m.config),
+            m.cls.default_nodes(m.config),
+            m.cls.runs_model,
+            m.cls.gives_confidence(m.config),
+        )
         for m in drafters
     ]
     planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
+    if drafters:
+        require_effect(planner, plan=chosen_plan, draft=str(draft))
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 
@@ -228,9 +236,11 @@ def _drafter(
 ) -> GuidedDrafter:
     """One drafter of all: merged, and beside what a grammar forces."""
     built: list[Drafter[Any]] = []
+    num_drawing = 0
     for method in methods.drafters:
         draw = part_draw(method.draws, methods.draw)
-        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load)
+        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing)
+        num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         built.append(method.cls(method.config, context))
     names = [method.name for method in methods.drafters]
     drafter = built[0]

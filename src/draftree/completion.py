@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
+from draftree.verifiers.base import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class CompletionStats:
         explain: why the planner last chose what it chose, for planners that weigh.
         kernels: what computed the target's passes; empty for a text of the drop-in.
         kernels_reason: why torch did, where passes in C were possible; else None.
+        promise: what the text has in common with those of plain decoding, by the rule and the request's temperature.
     """
 
     rounds: int
@@ -53,6 +55,12 @@ class CompletionStats:
     explain: str
     kernels: str = ""
     kernels_reason: str | None = None
+    promise: Promise = Promise.SAME_TEXT
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        return self.promise is not Promise.LOSSY
 
     @property
     def seconds(self) -> float:
@@ -91,9 +99,16 @@ class Completion:
     stop_reason: int | str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        return self.stats.lossless
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the command line prints them."""
         stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
+        stats["promise"] = str(self.stats.promise)
+        stats["lossless"] = self.stats.lossless
         stats["seconds"] = self.stats.seconds
         logprobs = {
             name: [None if entry is None else _plain(entry) for entry in entries]
@@ -162,4 +177,5 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         explain=counts.explain,
         kernels=sequence.kernels,
         kernels_reason=sequence.kernels_reason,
+        promise=sequence.promise,
     )

@@ -30,6 +30,7 @@ from draftree.requests import Messages, Params, Prompt, Requests, one_params, pa
 from draftree.sampling.params import SamplingParams
 from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
+from draftree.verifiers.base import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class LLM:
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
         )
-        self.is_lossless = methods.verifier.lossless
+        self.is_lossless = self.promise(1.0) is not Promise.LOSSY
         self.is_exact = loaded.model.is_exact
         self.kernels, self.kernels_reason = loaded.kernels, loaded.why_torch
         if loaded.kernels_note is not None and loaded is not model:
@@ -147,6 +148,10 @@ class LLM:
     def prefix_stats(self) -> PrefixStats:
         """How much of prompts was not read again, since a text before began as they do."""
         return self._engine.prefix_stats
+
+    def promise(self, temperature: float) -> Promise:
+        """What texts written at this temperature have in common with those of plain decoding."""
+        return self._parts.promise(temperature)
 
     def forget(self) -> None:
         """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""

@@ -84,6 +84,7 @@ class Requests:
                 limit=limit,
                 detokenizer=self._detokenizer(params, ids),
                 priority=priority,
+                promise=self._parts.promise(params.temperature),
             )
             for index in range(params.n)
         ]

@@ -19,7 +19,7 @@ from draftree.models.hf import HFModel
 from draftree.models.loading import LoadedModel, load_model, wrap_model
 from draftree.models.static import passes as static_passes
 from draftree.models.static.buckets import Shapes
-from draftree.models.static.graphs import CaptureError
+from draftree.models.static.graphs import Captured, CaptureError, Graphs
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
 from slot_samples import filled
 
@@ -142,19 +142,24 @@ def test_the_shapes_that_were_used_last_are_kept() -> None:
     assert [bucket.rows for bucket in model.static.buckets] == [1], "what was captured lies elsewhere now"
 
 
-def recorded(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Like a graph: every replay writes into the memory of the first."""
-    output = work()
+class Recorded(Graphs):
+    """Like graphs: every replay writes into the memory of the first."""
 
-    def replay() -> Tensor:
-        return output.copy_(work())
+    def __init__(self) -> None:
+        pass
 
-    return replay
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        output = work()
+        return Captured(lambda: output.copy_(work()), output.nbytes)
+
+
+class Refusing(Recorded):
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        raise CaptureError("operation not permitted when stream is capturing")
 
 
 def test_shapes_that_come_back_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_passes, "can_capture", lambda device: True)
-    monkeypatch.setattr(static_passes, "capture", recorded)
+    monkeypatch.setattr(static_passes, "graphs_of", lambda device: Recorded())
     model, dynamic = (HFModel(fresh("gemma2"), shapes=shapes) for shapes in (SMALL, None))
     assert model.static is not None
     captured, wanted = [], []
@@ -177,11 +182,7 @@ def slot_of(model: HFModel) -> Any:
 def test_what_can_not_be_captured_runs_on_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-        raise CaptureError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(static_passes, "can_capture", lambda device: True)
-    monkeypatch.setattr(static_passes, "capture", refuse)
+    monkeypatch.setattr(static_passes, "graphs_of", lambda device: Refusing())
     model = HFModel(fresh("llama"), shapes=SMALL)
     slot = filled(model, [3, 4, 5])
     with caplog.at_level(logging.WARNING, logger=static_passes.__name__):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
+from draftree.engine.costs import measure_costs
 from draftree.models.base import Extend
 from draftree.models.hf import HFModel
 from draftree.models.loading import wrap_model
@@ -74,8 +75,8 @@ def test_a_replayed_pass_waits_for_nothing() -> None:
     assert model.static.num_captured > 0
 
 
-def test_memory_that_grows_is_captured_anew_and_graphs_are_evicted() -> None:
-    model = on_card("llama", Shapes(max_graphs=2))
+def test_memory_that_grows_is_captured_anew_and_graphs_are_exchanged() -> None:
+    model = on_card("llama", Shapes(max_graphs=2, passes_per_exchange=6))
     assert model.static is not None
     slot = filled(model, PROMPTS[1])
     for count in (1, 2, 4, 1, 2, 4):
@@ -83,6 +84,30 @@ def test_memory_that_grows_is_captured_anew_and_graphs_are_evicted() -> None:
             model.extend([Extend(slot, [5] * count, [-1] * count)])
             model.commit(slot, ())
     assert model.static.num_captured == 2
+    assert model.static.num_bytes <= model.footprint.graphs
     model.reserve(8, 512)
     model.extend([Extend(slot, [5], [-1])])
     assert model.static.num_captured == 0
+
+
+@pytest.mark.parametrize("order", [("target", "drafter"), ("drafter", "target")])
+def test_two_models_do_not_write_into_each_others_logits(order: tuple[str, str]) -> None:
+    models = {"target": on_card("llama", Shapes()), "drafter": on_card("gpt2", Shapes())}
+    plain = {"target": on_card("llama", None), "drafter": on_card("gpt2", None)}
+    slots = {name: filled(model, PROMPTS[1]) for name, model in models.items()}
+    plain_slots = {name: filled(model, PROMPTS[1]) for name, model in plain.items()}
+    for turn in range(6):
+        found = {name: models[name].extend([Extend(slots[name], [3 + turn, 7], [-1, -1])]).logits for name in order}
+        for name in order:
+            wanted = plain[name].extend([Extend(plain_slots[name], [3 + turn, 7], [-1, -1])]).logits
+            assert torch.allclose(found[name], wanted, atol=1e-3)
+            models[name].commit(slots[name], [0])
+            plain[name].commit(plain_slots[name], [0])
+
+
+def test_measured_passes_are_replays() -> None:
+    model = on_card("llama", Shapes())
+    measured = measure_costs(model, max_rows=4, rows=(1, 4))
+    assert model.static is not None
+    assert model.static.num_captured >= 2
+    assert all(seconds > 0 for seconds in measured.values())

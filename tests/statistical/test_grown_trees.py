@@ -13,11 +13,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from draftree.assembly import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import LoadedDraftModel, SequenceView
 from draftree.drafters.growth import Growth
 from draftree.drafters.shapes import parse_shape
+from draftree.models.loading import LoadedModel
 from draftree.models.table import hashed, near
 from draftree.sampling.history import History
 from draftree.verifiers.chance import NoiseChance
@@ -79,3 +81,29 @@ def sorted_by_law(tree: TokenTree) -> TokenTree:
 def test_a_biased_twin_is_found() -> None:
     trees = grown("wor-2", Draw.WITHOUT_REPLACEMENT)
     assert p_value("recursive", [sorted_by_law(tree) for tree in trees]) < LEVEL
+
+
+def merged(draft: str, verify: str) -> list[TokenTree]:
+    """A merged tree for every seed, by drafters that are built as the front builds them."""
+    methods = choose_methods(draft, verify, "fixed")
+    target = LoadedModel(CASE.target, None, (), "table")
+
+    def load(name: str) -> LoadedDraftModel:
+        return LoadedDraftModel(CASE.drafter, None, name)
+
+    parts = build_parts(methods, target, None, dtype=CASE.target.dtype, device="cpu", load_draft=load)
+    assert parts.drafter is not None
+    views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
+    states = [parts.drafter.open(view) for view in views]
+    return parts.drafter.draft(states, [Budget(8, 2)] * ROUNDS)
+
+
+@pytest.mark.parametrize("verify", ["multistep", "traversal"])
+def test_draws_of_merged_drafters_are_independent_of_one_another(verify: str) -> None:
+    """Both drafters are the same model here: by the same noise the second would draw what the first did."""
+    trees = merged("model:a,k=2+model:b,k=2", verify)
+    first = [tuple(tree.tokens[node] for node in tree.children()[0]) for tree in trees]
+    law = CASE.draft_law(())
+    agreeing = np.mean([one == other for one, other in first])
+    assert abs(agreeing - float((law**2).sum())) < 0.05
+    assert p_value(verify, trees) > LEVEL

@@ -109,4 +109,4 @@ def test_only_rules_that_keep_the_text_can_be_compared() -> None:
     at_temperature = {name: compare.keeps_text(VERIFIERS.find(name), 0.8) for name in VERIFIERS.names()}
     assert [name for name, keeps in at_temperature.items() if keeps] == ["coupled", "match"]
     greedy = {name: compare.keeps_text(VERIFIERS.find(name), 0) for name in VERIFIERS.names()}
-    assert [name for name, keeps in greedy.items() if not keeps] == ["soft", "typical"]
+    assert all(greedy.values()), "at temperature 0 every rule writes the greedy text"

@@ -26,6 +26,8 @@ HEAD_KEYS = {
     "dtype",
     "kernels",
     "kernels_reason",
+    "lossless",
+    "promise",
     "prompt_tokens",
     "seconds",
 }

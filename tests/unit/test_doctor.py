@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from bench_samples import CONTEXT, write_model
 
+from draftree import LLM
 from draftree.bench import diagnosis, speeds
 from draftree.bench.diagnosis import examine, examine_machine
 from draftree.bench.diagnosis_records import DoctorSettings, MachineReport, ModelReport, PassReport
@@ -18,7 +20,9 @@ from draftree.bench.expectations import expectations
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.models.memory import Footprint, MemoryEstimate
+from draftree.engine import memory
+from draftree.engine.memory import SlotEstimate
+from draftree.models.memory import Footprint
 from draftree.models.native import build
 from draftree.models.native.build import NativeUnavailableError
 
@@ -90,6 +94,22 @@ def test_a_model_with_a_drafter_measured(folder, tmp_path, capsys, small_buffers
     assert found["speeds"]["operations_per_second"]["float32"] > 1e8
 
 
+@pytest.mark.parametrize("draft", [None, "ngram", "suffix", "model"])
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatch, draft, kernels) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 50_000_000)
+    if draft == "model":
+        draft = f"model:{write_model(tmp_path / 'small', seed=1)},tree=2-2-1"
+    settings = DoctorSettings(str(folder), draft=draft, dtype="float32", kernels=kernels)
+    found = examine(settings, examine_machine())
+    engine = LLM(str(folder), draft, dtype="float32", kernels=kernels).engine
+    assert found.memory.num_slots == engine.num_slots(found.length) > 1
+    fitting = found.memory.num_slots
+    sequences = [SimpleNamespace(limit=found.length, history=range(found.length)) for _ in range(fitting + 1)]
+    assert engine._places.fits(sequences[:fitting])
+    assert not engine._places.fits(sequences)
+
+
 def test_what_a_person_reads(folder, capsys, small_buffers) -> None:
     arguments = ["doctor", str(folder), "--draft", "ngram", "--dtype", "float32", "--measure", "--length", "64"]
     assert run(arguments) == 0
@@ -130,6 +150,10 @@ def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> 
     [
         (["--measure"], "name one", 2),
         (["--draft", "ngram"], "name one", 2),
+        (["--dtype", "float32"], "it is about a model: name one", 2),
+        (["--verify", "token"], "it is about a model: name one", 2),
+        (["--kernels", "torch"], "it is about a model: name one", 2),
+        (["MODEL", "--verify", "token"], "it is about a drafter: name one with --draft", 2),
         (["MODEL", "--draft", "nosuch"], "nosuch", 1),
         (["MODEL", "--length", "0"], "length is 0", 1),
         (["MODEL", "--length", "100000"], "lower the length", 1),
@@ -173,7 +197,7 @@ def test_expectations_follow_from_what_was_found() -> None:
     assert "with a C compiler passes take" in said(
         machine=dataclasses.replace(MACHINE, compiler=None), model={"kernels": "torch", "why_torch": "no compiler"}
     )
-    assert "Not even one slot" in said(memory=MemoryEstimate(1, 1, 1, 1, 0))
+    assert "Not even one slot" in said(memory=SlotEstimate(1, 1, 0, 1, 0))
     passes = tuple(PassReport(rows, seconds, 0.5) for rows, seconds in ((1, 1.0), (2, 1.0), (8, 1.2), (16, 2.0)))
     told = said(passes=passes)
     assert "about 1 tokens/s" in told

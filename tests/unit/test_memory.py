@@ -1,35 +1,66 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from draftree.engine.memory import estimate_slots, memory_for_sequences
+from draftree.engine.parts import Parts
 from draftree.models import memory
-from draftree.models.memory import NOTHING, Footprint, estimate_memory, free_memory
+from draftree.models.memory import NOTHING, Footprint, free_memory
 from draftree.models.table import TableLM, hashed
-from families import CONTEXT, VOCAB_SIZE, target
+from families import VOCAB_SIZE, target
 
 TARGET = Footprint(weights=1000, token=10, logits=100, row=4)
 DRAFT = Footprint(weights=200, token=1, logits=100, row=2)
 
 
-def test_slots_are_what_is_left_behind_the_widest_pass_and_a_tenth() -> None:
-    found = estimate_memory(TARGET, free_bytes=100_000, length=50)
-    assert found.slot_bytes == 50 * 10 + 2 * 100 + 4
-    assert found.once_bytes == 512 * 4
-    assert found.kept_bytes == 10_000
-    assert found.num_slots == (100_000 - 10_000 - 2048) // 704
+class Sized:
+    """A model, or a drafter, of a footprint."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, footprint: Footprint) -> None:
+        self.footprint = footprint
 
 
-def test_a_tree_takes_places_and_logits_and_a_drafter_keys_of_its_own() -> None:
-    found = estimate_memory(TARGET, DRAFT, free_bytes=100_000, length=50, nodes=7)
-    assert found.slot_bytes == 57 * 11 + 8 * (2 * 100 + 4) + 2 * 100 + 2
+def parts(target: Footprint, draft: Footprint | None = None, *, nodes: int = 0) -> Parts:
+    drafter = None if draft is None else Sized(draft)
+    return Parts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter)  # type: ignore[arg-type]
 
 
-def test_where_nothing_fits_there_are_no_slots() -> None:
-    assert estimate_memory(TARGET, free_bytes=2000, length=50).num_slots == 0
-    assert estimate_memory(NOTHING, free_bytes=2000, length=50).num_slots == 0
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("draftree.engine.memory.free_memory", lambda device: 100_000)
+    return 100_000
+
+
+def test_slots_share_half_of_what_is_free(free: int) -> None:
+    found = estimate_slots(parts(TARGET), 50)
+    assert found.slot_bytes == (50 + 64) * 10 + 2 * 100 + 4
+    assert (found.free_bytes, found.sequence_bytes) == (free, free // 2)
+    assert found.num_slots == 50_000 // found.slot_bytes
+
+
+def test_a_tree_takes_places_and_logits_and_a_drafter_keys_of_its_own(free: int) -> None:
+    found = estimate_slots(parts(TARGET, DRAFT, nodes=7), 50)
+    assert found.slot_bytes == (50 + 64) * 11 + 8 * (2 * 100 + 4) + 2 * 100 + 2
+    assert estimate_slots(parts(TARGET, DRAFT, nodes=100), 50).slot_bytes == 150 * 11 + 101 * 204 + 202
+
+
+def test_what_graphs_will_keep_is_taken_off_before(free: int) -> None:
+    target, draft = (dataclasses.replace(one, graphs=10_000) for one in (TARGET, DRAFT))
+    found = estimate_slots(parts(target, draft, nodes=7), 50)
+    assert (found.graph_bytes, found.sequence_bytes) == (20_000, 40_000)
+    assert memory_for_sequences(parts(target, draft, nodes=7)) == 40_000
+    assert memory_for_sequences(parts(dataclasses.replace(TARGET, graphs=10**9))) == 0
+
+
+def test_where_nothing_fits_there_are_no_slots(free: int) -> None:
+    assert estimate_slots(parts(TARGET), 10_000).num_slots == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -40,7 +71,7 @@ def test_models_say_what_they_take(name: str) -> None:
     assert model.footprint.logits == VOCAB_SIZE * 4
     assert model.footprint.weights >= 2 * VOCAB_SIZE * 32
     assert model.footprint.row > 0
-    assert estimate_memory(model.footprint, free_bytes=10**9, length=CONTEXT).num_slots > 100
+    assert model.footprint.graphs == 0
 
 
 def test_families_with_caches_of_their_own_go_by_their_settings() -> None:

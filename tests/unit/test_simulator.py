@@ -87,7 +87,7 @@ def test_a_text_that_a_stop_cut_off_is_simulated_to_the_letter(tmp_path: Path) -
     assert found.steps == sum(len(one.steps) for one in trace.rounds)
 
 
-@pytest.mark.parametrize("plan", ["fixed", "fixed:2", "heuristic"])
+@pytest.mark.parametrize("plan", ["fixed", "fixed:2", "heuristic", "threshold:0.5", "threshold:0.9,k=4"])
 def test_what_was_watched_tells_what_any_planner_would_have_done(plan: str, tmp_path: Path) -> None:
     """A drafter that knows nothing but the text drafts the same at a position, however the loop came there."""
     watched = record("ngram,min=1", "watch", tmp_path / "w.jsonl", prompts=PROMPTS[:1])

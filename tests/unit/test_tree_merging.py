@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, join, merge, path, places
+from draftree.core.joining import join
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, merge, path, places
 
 SMALL_TOKENS = st.integers(0, 3)
 
@@ -79,13 +81,39 @@ def test_first_levels_keeps_the_highest_nodes(tree: TokenTree, count: int) -> No
     assert sorted(depths(cut.parents)) == sorted(depths(tree.parents))[: len(cut)]
 
 
-def test_joined_trees_stay_apart_and_point_draws_get_their_law() -> None:
-    laws = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
-    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=laws)
-    joined = join([chain([1, 2], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3)
-    assert joined.tokens == (1, 2, 1, 0)
+LAWS = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
+
+
+def test_joined_draws_come_before_points_which_get_their_law() -> None:
+    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=LAWS)
+    joined = join([chain([2, 0], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3)
+    assert joined.tokens == (1, 0, 2, 0)
     assert joined.parents == (-1, 0, -1, 2)
     assert joined.draw is Draw.IID
     assert joined.laws is not None
-    assert joined.laws.tolist() == [[0, 1, 0], [0, 0, 1], [0.25, 0.75, 0], [0.5, 0.5, 0]]
-    assert joined.sources == (("a",), ("a",), ("b",), ("b",))
+    assert joined.laws.tolist() == [[0.25, 0.75, 0], [0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]
+    assert joined.sources == (("b",), ("b",), ("a",), ("a",))
+
+
+def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
+    drawn = TokenTree((1, 0), (-1, 0), scores=(-0.5, -1.5), draw=Draw.IID, laws=LAWS)
+    copied = chain([1, 2], scores=[-0.1, -0.3], draw=Draw.POINT)
+    joined = join([copied, drawn], ["a", "b"], vocab_size=3)
+    assert joined.tokens == (1, 0, 2)
+    assert joined.parents == (-1, 0, 0)
+    assert joined.sources == (("b", "a"), ("b",), ("a",))
+    assert joined.scores == pytest.approx((-0.5, -1.5, -0.7))
+
+
+def test_a_token_that_two_parts_drew_is_two_draws_and_both_go_on_behind_the_first() -> None:
+    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=LAWS)
+    other = TokenTree((1, 1), (-1, 0), draw=Draw.IID, laws=LAWS.flip(0))
+    joined = join([drawn, other], ["a", "b"], vocab_size=3)
+    assert joined.tokens == (1, 0, 1, 1)
+    assert joined.parents == (-1, 0, -1, 0)
+    assert joined.laws is not None
+    assert torch.equal(joined.laws, torch.cat([LAWS, LAWS.flip(0)]))
+
+
+def test_draws_of_nothing_join_to_nothing() -> None:
+    assert join([EMPTY, EMPTY], ["a", "b"], vocab_size=3) == TokenTree((), (), draw=Draw.IID)

@@ -86,7 +86,10 @@ def test_a_search_goes_on_where_it_was(folder: Path, prompts: Path) -> None:
     assert other.num_done == 0, "other lengths are other measurements"
 
 
-def test_the_command_keeps_a_set_that_the_drafter_finds(folder: Path, prompts: Path, capfd: Any) -> None:
+def test_the_command_keeps_a_set_that_the_drafter_finds(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    timed(monkeypatch, unseen=1.5)
     line = ["tune", "layers", str(folder), "--prompts", str(prompts), "--trials", "3", "--max-tokens", "4"]
     assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 0
     shown = capfd.readouterr().out
@@ -98,10 +101,48 @@ def test_the_command_keeps_a_set_that_the_drafter_finds(folder: Path, prompts: P
     assert llm.draft_note == str(found)
 
 
+def timed(monkeypatch: pytest.MonkeyPatch, *, unseen: float) -> None:
+    """Sets are twice as fast as plain decoding on searched prompts, and this many times on the others."""
+
+    def made_up(self: LayerSearch, spec: str | None, given: list[list[int]]) -> Iterator[float]:
+        for _ in given:
+            yield 1.0 if spec is None else 1 / (unseen if given == self.unseen else 2.0)
+
+    monkeypatch.setattr(LayerSearch, "_each_seconds", made_up)
+
+
+@pytest.mark.parametrize("number", [0.45, 1.0])
+def test_a_set_that_loses_is_not_stored(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, number: float
+) -> None:
+    timed(monkeypatch, unseen=number)
+    line = ["tune", "layers", str(folder), "--prompts", str(prompts), "--trials", "3", "--max-tokens", "4"]
+    assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 1
+    shown = capfd.readouterr()
+    assert f"not kept: the best set is {number:.2f} times as fast as plain decoding" in shown.err
+    assert "kept in" not in shown.out
+    assert not place_of(fingerprint(folder)).exists()
+
+
+def test_a_set_that_loses_does_not_replace_one_that_wins_but_on_request(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    line = ["tune", "layers", str(folder), "--prompts", str(prompts), "--max-tokens", "4", "--kernels", "torch"]
+    line += ["--dtype", "float32", "--trials"]
+    timed(monkeypatch, unseen=1.5)
+    assert run([*line, "2"]) == 0
+    timed(monkeypatch, unseen=0.5)
+    assert run([*line, "3"]) == 1
+    assert stored_set(fingerprint(folder)).speedup == 1.5
+    assert run([*line, "4", "--keep-anyway"]) == 0
+    assert stored_set(fingerprint(folder)).speedup == 0.5
+
+
 def test_stopping_keeps_what_was_found(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     tries = LayerSearch._try
+    timed(monkeypatch, unseen=1.5)
 
     def stopping(self: LayerSearch, trial: Any) -> Any:
         if trial.number == 2:

@@ -10,7 +10,7 @@ from draftree.analysis.simulator import Simulated, Simulation
 from draftree.analysis.trace import Trace
 from draftree.analysis.trace_costs import TraceCosts
 from draftree.core.errors import ConfigurationError
-from draftree.planners.base import PLANNERS, Planner
+from draftree.planners.base import PLANNERS, Planner, require_effect
 
 PLAIN = "fixed:0"
 RULES = ("coupled", "match")
@@ -21,7 +21,7 @@ def planner_of(trace: Trace, plan: str) -> Planner:
     """A fresh planner for the drafters of a trace.
 
     Raises:
-        ConfigurationError: no such planner.
+        ConfigurationError: no such planner, or an option of it that changes nothing for these drafters.
     """
     specs = PLANNERS.parse(plan)
     if len(specs) != 1:
@@ -29,7 +29,9 @@ def planner_of(trace: Trace, plan: str) -> Planner:
     cls, config = PLANNERS.configure(specs[0])
     parts = trace.header.parts
     depth, nodes = max(part.depth for part in parts), sum(part.nodes for part in parts)
-    return cls(config, default_depth=depth, default_nodes=nodes, parts=parts)
+    planner = cls(config, default_depth=depth, default_nodes=nodes, parts=parts)
+    require_effect(planner, plan=plan, draft=trace.header.draft)
+    return planner
 
 
 def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ what a drafter learns from verdicts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -216,8 +217,9 @@ class Simulation:
                     default=0,
                 )
             if level <= min(asked, budget.depth) and (tree.parents[node] == ROOT or tree.parents[node] in whole):
-                whole.add(node)
                 kept.append(node)
+                if not budget.min_confidence or _confidence(tree, node) >= budget.min_confidence:
+                    whole.add(node)
         return first_levels(tree if len(kept) == len(tree) else prune(tree, kept), budget.num_nodes)
 
     def _part_seconds(
@@ -277,6 +279,14 @@ class Simulation:
         if not is_first:
             counts["seconds"] += record.total_seconds
             counts["tokens_behind_first"] += sum(row.num_written for row in rows)
+
+
+def _confidence(tree: TokenTree, node: int) -> float:
+    """The drafter's own probability of a node behind its parent; 1 where the tree has no scores."""
+    if not tree.scores:
+        return 1.0
+    parent = tree.parents[node]
+    return math.exp(tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]))
 
 
 def _is_by(names: Sequence[str], part: str) -> bool:

@@ -13,7 +13,15 @@ import torch
 
 from draftree.bench.divergence import explain
 from draftree.bench.engines import Asked, OnRound, OurWriter, Writer
-from draftree.bench.methods import Method, OurMethod, PeerMethod, jobs_without_peer, our_methods, peer_methods
+from draftree.bench.methods import (
+    Method,
+    OurMethod,
+    PeerMethod,
+    jobs_without_peer,
+    lossy_notes,
+    our_methods,
+    peer_methods,
+)
 from draftree.bench.peer import PeerWriter
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, OURS, PEER, Record
@@ -86,12 +94,14 @@ class Benchmark:
         header: provenance.
         notes: what a reader of the table must know: prompts left out, jobs without a peer.
         groups: prompts that are written at once.
+        warnings: those of the notes that must be read before the run.
     """
 
     header: dict[str, Any]
     notes: tuple[str, ...]
     groups: tuple[tuple[Prompt, ...], ...]
     runner: Runner
+    warnings: tuple[str, ...] = ()
 
     def warm_up(self) -> None:
         """Let every method write a little, uncounted."""
@@ -135,6 +145,8 @@ def prepare(
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
     asked = Asked(settings.max_tokens, settings.temperature, settings.seed)
+    warnings = lossy_notes(ours, settings.temperature)
+    notes += warnings
     runner = Runner(
         methods=[*ours, *peers],
         writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
@@ -144,7 +156,7 @@ def prepare(
     )
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
     header = _header(settings, target, workload, runner=runner, prompts=prompts)
-    return Benchmark(header | {"notes": list(notes)}, notes, groups, runner)
+    return Benchmark(header | {"notes": list(notes)}, notes, groups, runner, warnings)
 
 
 def tokenizer_of(target: LoadedModel) -> Tokenizer:

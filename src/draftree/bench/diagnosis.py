@@ -29,14 +29,17 @@ from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.drafters.base import LoadedDraftModel
+from draftree.engine.memory import estimate_slots
+from draftree.engine.parts import Parts
 from draftree.models.base import LanguageModel
 from draftree.models.choices import has_native_bfloat16, resolve_device
 from draftree.models.loading import LoadedModel, load_model
-from draftree.models.memory import NOTHING, Footprint, MemoryEstimate, estimate_memory, free_memory
+from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.models.resolve import resolve_model
 from draftree.models.tokenizers import load_tokenizer
+from draftree.targets import kernels_of_drafter
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
 
@@ -95,10 +98,11 @@ def examine(
     target = load_for(settings)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
-    draft = None
+    parts, draft = Parts(target.model, methods.verifier, methods.planner), None
     if methods.drafters:
-        draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
+        parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
     length = _length(settings, target.model)
+    memory = estimate_slots(parts, length)  # before anything is measured, which takes memory of its own
     speeds, draft_seconds = None, None
     passes: tuple[PassReport, ...] = ()
     if settings.measure:
@@ -107,7 +111,6 @@ def examine(
         if loaded:
             draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
     model = _model_report(target)
-    memory = _memory(model, draft, length=length, device=target.model.device)
     said = expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)
     return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
 
@@ -130,9 +133,11 @@ def _examine_draft(
     *,
     tokenizer: Tokenizer | None,
     loaded: list[tuple[LoadedModel, DraftModelReport]],
-) -> DraftReport:
+) -> tuple[Parts, DraftReport]:
+    """The parts that would write, without the drafter where it does not fit, and what was found."""
+
     def load(name: str) -> LoadedDraftModel:
-        model = load_model(name, dtype=target.model.dtype, device=settings.device, kernels=settings.kernels)
+        model = load_model(name, dtype=target.model.dtype, device=settings.device, kernels=kernels_of_drafter(target))
         own = None if model.folder is None else load_tokenizer(model.folder)
         vocabulary = None
         if own is not None and tokenizer is not None:
@@ -140,7 +145,7 @@ def _examine_draft(
         loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
         return LoadedDraftModel(model.model, own, name)
 
-    note, problem = "", None
+    parts, note, problem = Parts(target.model, methods.verifier, methods.planner), "", None
     try:
         parts = build_parts(
             methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
@@ -149,7 +154,7 @@ def _examine_draft(
     except (ConfigurationError, VocabularyMismatchError) as error:
         problem = str(error)
     nodes = methods.planner.default_nodes
-    return DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
+    return parts, DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
 
 
 def _model_report(loaded: LoadedModel) -> ModelReport:
@@ -179,25 +184,6 @@ def _family(folder: Path | None) -> str:
     from transformers import AutoConfig
 
     return str(AutoConfig.from_pretrained(folder, local_files_only=True).model_type)
-
-
-def _memory(
-    model: ModelReport, draft: DraftReport | None, *, length: int, device: torch.device
-) -> MemoryEstimate | None:
-    free = free_memory(device)
-    if free is None:
-        return None
-    drafting = NOTHING
-    for one in draft.models if draft is not None else ():
-        own = one.model.footprint
-        drafting = Footprint(
-            drafting.weights + own.weights,
-            drafting.token + own.token,
-            drafting.logits + own.logits,
-            drafting.row + own.row,
-        )
-    nodes = 0 if draft is None else draft.nodes
-    return estimate_memory(model.footprint, drafting, free_bytes=free, length=length, nodes=nodes)
 
 
 def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:

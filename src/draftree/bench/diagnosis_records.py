@@ -8,8 +8,9 @@ from typing import Any
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import require_positive
 from draftree.bench.speeds import Speeds
+from draftree.engine.memory import SlotEstimate
 from draftree.models.choices import require_known, resolve_device, resolve_dtype
-from draftree.models.memory import Footprint, MemoryEstimate
+from draftree.models.memory import Footprint
 from draftree.text.vocab import VocabularyComparison
 
 
@@ -145,7 +146,7 @@ class Diagnosis:
     model: ModelReport
     draft: DraftReport | None
     length: int
-    memory: MemoryEstimate | None
+    memory: SlotEstimate
     speeds: Speeds | None
     passes: tuple[PassReport, ...]
     draft_pass_seconds: float | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftree.bench.diagnosis_records import DraftReport, MachineReport, ModelReport, PassReport
-from draftree.models.memory import MemoryEstimate
+from draftree.engine.memory import SlotEstimate
 
 CHEAP = 1.5
 """A pass that costs so many passes over one token is still worth trying with drafts that need no model."""
@@ -16,7 +16,7 @@ def expectations(
     model: ModelReport,
     *,
     draft: DraftReport | None,
-    memory: MemoryEstimate | None,
+    memory: SlotEstimate | None,
     passes: Sequence[PassReport],
     draft_pass_seconds: float | None,
 ) -> Iterator[str]:

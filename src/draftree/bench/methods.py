@@ -18,7 +18,7 @@ from draftree.core.registry import Spec
 from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
 from draftree.planners.base import PLANNERS
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers.base import VERIFIERS, Promise
 
 PLAIN = "plain"
 DEFAULT_VERIFY = "coupled"
@@ -114,6 +114,23 @@ def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str 
         choose_methods(method.how.draft, method.how.verify, method.how.plan)
     _require_unique(methods)
     return methods
+
+
+def lossy_notes(methods: Iterable[Method], temperature: float) -> tuple[str, ...]:
+    """What a reader must know of methods whose texts are not distributed as the model's; empty without such."""
+    lossy = [
+        method.name
+        for method in methods
+        if isinstance(method.how, OurMethod)
+        and not method.is_plain
+        and VERIFIERS.find(VERIFIERS.parse(method.how.verify)[0].name).promise(temperature) is Promise.LOSSY
+    ]
+    if not lossy:
+        return ()
+    are = "is" if len(lossy) == 1 else "are"
+    return (
+        f"{', '.join(lossy)} {are} lossy at temperature {temperature:g}: texts are not distributed as the model's own",
+    )
 
 
 def peer_methods(ours: Iterable[Method], *, batch: int) -> list[Method]:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from draftree.cli.writing import Run
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS, Verifier
+from draftree.verifiers.base import VERIFIERS, Promise, Verifier
 
 __all__ = ["are_equal", "comparable", "difference", "speedup"]
 
@@ -18,9 +18,8 @@ SHOWN = 30
 
 
 def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
-    """Whether speculation writes plain decoding's text, not only by its law."""
-    # a lossless rule that reads no draft law has nothing to go by but the target's own picks
-    return verifier.lossless and (temperature == 0 or not verifier.needs_laws)
+    """Whether speculation writes plain decoding's text, token for token."""
+    return verifier.promise(temperature) is Promise.SAME_TEXT
 
 
 def comparable(params: SamplingParams, verify: str) -> SamplingParams:

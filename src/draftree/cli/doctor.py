@@ -27,11 +27,13 @@ from draftree.cli.options import (
 
 if TYPE_CHECKING:
     from draftree.bench.diagnosis_records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
-    from draftree.models.memory import MemoryEstimate
+    from draftree.engine.memory import SlotEstimate
 
 __all__ = ["doctor"]
 
 WIDTH = 120
+DEFAULTS = (None, False, "auto", "coupled")
+"""Values of options that are not given."""
 Lines = Iterator[tuple[str, str]]
 
 
@@ -85,7 +87,10 @@ def doctor(
 ) -> None:
     """Say what a model does on this machine, and why."""
     if model is None:
-        refuse_given({"--draft": draft, "--length": length, "--quantization": quantization, "--measure": measure})
+        given = {"--draft": draft, "--verify": verify, "--length": length, "--dtype": dtype, "--kernels": kernels}
+        refuse_given(given | {"--quantization": quantization, "--measure": measure}, "it is about a model: name one")
+    elif draft is None:
+        refuse_given({"--verify": verify}, "it is about a drafter: name one with --draft")
     from draftree.bench.diagnosis import examine_machine
     from draftree.bench.diagnosis_records import DoctorSettings
     from draftree.bench.settings import apply_threads
@@ -113,15 +118,15 @@ def doctor(
         examine_and_show(settings, machine, as_json=as_json)
 
 
-def refuse_given(of_a_model: Mapping[str, object]) -> None:
-    """Without a model, options that are about one are refused.
+def refuse_given(options: Mapping[str, object], reason: str) -> None:
+    """Refuse options that would change nothing here.
 
     Raises:
-        typer.BadParameter: one is given.
+        typer.BadParameter: one of them is given.
     """
-    strange = next((flag for flag, value in of_a_model.items() if value not in (None, False)), None)
-    if strange is not None:
-        raise typer.BadParameter("it is about a model: name one", param_hint=strange)
+    given = next((flag for flag, value in options.items() if value not in DEFAULTS), None)
+    if given is not None:
+        raise typer.BadParameter(reason, param_hint=given)
 
 
 def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
@@ -141,8 +146,7 @@ def show_diagnosis(found: Diagnosis) -> None:
     show(f"Model {found.model.name}", model_lines(found.model))
     if found.draft is not None:
         show(f"Drafter {found.draft.spec}", draft_lines(found.draft))
-    if found.memory is not None:
-        show("Memory", memory_lines(found, found.memory))
+    show("Memory", memory_lines(found, found.memory))
     if found.speeds is not None:
         show("Speed", speed_lines(found))
         show_passes(found)
@@ -209,15 +213,17 @@ def draft_lines(draft: DraftReport) -> Lines:
         yield "problem", draft.problem
 
 
-def memory_lines(found: Diagnosis, memory: MemoryEstimate) -> Lines:
+def memory_lines(found: Diagnosis, memory: SlotEstimate) -> Lines:
     target = found.model.footprint
     yield "weights", f"{size(target.weights)}, loaded"
     yield "keys, values", f"{size(target.token)} a token, {size(target.token * found.length)} for {found.length:,}"
     nodes = 0 if found.draft is None else found.draft.nodes
     yield "logits", f"{size(target.logits)} a row, {1 + nodes} rows a round and slot"
     yield "a slot", f"{size(memory.slot_bytes)} of {found.length:,} tokens, with all that drafts for it"
-    yield "a pass", f"{size(memory.once_bytes)} while a prompt is read"
-    yield "fits", f"{memory.num_slots:,} slots into {size(memory.free_bytes)}, {size(memory.kept_bytes)} left alone"
+    if memory.graph_bytes:
+        yield "graphs", f"{size(memory.graph_bytes)} at most for outputs of captured graphs"
+    free = "an unknown amount of free memory" if memory.free_bytes is None else f"{size(memory.free_bytes)} free"
+    yield "fits", f"{memory.num_slots:,} slots into {size(memory.sequence_bytes)} that sequences may take, of {free}"
 
 
 def speed_lines(found: Diagnosis) -> Lines:

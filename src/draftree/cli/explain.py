@@ -1,17 +1,23 @@
-"""`draftree explain`: a text is written, and the planner says in numbers what it made of the drafter."""
+"""`draftree explain`: write a text with and without the drafter, and print what the planner measured and decided."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftree.cli.completion import complete_draft, complete_plan
-from draftree.cli.generate import check_material
-from draftree.cli.options import Device, Dtype, Model
-from draftree.cli.render import say
+from draftree.cli.generate import Chat, System, check_material
+from draftree.cli.options import SPECULATION, Device, Dtype, Kernels, Model, Quantization, Threads, Verify
+from draftree.cli.prompt import Task
+from draftree.cli.render import Colour, Ink, say
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from draftree.completion import CompletionStats
+    from draftree.llm import LLM
 
 __all__ = ["explain"]
 
@@ -20,37 +26,63 @@ PROMPT = "Once upon a time"
 
 def explain(
     model: Model,
-    prompt: Annotated[
-        str, typer.Argument(help="What is written on.", metavar="PROMPT", rich_help_panel="Arguments")
-    ] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="The prompt.", metavar="PROMPT", rich_help_panel="Arguments")] = PROMPT,
     *,
     draft: Annotated[
-        str, typer.Option(help="A drafter, as for 'draftree generate'.", metavar="SPEC", autocompletion=complete_draft)
+        str,
+        typer.Option(
+            help="A drafter, as for 'draftree generate'.",
+            metavar="SPEC",
+            rich_help_panel=SPECULATION,
+            autocompletion=complete_draft,
+        ),
     ],
+    verify: Verify = "coupled",
     plan: Annotated[
-        str | None, typer.Option(help="A planner that can say why.", metavar="POLICY", autocompletion=complete_plan)
+        str | None,
+        typer.Option(
+            help="A planner that can say why.",
+            metavar="POLICY",
+            rich_help_panel=SPECULATION,
+            autocompletion=complete_plan,
+        ),
     ] = None,
+    chat: Chat = None,
+    system: System = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the text at most.", metavar="N")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X")] = 0.0,
-    dtype: Dtype = "auto",
     device: Device = "auto",
+    dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
 ) -> None:
     """Write a text plainly and with the drafter, and say what the planner made of it."""
-    from draftree.cli.writing import Setup, fetch_and_load, warm_up
+    if chat is False and system is not None:
+        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    from draftree.cli.lossy import announce_lossy
+    from draftree.cli.writing import Setup, fetch_and_load, warm_up, write
 
-    setup = Setup(model, draft, plan=plan, dtype=dtype, device=device)
+    setup = Setup(model, draft, verify, plan, dtype, device, kernels, quantization, threads=threads)
     chosen = setup.methods().plan
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
+    announce_lossy(verify, temperature, Ink.chosen(Colour.AUTO, sys.stderr))
     loaded = fetch_and_load(setup)
     plain, fast = setup.plainly().over(loaded), setup.over(loaded)
+    task = Task(prompt, system, chat).decided(fast)
     for llm in (plain, fast):
         warm_up(llm)
-    slow_stats = plain.generate(prompt, params)[0].stats
-    stats = fast.generate(prompt, params)[0].stats
+    slow_stats = write(plain, setup.plainly(), task, params=params, screen=None).completions[0].stats
+    stats = write(fast, setup, task, params=params, screen=None).completions[0].stats
     say(f"planner {chosen}: {stats.explain or 'it weighs nothing, and can give no reason'}\n")
+    say_numbers(fast, stats, slow_stats)
+
+
+def say_numbers(fast: LLM, stats: CompletionStats, plain: CompletionStats) -> None:
+    """What passes took, what was accepted, and both speeds."""
     known = fast.planner.pass_seconds
     if known:
         passes = ", ".join(f"{rows} rows {1000 * seconds:.1f} ms" for rows, seconds in sorted(known.items()))
@@ -62,5 +94,5 @@ def explain(
         say(f"{source}: {stats.accepted_by_source.get(source, 0)} of {count} scored tokens accepted\n")
     say(
         f"{stats.acceptance_length:.2f} tokens a round, {stats.tokens_per_second:.1f} tokens/s; "
-        f"plain {slow_stats.tokens_per_second:.1f} tokens/s\n"
+        f"plain {plain.tokens_per_second:.1f} tokens/s\n"
     )

@@ -21,6 +21,7 @@ from draftree.cli.options import (
     Kernels,
     Model,
     Quantization,
+    Threads,
     Verify,
     When,
     require_new,
@@ -119,6 +120,7 @@ def generate(
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
+    threads: Threads = None,
     exact: Exact = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
@@ -137,15 +139,18 @@ def generate(
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat)
     # here, where nothing can be refused any more without it: torch takes seconds to import
+    from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup
 
-    setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
+    setup = Setup(model, draft, verify, plan, dtype, device, kernels, quantization, threads=threads, exact=exact)
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
     screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
     notes = Ink.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
+    if not setup.is_plain and not compare:  # a comparison refuses lossy rules
+        announce_lossy(verify, params.temperature, notes)
     wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
         write_batch_and_report(setup, batch, wish, screen=screen, notes=notes)

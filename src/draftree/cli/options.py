@@ -43,7 +43,7 @@ Quantization = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(help="Threads of torch; its own choice if not given.", metavar="N", rich_help_panel=RUNNING),
+    typer.Option(help="CPU threads of passes; torch's own choice if not given.", metavar="N", rich_help_panel=RUNNING),
 ]
 Verify = Annotated[
     str,

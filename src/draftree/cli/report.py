@@ -27,6 +27,8 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "kernels": run.completions[0].stats.kernels,
         "kernels_reason": run.completions[0].stats.kernels_reason,
+        "lossless": run.completions[0].lossless,
+        "promise": str(run.completions[0].stats.promise),
         "prompt_tokens": run.completions[0].stats.prompt_tokens,
         "seconds": run.seconds,
         **(texts[0] if len(texts) == 1 else {"completions": texts}),

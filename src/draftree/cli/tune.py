@@ -21,6 +21,7 @@ __all__ = ["tune"]
 
 SEARCH = "The search"
 INTERRUPTED = 130
+NOT_KEPT = 1
 
 tune = typer.Typer(cls=PlainGroup, no_args_is_help=True)
 
@@ -53,13 +54,22 @@ def layers(
         int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    keep_anyway: Annotated[
+        bool,
+        typer.Option(
+            "--keep-anyway", help="Store the best set even if plain decoding is faster.", rich_help_panel=SEARCH
+        ),
+    ] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
 ) -> None:
-    """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on."""
+    """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on.
+
+    A set that is slower than plain decoding is not stored, and the exit status is 1.
+    """
     from draftree.cli.models import resolve_with_bar
     from draftree.tune.layers import LayerSearch, TuneSettings
 
@@ -79,9 +89,11 @@ def layers(
     )
     search = LayerSearch(settings, fetch=resolve_with_bar)
     complete = search_with_bar(search, trials)
-    keep(search, complete=complete)
+    is_kept = keep(search, complete=complete, keep_anyway=keep_anyway)
     if not complete:
         raise typer.Exit(INTERRUPTED)
+    if not is_kept:
+        raise typer.Exit(NOT_KEPT)
 
 
 def search_with_bar(search: LayerSearch, trials: int) -> bool:
@@ -100,18 +112,30 @@ def search_with_bar(search: LayerSearch, trials: int) -> bool:
     return True
 
 
-def keep(search: LayerSearch, *, complete: bool) -> None:
-    """Store the best set, and say what it brings."""
+def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> bool:
+    """Report the best set, and store it if it is faster than plain decoding; whether it was stored.
+
+    Args:
+        search: with its measurements.
+        complete: whether all sets were measured; only then unseen prompts are measured.
+        keep_anyway: store a slower set as well.
+    """
     from draftree.models.layer_sets import store
 
     found = search.conclude(measures_unseen=complete)
     if found is None:
         sys.stderr.write(f"no set was measured to the end, so none is kept; measurements: {search.journal}\n")
-        return
-    place = store(found)
+        return False
     for line in report(found, len(search.seen), len(search.unseen)):
         typer.echo(line)
-    typer.echo(f"kept in {place}: --draft layer-skip takes it")
+    if found.speedup <= 1 and not keep_anyway:
+        sys.stderr.write(
+            f"not kept: the best set is {found.speedup:.2f} times as fast as plain decoding. "
+            "Decode plainly, measure more sets with --trials, or store it with --keep-anyway\n"
+        )
+        return False
+    typer.echo(f"kept in {store(found)}: --draft layer-skip takes it")
+    return True
 
 
 def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
@@ -122,8 +146,6 @@ def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
         lines.append("not measured on prompts that the search did not see")
         return lines
     lines.append(speed("unseen", num_unseen, found.unseen_seconds_per_token, found.unseen_plain_seconds_per_token))
-    if found.unseen_seconds_per_token > found.unseen_plain_seconds_per_token:
-        lines.append("slower than plain decoding where it counts: this model does not gain by leaving layers out")
     return lines
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import Methods, choose_methods
-from draftree.bench.settings import load_named
+from draftree.bench.settings import load_for, require_positive
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Ink, decoding_line, is_terminal, note, say, waiting
@@ -43,6 +43,7 @@ class Setup:
     device: str = "auto"
     kernels: str = "auto"
     quantization: str | None = None
+    threads: int | None = None
     exact: bool = False
 
     @property
@@ -144,10 +145,11 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
     require_known(setup.kernels, setup.quantization)
+    require_positive(setup, "threads")
     for name in (setup.model, *methods.draft_models):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        loaded = load_named(setup)
+        loaded = load_for(setup)
     if loaded.kernels_note is not None:
         note(loaded.kernels_note)
     return loaded

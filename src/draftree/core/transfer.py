@@ -32,6 +32,12 @@ def to_device(values: Any, device: torch.device, *, dtype: torch.dtype = torch.i
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work that was queued; on a CPU nothing is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def to_host(tensor: Tensor) -> list[Any]:
     """A tensor's numbers as nested lists: the host waits for the device."""
     found: list[Any] = tensor.tolist()

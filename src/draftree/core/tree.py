@@ -229,40 +229,6 @@ def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.FREE, None, tuple(sources))
 
 
-def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -> TokenTree:
-    """One tree that holds all of these side by side, nothing shared: every node stays the draw that it was.
-
-    Args:
-        trees: of point or independent draws.
-        names: whose they are.
-        vocab_size: width of the laws; a point draw gets the law that is all on its token.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    sources: list[tuple[str, ...]] = []
-    laws: list[Tensor] = []
-    for tree, name in zip(trees, names, strict=True):
-        offset = len(tokens)
-        tokens.extend(tree.tokens)
-        parents.extend(parent + offset if parent != ROOT else ROOT for parent in tree.parents)
-        scores.extend(tree.scores or [0.0] * len(tree))
-        sources.extend([(name,)] * len(tree))
-        if len(tree):
-            laws.append(_point_laws(tree, vocab_size) if tree.laws is None else tree.laws.cpu().float())
-    import torch  # here: trees are planned and simulated without it
-
-    law = torch.cat(laws) if laws else None
-    return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.IID, law, tuple(sources))
-
-
-def _point_laws(tree: TokenTree, vocab_size: int) -> Tensor:
-    import torch
-
-    chosen = torch.tensor(tree.tokens).unsqueeze(-1)
-    return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)
-
-
 def first_levels(tree: TokenTree, num_nodes: int) -> TokenTree:
     """The tree without its deepest, latest nodes, so that no more than `num_nodes` are left; looks at no token."""
     if len(tree) <= num_nodes:

@@ -57,12 +57,14 @@ class DraftPart:
         depth: levels that it guesses where the planner does not say.
         nodes: nodes of its tree at that depth.
         runs_model: whether its levels are passes of a model; else it answers at once, however deep.
+        gives_confidence: whether it stops below `Budget.min_confidence`.
     """
 
     name: str
     depth: int
     nodes: int
     runs_model: bool = True
+    gives_confidence: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class DraftContext:
         draw: how children must be drawn, as agreed with the verifier.
         shares_noise: whether candidates are ranked with the request's own noise (else with another stream).
         load_model: loads the model that a spec names.
+        place: of the drafter among the merged ones that draw from a distribution, from 0; each has noise of its own.
     """
 
     target: LanguageModel
@@ -66,6 +67,7 @@ class DraftContext:
     draw: Draw
     shares_noise: bool
     load_model: Callable[[str], LoadedDraftModel]
+    place: int = 0
 
 
 class Drafter(ABC, Generic[State]):
@@ -102,6 +104,11 @@ class Drafter(ABC, Generic[State]):
     @classmethod
     def branches(cls, config: Any) -> bool:
         """Whether this configuration gives trees in which a node has two children."""
+        return False
+
+    @classmethod
+    def gives_confidence(cls, config: Any) -> bool:
+        """Whether it estimates how likely a token is, and stops below `Budget.min_confidence`."""
         return False
 
     @classmethod

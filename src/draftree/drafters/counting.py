@@ -232,6 +232,11 @@ class CountingDrafter(SequenceDrafter[Text]):
         """Whether a node may have two children."""
         return bool(config.width > 1)
 
+    @classmethod
+    def gives_confidence(cls, config: Any) -> bool:
+        """Shares of the counts."""
+        return True
+
     @abstractmethod
     def _voters(self, state: Text, depth: int) -> list[Voter]:
         """Earlier places with `depth` tokens behind each; those first that win a draw."""

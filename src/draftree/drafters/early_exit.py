@@ -55,4 +55,5 @@ class EarlyExitDrafter(GrowingDrafter):
             draw=context.draw,
             shares_noise=context.shares_noise,
             part=Part(end=config.layers),
+            place=context.place,
         )

@@ -47,6 +47,11 @@ class GrowingDrafter(Drafter[Any]):
         shape: Shape = config.shape
         return not shape.is_chain
 
+    @classmethod
+    def gives_confidence(cls, config: Any) -> bool:
+        """The model's own probabilities."""
+        return True
+
     @property
     def note(self) -> str:
         """What was decided when the drafter was built; empty if nothing."""

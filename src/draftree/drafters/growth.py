@@ -87,6 +87,7 @@ class Growth:
         vocab_size: the target's; None if the model's logits are as wide.
         reader: in which tokens the model reads and answers; None if they are the target's.
         part: of the layers, where the model is the target itself, whose slots are then used; None for a model apart.
+        place: of the drafter among merged ones, whose draws must be independent of one another.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Growth:
         vocab_size: int | None = None,
         reader: Reader | None = None,
         part: Part | None = None,
+        place: int = 0,
     ) -> None:
         width = model.vocab_size if vocab_size is None else vocab_size
         self._stepper: Stepper[Any]
@@ -108,6 +110,7 @@ class Growth:
             self._stepper = SketchStepper(model, part)
         self._shape = shape
         self._draw = draw
+        self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
 
     def reserve(self, num_sequences: int, length: int) -> None:
@@ -149,7 +152,7 @@ class Growth:
 
     def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
-        return noise if self._shares_noise else noise.stream("draft", len(state.view.history))
+        return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
     def _feed(self, active: Sequence[_Growing], level: int) -> Scores:
         """One pass over all frontiers; the first one also reads what the slots have not seen."""

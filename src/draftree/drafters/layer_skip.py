@@ -74,4 +74,5 @@ class LayerSkipDrafter(GrowingDrafter):
             draw=context.draw,
             shares_noise=context.shares_noise,
             part=part,
+            place=context.place,
         )

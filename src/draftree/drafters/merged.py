@@ -1,9 +1,11 @@
 """Several drafters as one: their trees are merged into one tree, scored in one pass.
 
-Where the verifier asks for no draft laws, common prefixes are shared and every node names all its sources. Where it
-does, the trees stand side by side, each child with the law that it was drawn from.
+Where the verifier reads no draft distributions, common prefixes are shared and every node names all its sources. Where
+it does, each child keeps the distribution that it was drawn from, and children drawn from a model come before copied
+ones (`core/joining.py`): a copied token that is tried first is often accepted where the model's draft would have gone
+further.
 
-Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3.
+Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3; the order of children is ours.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, final
 
-from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, join, merge, places
+from draftree.core.joining import join
+from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, merge, places
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.memory import Footprint, total

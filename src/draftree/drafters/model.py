@@ -82,6 +82,7 @@ class ModelDrafter(GrowingDrafter):
                 shares_noise=context.shares_noise,
                 vocab_size=context.target.vocab_size,
                 reader=None if translation is None else CommonReader(translation),
+                place=context.place,
             )
         self._note = "" if translation is None else str(translation)
 

@@ -4,16 +4,17 @@ The longest run of last tokens that occurs earlier in prompt or output is looked
 `min` of them; of several places the latest counts. No model, no state; a round without a match is plain decoding.
 
 Source: prompt lookup decoding (A. Saxena, 2023); n-gram assisted generation as in transformers and vLLM.
-Its scores, for planners, go by the length of the match. Costs a scan over the tokens, some tens of microseconds. Pays
-where text is copied: rewriting code, summaries, answers from given documents. On open prompts matches are rare and
-often wrong: little is won, and each wrong guess makes the pass wider for nothing.
+Its scores and its confidence, for planners, go by the length of the match. Costs a scan over the tokens, some tens of
+microseconds. Pays where text is copied: rewriting code, summaries, answers from given documents. On open prompts
+matches are rare and often wrong: little is won, and each wrong guess makes the pass wider for nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -48,6 +49,11 @@ class NgramDrafter(ChainDrafter):
                 )
             require_length("ngram", self.k)
 
+    @classmethod
+    def gives_confidence(cls, config: Any) -> bool:
+        """By the length of the match."""
+        return True
+
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The tokens behind the best match."""
         count = min(budget.num_nodes, budget.depth, self._config.k)
@@ -55,8 +61,10 @@ class NgramDrafter(ChainDrafter):
         start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None
         if start is None:
             return EMPTY
-        copied = tokens[start : start + count]
-        return chain(copied, scores=scores_of(run_before(tokens, start), len(copied)), draw=self._draw)
+        scores = scores_of(run_before(tokens, start), min(count, len(tokens) - start))
+        if budget.min_confidence:
+            scores = confident(scores, budget.min_confidence)
+        return chain(tokens[start : start + len(scores)], scores=scores, draw=self._draw)
 
 
 def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int | None:
@@ -96,3 +104,11 @@ def scores_of(length: int, count: int) -> list[float]:
         total += math.log(votes / (votes + ESCAPE))
         scores.append(total)
     return scores
+
+
+def confident(scores: Sequence[float], least: float) -> list[float]:
+    """The scores up to and including the first token that is less likely than `least` behind those before it."""
+    for place, (score, before) in enumerate(zip(scores, [0.0, *scores], strict=False)):
+        if math.exp(score - before) < least:
+            return list(scores[: place + 1])
+    return list(scores)

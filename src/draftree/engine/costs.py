@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)
 PREFIX = 64
@@ -36,14 +36,25 @@ def measure_costs(model: LanguageModel, *, max_rows: int, rows: Sequence[int] = 
     slot = model.open()
     model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
     model.commit(slot, range(prefix))
+    _run(model, slot, 1)  # the first pass with logits reads the head for the first time
     found: dict[int, float] = {}
     for count in (count for count in rows if count <= longest):
+        for _ in range(model.num_warm_ups):
+            _run(model, slot, count)
+        model.synchronize()
         start = time.perf_counter()
         model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
+        model.synchronize()
         found[count] = time.perf_counter() - start
         model.commit(slot, ())
     model.close(slot)
     return found
+
+
+def _run(model: LanguageModel, slot: Slot, count: int) -> None:
+    """A pass over so many rows that leaves the slot as it was."""
+    model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
+    model.commit(slot, ())
 
 
 def _enough(max_rows: int, rows: Sequence[int]) -> int:

@@ -86,7 +86,7 @@ class Engine:
         self._parts = parts
         self._limits = limits or Limits()
         memory = self._limits.memory
-        self._memory = memory_for_sequences(parts.target.device) if memory is None else memory
+        self._memory = memory_for_sequences(parts) if memory is None else memory
         self._scheduler = Scheduler(self._limits.max_batch_size or MAX_BATCH, self._limits.max_waiting)
         self._places = Places(parts, self._memory, keep=self._limits.keep_prefixes, shares=not together)
         # the model may outlive this engine: what is kept must not
@@ -134,6 +134,10 @@ class Engine:
         longest = memory_of_sequence(self._parts).longest(self._memory)
         context = self._parts.target.max_length
         return context if longest is None else min(context, longest)
+
+    def num_slots(self, length: int) -> int:
+        """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""
+        return memory_of_sequence(self._parts).num_slots(self._memory, length)
 
     @property
     def prefix_stats(self) -> PrefixStats:

@@ -2,14 +2,12 @@
 
 A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and for the length of a
 round the logits of its tree. Half of what is free is given out: while slots are exchanged for longer ones, old and
-new ones stand side by side.
+new ones stand side by side. What captured graphs will keep is taken off before. `draftree doctor` reports it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 from draftree.core.types import MAX_NODES
 from draftree.engine.parts import Parts
@@ -62,7 +60,52 @@ def memory_of_sequence(parts: Parts) -> SequenceMemory:
     )
 
 
-def memory_for_sequences(device: torch.device) -> int:
-    """Bytes that sequences may take on a device where the weights lie already."""
-    free = free_memory(device)
-    return int(SHARE * (UNKNOWN if free is None else free))
+def memory_for_sequences(parts: Parts) -> int:
+    """Bytes that sequences may take beside these parts, whose weights lie in memory already."""
+    return _given_out(free_memory(parts.target.device), _graph_bytes(parts))
+
+
+def _given_out(free: int | None, graphs: int) -> int:
+    return int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
+
+
+def _graph_bytes(parts: Parts) -> int:
+    draft = NOTHING if parts.drafter is None else parts.drafter.footprint
+    return parts.target.footprint.graphs + draft.graphs
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEstimate:
+    """How many slots of one length an engine has room for.
+
+    Attributes:
+        free_bytes: of the device; None where the system does not say.
+        sequence_bytes: those of them that sequences may take.
+        graph_bytes: what captured graphs keep at most.
+        slot_bytes: of one slot, with what is drafted for it.
+        num_slots: that fit; 0 if not even one does.
+    """
+
+    free_bytes: int | None
+    sequence_bytes: int
+    graph_bytes: int
+    slot_bytes: int
+    num_slots: int
+
+
+def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
+    """What an engine of these parts would have room for, made now.
+
+    Args:
+        parts: loaded.
+        length: tokens of a slot, prompt and text.
+    """
+    need, free, graphs = memory_of_sequence(parts), free_memory(parts.target.device), _graph_bytes(parts)
+    memory = _given_out(free, graphs)
+    return SlotEstimate(
+        free_bytes=free,
+        sequence_bytes=memory,
+        graph_bytes=graphs,
+        slot_bytes=need.of(length),
+        num_slots=need.num_slots(memory, length),
+    )

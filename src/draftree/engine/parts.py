@@ -10,7 +10,7 @@ from draftree.core.tree import Draw
 from draftree.drafters.base import Drafter
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
-from draftree.verifiers.base import Verifier
+from draftree.verifiers.base import Promise, Verifier
 
 PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
 """Draws from the one that binds a drafter least to the one that binds it most."""
@@ -24,6 +24,12 @@ class Parts:
     verifier: Verifier
     planner: Planner[Any]
     drafter: Drafter[Any] | None = None
+
+    def promise(self, temperature: float) -> Promise:
+        """What texts written at this temperature have in common with those of plain decoding."""
+        kept = self.verifier.promise(temperature)
+        # without drafts a lossy rule has nothing to accept, and writes the target's own picks
+        return Promise.SAME_TEXT if kept is Promise.LOSSY and self.drafter is None else kept
 
 
 def agree(

@@ -14,6 +14,7 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.detokenize import Detokenizer
 from draftree.text.stop import StopChecker
+from draftree.verifiers.base import Promise
 
 
 class FinishReason(enum.StrEnum):
@@ -91,6 +92,7 @@ class WritingSequence:
         detokenizer: turns tokens into text; None where the model has no tokenizer.
         draft_controls: what the drafter takes the controls to be, where they are not `controls`.
         priority: lower numbers are served first.
+        promise: what its text has in common with that of plain decoding.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class WritingSequence:
         detokenizer: Detokenizer | None,
         draft_controls: Controls | None = None,
         priority: int = 0,
+        promise: Promise = Promise.SAME_TEXT,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -112,6 +115,7 @@ class WritingSequence:
         self.view = SequenceView(self.history, draft_controls or controls)
         self.limit = limit
         self.priority = priority
+        self.promise = promise
         self.rank = (priority, 0)
         """Its place in the order of service; the scheduler's."""
         self.slot: Slot | None = None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.core.transfer import synchronize
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.searcher import RowsAt, rows_of
 
@@ -143,6 +144,15 @@ class LanguageModel(ABC):
     def footprint(self) -> Footprint:
         """Bytes that it takes; nothing where it takes next to nothing."""
         return NOTHING
+
+    @property
+    def num_warm_ups(self) -> int:
+        """Passes of a shape before one takes as long as all later ones."""
+        return 0
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all passes so far; on a card a pass returns when it is queued."""
+        synchronize(self.device)
 
     @property
     def num_open(self) -> int:

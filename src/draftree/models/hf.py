@@ -84,7 +84,15 @@ class HFModel(SlottedModel):
             device=self.device,
             shapes=shapes,
             min_rows=min(self.row_buckets, default=1),
+            row_bytes=self.vocab_size * max(LOGIT_BYTES, self.dtype.itemsize),
         )
+
+    @property
+    def num_warm_ups(self) -> int:
+        """On a card a first pass loads kernels and chooses among them; a shape that is captured needs more."""
+        if self.static is not None:
+            return self.static.num_warm_ups
+        return 1 if self.device.type == "cuda" else 0
 
     @property
     def footprint(self) -> Footprint:
@@ -94,6 +102,7 @@ class HFModel(SlottedModel):
             token=self._pool.memory.token_bytes,
             logits=self.vocab_size * LOGIT_BYTES,
             row=activation_bytes(self.config, self.dtype),
+            graphs=0 if self.static is None else self.static.most_bytes,
         )
 
     def attach(self, model: Any) -> None:

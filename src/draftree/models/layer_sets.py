@@ -50,6 +50,13 @@ class LayerSet:
         return Part(attention=frozenset(self.attention), mlp=frozenset(self.mlp))
 
     @property
+    def speedup(self) -> float:
+        """Plain decoding's seconds per token over the set's: on unseen prompts if measured, else on searched ones."""
+        if self.unseen_seconds_per_token is not None and self.unseen_plain_seconds_per_token is not None:
+            return self.unseen_plain_seconds_per_token / self.unseen_seconds_per_token
+        return self.plain_seconds_per_token / self.seconds_per_token
+
+    @property
     def spec(self) -> str:
         """The drafter that leaves this set out, without what is stored."""
         return layer_spec(self.attention, self.mlp)

@@ -1,9 +1,4 @@
-"""How much memory a model takes, and how many slots fit beside it: plain arithmetic, and what is free here.
-
-A slot is paid with keys and values of every token that it may hold, tentative ones included, in the target and in
-the drafter's model, and with the logits of its tree. Weights, and what lies between the layers of a pass that reads a
-prompt, are paid once.
-"""
+"""How much memory a model takes, and what is free here. How many slots fit: `engine/memory.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +14,6 @@ LOGIT_BYTES = 4
 """Of one logit: they are float32 but for float64 models."""
 LOGIT_COPIES = 2
 """A model's logits, and the noise or the law that is made of them."""
-PREFILL_ROWS = 512
-KEPT_SHARE = 0.1
-"""Share of the free memory that is left to everybody else."""
 NO_LIMIT = 1 << 60
 """A control group without a limit reports a number larger than this, or no number."""
 
@@ -35,12 +27,14 @@ class Footprint:
         token: keys and values of one token in one slot.
         logits: of one row.
         row: what lies between the layers, for one row of the widest pass so far.
+        graphs: what captured graphs keep at most, however many are captured later; once.
     """
 
     weights: int
     token: int
     logits: int
     row: int
+    graphs: int = 0
 
 
 NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
@@ -50,54 +44,8 @@ NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
 def total(footprints: Iterable[Footprint]) -> Footprint:
     """Several models as one."""
     every = list(footprints)
-    sizes = ("weights", "token", "logits", "row")
+    sizes = ("weights", "token", "logits", "row", "graphs")
     return Footprint(**{size: sum(getattr(one, size) for one in every) for size in sizes})
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """What slots take, and how many fit.
-
-    Attributes:
-        free_bytes: free when it was estimated.
-        once_bytes: taken whatever the number of slots: a pass that reads a prompt, and weights still to be loaded.
-        slot_bytes: of one slot, at its longest.
-        kept_bytes: left alone.
-        num_slots: that fit; 0 if not even one does.
-    """
-
-    free_bytes: int
-    once_bytes: int
-    slot_bytes: int
-    kept_bytes: int
-    num_slots: int
-
-
-def estimate_memory(
-    target: Footprint,
-    draft: Footprint = NOTHING,
-    *,
-    free_bytes: int,
-    length: int,
-    nodes: int = 0,
-) -> MemoryEstimate:
-    """How many slots of `length` tokens fit.
-
-    Args:
-        target: the model whose text is wanted.
-        draft: of all models that draft, added up.
-        free_bytes: free now, where the weights are in memory already.
-        length: tokens of a slot, prompt and text.
-        nodes: of the widest tree, which lies behind the text while it is scored.
-    """
-    rows = 1 + nodes
-    places = length + nodes
-    slot = places * (target.token + draft.token) + rows * (LOGIT_COPIES * target.logits + target.row)
-    slot += draft.logits * LOGIT_COPIES + draft.row
-    once = PREFILL_ROWS * max(target.row, draft.row)
-    kept = int(free_bytes * KEPT_SHARE)
-    room = free_bytes - once - kept
-    return MemoryEstimate(free_bytes, once, slot, kept, max(0, room // slot) if slot else 0)
 
 
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ Source: additive increase, additive decrease of the draft length, as in overview
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from draftree.core.types import Budget, RoundRecord
@@ -24,7 +24,7 @@ class AdditivePlanner(Planner[Length]):
     class Config:
         """`start`: tokens ahead in the first round."""
 
-        start: int | None = None
+        start: int | None = field(default=None, metadata={"limits": "depth"})
 
         def __post_init__(self) -> None:
             check_length("additive", "start", self.start)

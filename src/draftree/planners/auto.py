@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
@@ -61,7 +61,7 @@ class AutoPlanner(Planner[Known]):
         """`memory`: guesses of a kind after which what was learned counts 1/e; `nodes`: nodes of a sequence at most."""
 
         memory: float = 80.0
-        nodes: int | None = None
+        nodes: int | None = field(default=None, metadata={"limits": "nodes"})
 
         def __post_init__(self) -> None:
             if not 1 <= self.memory < math.inf:

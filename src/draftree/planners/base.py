@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from draftree.core.tree import TokenTree
 from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord
 from draftree.planners import PLANNERS
 
-__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_length"]
+__all__ = ["PLANNERS", "Length", "Planner", "adapt", "check_length", "require_effect"]
 
 State = TypeVar("State")
 
@@ -44,6 +45,11 @@ class Planner(ABC, Generic[State]):
         self.default_nodes = default_depth if default_nodes is None else default_nodes
         self.pass_seconds: Mapping[int, float] = {}
         self.parts = tuple(parts) or (DraftPart("", self.default_depth, self.default_nodes),)
+
+    @property
+    def needs_confidence(self) -> bool:
+        """Whether budgets ask the drafter to stop at low confidence."""
+        return False
 
     def ahead(self, depth: int, *, min_confidence: float = 0.0) -> Budget:
         """A budget of this depth; where the drafter branches, with as many nodes as its tree has."""
@@ -108,3 +114,33 @@ def check_length(planner: str, name: str, value: int | None, *, least: int = 1) 
     """Raise ConfigurationError unless a draft length is absent, or fits in a pass."""
     if value is not None and not least <= value <= MAX_NODES:
         raise ConfigurationError(f"planner '{planner}' has {name}={value}: it must be from {least} to {MAX_NODES}")
+
+
+def require_effect(planner: Planner[Any], *, plan: str, draft: str) -> None:
+    """Refuse options that change nothing about what the drafter drafts.
+
+    A field of a configuration that limits a draft says so in its metadata: `limits` is "depth" or "nodes".
+
+    Args:
+        planner: built for the drafter.
+        plan: its spec, for messages.
+        draft: the drafter's spec, for messages.
+
+    Raises:
+        ConfigurationError: a length above the drafter's own, or a confidence where the drafter has none.
+    """
+    most = {"depth": planner.default_depth, "nodes": planner.default_nodes}
+    units = {"depth": "tokens ahead", "nodes": "nodes"}
+    for option in dataclasses.fields(planner.config):
+        of, value = option.metadata.get("limits"), getattr(planner.config, option.name)
+        if of is not None and value is not None and value > most[of]:
+            raise ConfigurationError(
+                f"planner '{plan}' asks for {value} {units[of]}, but drafter '{draft}' drafts {most[of]} at most: "
+                f"lower the planner's {option.name}, or raise the drafter's limit"
+            )
+    without = [part.name for part in planner.parts if not part.gives_confidence]
+    if planner.needs_confidence and without:
+        raise ConfigurationError(
+            f"planner '{plan}' stops at low confidence, but drafter '{without[0]}' has no probabilities: "
+            "use planner fixed, heuristic or auto, or another drafter"
+        )

@@ -22,7 +22,7 @@ class FixedPlanner(Planner[None]):
     class Config:
         """`fixed:K`: tokens ahead in every round; 0 is plain decoding."""
 
-        k: int | None = field(default=None, metadata={"argument": True})
+        k: int | None = field(default=None, metadata={"argument": True, "limits": "depth"})
 
         def __post_init__(self) -> None:
             check_length("fixed", "k", self.k, least=0)

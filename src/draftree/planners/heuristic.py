@@ -8,7 +8,7 @@ Source: the draft length schedule of assisted generation in transformers (`num_a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from draftree.core.types import Budget, RoundRecord
@@ -23,7 +23,7 @@ class HeuristicPlanner(Planner[Length]):
     class Config:
         """`start`: tokens ahead in the first round."""
 
-        start: int | None = None
+        start: int | None = field(default=None, metadata={"limits": "depth"})
 
         def __post_init__(self) -> None:
             check_length("heuristic", "start", self.start)

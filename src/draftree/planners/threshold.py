@@ -1,7 +1,8 @@
 """Drafting stops behind the first token whose probability under the drafter's own law is below a threshold.
 
 The token itself is kept: dropping it would bias rules that look at the draft law. At most `k` tokens, or what the
-drafter asks for. A drafter without probabilities (n-gram) drafts its full length.
+drafter asks for. Drafters that copy text estimate the probability from their matches (`ngram` from the length of the
+match, `suffix` and `prediction` from counts); a drafter that has no such estimate is refused.
 
 Source: dynamic speculation length, as `assistant_confidence_threshold` in transformers (default there: 0.4).
 """
@@ -26,12 +27,17 @@ class ThresholdPlanner(Planner[None]):
         """`threshold:0.4`: confidence below which drafting stops; `k`: tokens ahead at most."""
 
         confidence: float = field(default=0.4, metadata={"argument": True})
-        k: int | None = None
+        k: int | None = field(default=None, metadata={"limits": "depth"})
 
         def __post_init__(self) -> None:
             if not 0 <= self.confidence <= 1:
                 raise ConfigurationError(f"planner 'threshold' has {self.confidence}: it must be from 0 to 1")
             check_length("threshold", "k", self.k)
+
+    @property
+    def needs_confidence(self) -> bool:
+        """At 0 nothing is below the threshold."""
+        return bool(self.config.confidence > 0)
 
     def open(self) -> None:
         """Nothing to remember."""

@@ -5,6 +5,7 @@ A verifier sees no model, cache, tokenizer or clock.
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,18 @@ from draftree.sampling.laws import NodeLaws
 from draftree.verifiers import VERIFIERS
 from draftree.verifiers.chance import Chance
 
-__all__ = ["VERIFIERS", "Verifier", "deepest_path"]
+__all__ = ["VERIFIERS", "Promise", "Verifier", "deepest_path"]
+
+
+class Promise(enum.StrEnum):
+    """What a text has in common with the texts of plain decoding."""
+
+    SAME_TEXT = "same text"
+    """Token for token the text of plain decoding with the same seed."""
+    SAME_DISTRIBUTION = "same distribution"
+    """Another text for a given seed, distributed as the texts of plain decoding."""
+    LOSSY = "lossy"
+    """Distributed differently."""
 
 
 class Verifier(ABC):
@@ -37,6 +49,16 @@ class Verifier(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @classmethod
+    def promise(cls, temperature: float) -> Promise:
+        """What the rule promises for texts written at this temperature."""
+        if temperature == 0:
+            return Promise.SAME_TEXT  # the target's distribution is one token, and every rule keeps only that one
+        if not cls.lossless:
+            return Promise.LOSSY
+        # a lossless rule that reads no draft distribution follows the target's own picks
+        return Promise.SAME_DISTRIBUTION if cls.needs_laws else Promise.SAME_TEXT
 
     @abstractmethod
     def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:

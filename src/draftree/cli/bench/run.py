@@ -138,6 +138,8 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
     complete = False
     with Recordings(record) as traces, record_file(output) as lines:
         ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
+        for warning in ready.warnings:
+            sys.stderr.write(f"{warning}\n")
         lines.add("header", ready.header)
         note_kernels(ready.header)
         try:

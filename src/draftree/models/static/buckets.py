@@ -25,7 +25,10 @@ class Shapes:
             dynamic ones, such as chunks of prompts.
         max_cells: slots times nodes at most.
         shortest: keys that attention reads at least.
-        max_graphs: shapes that are kept, those that were used last.
+        max_graphs: shapes that are captured at once, and shapes beside them that wait for it.
+        max_graph_bytes: bytes of logits that captured graphs keep at most.
+        passes_per_exchange: passes after which a captured shape may be given up for another one; bounds the share of
+            captures where more shapes take turns than are kept.
         eager_uses: passes of a shape that run operator by operator before it is captured.
         captures: whether shapes are captured where the device can.
     """
@@ -34,11 +37,14 @@ class Shapes:
     max_cells: int = 4096
     shortest: int = 128
     max_graphs: int = 64
+    max_graph_bytes: int = 1 << 30
+    passes_per_exchange: int = 64
     eager_uses: int = 1
     captures: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "max_cells", "shortest", "max_graphs", "eager_uses"):
+        sizes = ("max_nodes", "max_cells", "shortest", "max_graphs", "max_graph_bytes", "passes_per_exchange")
+        for name in (*sizes, "eager_uses"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} of static shapes is {getattr(self, name)}: it must be at least 1")
 

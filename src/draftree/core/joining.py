@@ -1,0 +1,75 @@
+"""Merging trees whose nodes are draws: what rules that compare draft distributions need.
+
+Two facts keep the target's distribution. A child is a draw from the distribution that it carries, given its path and
+what was tried before it. And where a rule rejects a child it subtracts that distribution, whatever the token was, so
+the rest may depend on the token: a later child with the same token has nothing left and is never accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.core.tree import ROOT, Draw, TokenTree
+
+
+def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -> TokenTree:
+    """One tree that holds the draws of all, each with the distribution that it was drawn from.
+
+    Draws from a distribution come before point draws, which then add acceptance where the former are rejected. A child
+    with the token of an earlier sibling is never accepted itself, so what was drafted behind it goes on behind that
+    sibling. A point draw is shared with such a sibling; a draw from a distribution stays, since leaving it out would
+    say what was drawn.
+
+    Args:
+        trees: of point or independent draws.
+        names: whose they are; a node names all parts that guessed it.
+        vocab_size: width of the distributions; a point draw gets the one that is all on its token.
+    """
+    joined = _Joined([], [], [], [], [], {})
+    pairs = list(zip(trees, names, strict=True))
+    for tree, name in sorted(pairs, key=lambda pair: pair[0].laws is None):
+        joined.add(tree, name, vocab_size)
+    laws = torch.stack(joined.laws) if joined.laws else None
+    return TokenTree(
+        tuple(joined.tokens), tuple(joined.parents), tuple(joined.scores), Draw.IID, laws, tuple(joined.sources)
+    )
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A joined tree while it grows, with the first child of each token at each node. Mutated by `add`."""
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+    sources: list[tuple[str, ...]]
+    laws: list[Tensor]
+    first: dict[tuple[int, int], int]
+
+    def add(self, tree: TokenTree, name: str, vocab_size: int) -> None:
+        """The nodes of one part; see `join`."""
+        laws = _point_laws(tree, vocab_size) if tree.laws is None else tree.laws.cpu()
+        place = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            at = place[parent]
+            own = tuple(f"{name}/{source}" for source in tree.sources[node]) if tree.sources else (name,)
+            twin = self.first.get((at, token))
+            if twin is not None and tree.laws is None:
+                self.sources[twin] = tuple(dict.fromkeys((*self.sources[twin], *own)))
+            else:
+                gain = tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]) if tree.scores else 0.0
+                self.tokens.append(token)
+                self.parents.append(at)
+                self.scores.append(gain + (0.0 if at == ROOT else self.scores[at]))
+                self.sources.append(own)
+                self.laws.append(laws[node])
+            place[node] = self.first.setdefault((at, token), len(self.tokens) - 1)
+
+
+def _point_laws(tree: TokenTree, vocab_size: int) -> Tensor:
+    chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
+    return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)

@@ -1,0 +1,81 @@
+"""What a pass takes is measured from a device that is idle to one that is idle again, behind warm-up passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftree.core import transfer
+from draftree.engine import costs
+from draftree.models.base import Extend, Scores
+from draftree.models.table import TableLM, hashed
+
+
+class Queueing(TableLM):
+    """A model on a device that works behind the host: a pass takes no time until the device is waited for."""
+
+    def __init__(self, log: list[str], *, num_warm_ups: int) -> None:
+        super().__init__(hashed(5, seed=1))
+        self.log, self._num_warm_ups = log, num_warm_ups
+        self.seconds = self.queued = 0.0
+
+    @property
+    def num_warm_ups(self) -> int:
+        return self._num_warm_ups
+
+    def extend(self, jobs: Sequence[Extend]) -> Scores:
+        rows = sum(len(job.tokens) for job in jobs)
+        self.log.append(f"pass {rows}")
+        self.queued += rows
+        return super().extend(jobs)
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+        self.seconds += self.queued
+        self.queued = 0.0
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+def measured(model: Queueing, monkeypatch: pytest.MonkeyPatch, rows: Sequence[int]) -> dict[int, float]:
+    def clock() -> float:
+        model.log.append("clock")
+        return model.seconds
+
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=clock))
+    return costs.measure_costs(model, max_rows=rows[-1], rows=rows)
+
+
+def test_the_device_is_waited_for_before_and_behind_each_timed_pass(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured(Queueing(log, num_warm_ups=2), monkeypatch, (1, 4))
+    timed = ["wait", "clock", "pass {0}", "wait", "clock"]
+    wanted = [f"pass {costs.PREFIX}", "pass 1"]
+    for rows in (1, 4):
+        wanted += [line.format(rows) for line in ["pass {0}"] * 2 + timed]
+    assert log == wanted
+    assert found == {1: 1.0, 4: 4.0}
+
+
+def test_a_model_without_warm_ups_still_runs_its_head_once_before(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured(Queueing(log, num_warm_ups=0), monkeypatch, (1, 2, 8))
+    assert log[:3] == [f"pass {costs.PREFIX}", "pass 1", "wait"]
+    assert found == {1: 1.0, 2: 2.0, 8: 8.0}
+
+
+def test_only_cards_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    TableLM(hashed(5, seed=1)).synchronize()
+    assert not waited
+    transfer.synchronize(torch.device("cuda:1"))
+    assert waited == [torch.device("cuda:1")]
