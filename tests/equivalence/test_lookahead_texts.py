@@ -6,6 +6,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from families import SLOTTED, prompts, target
+from real_weights import loaded_float32
 
 RAGGED = prompts(3, 17, 9)
 SPECS = ("lookahead,window=0", "lookahead,window=6,n=4", "ngram,min=1+lookahead,window=3,n=3")
@@ -29,7 +30,7 @@ def test_lookahead_leaves_the_text(family: str, temperature: float) -> None:
 def test_a_real_model_writes_what_it_writes_without(temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     texts = [
-        LLM("stories15m", draft, dtype="float32").generate("Tom had a red ball. Tom had a", params)[0]
+        LLM(loaded_float32("stories15m"), draft).generate("Tom had a red ball. Tom had a", params)[0]
         for draft in (None, "lookahead,window=0", "lookahead,window=6,n=4")
     ]
     assert len({text.token_ids for text in texts}) == 1

@@ -190,8 +190,8 @@ def test_what_can_not_be_captured_runs_on_with_the_reason(
         rows += [model.extend([Extend(slot, [6], [-1])]).logits]
         model.commit(slot, ())
         rows += [model.extend([Extend(slot, [6], [-1])]).logits]
-    assert torch.equal(rows[0], rows[1])
-    assert torch.equal(rows[1], rows[2])
+    assert torch.allclose(rows[0], rows[1], atol=1e-4)
+    assert torch.allclose(rows[1], rows[2], atol=1e-4)
     assert [record.message for record in caplog.records] == [
         "passes run operator by operator from now on, since a pass could not be captured: "
         "operation not permitted when stream is capturing"

@@ -21,6 +21,7 @@ from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
+from real_weights import folder_of
 
 pytestmark = pytest.mark.weights
 MODEL = "smollm2-135m-instruct"
@@ -35,11 +36,13 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
+    folder_of(MODEL)
     return load_model(MODEL)
 
 
 @pytest.fixture(scope="module")
 def by_torch() -> LoadedModel:
+    folder_of(MODEL)
     return load_model(MODEL, kernels="torch")
 
 
