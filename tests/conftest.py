@@ -21,6 +21,8 @@ import torch
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
+from run_order import in_random_order
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background do not hear
 torch.set_num_threads(1)
 transformers_logging.disable_progress_bar()
@@ -28,7 +30,25 @@ transformers_logging.set_verbosity_error()
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
 
+ORDER = "--random-order"
 METHODS = Path(__file__).parent / "methods"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        ORDER, type=int, metavar="SEED", help="run files, and the tests of each file, in the random order of this seed"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption(ORDER)
+    return [] if seed is None else [f"random order: {ORDER}={seed}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption(ORDER)
+    if seed is not None:
+        items[:] = in_random_order(items, seed)
 
 
 @pytest.fixture(autouse=True, scope="session")
