@@ -27,6 +27,8 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""
 BUILD_SECONDS = 300
+PROCESSOR_VARIABLE = "DRAFTREE_MARCH"
+"""Names the processor to build for, as the compiler's `-march` or, on Arm, `-mcpu` does; `native` where it is unset."""
 
 
 class NativeUnavailableError(ConfigurationError):
@@ -73,7 +75,8 @@ def find_compiler() -> str:
 
 
 def _for_this_processor() -> str:
-    return "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    option = "-march" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu"
+    return f"{option}={os.environ.get(PROCESSOR_VARIABLE) or 'native'}"
 
 
 def _identity(compiler: str) -> list[str]:
