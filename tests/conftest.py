@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed = config.getoption(ORDER)
     if seed is not None:
         items[:] = in_random_order(items, seed)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def steady_plan() -> Iterator[None]:
-    """The default planner follows the clock: tests that count drafts must not, and those of `auto` name it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.assembly.DEFAULT_PLAN", "fixed")
-        yield
 
 
 @pytest.fixture
