@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from draftree import LLM
+from draftree.drafters import drafts
 from draftree.models.base import Extend, LanguageModel, Scores, Slot
 from draftree.models.loading import LoadedModel
+from draftree.models.memory import Footprint
 from draftree.targets import load_target
 
 Cost = Callable[[int], float]
@@ -63,6 +65,10 @@ class PacedModel(LanguageModel):
         return self.inner.extend(jobs)
 
     @property
+    def footprint(self) -> Footprint:
+        return self.inner.footprint
+
+    @property
     def num_open(self) -> int:
         return self.inner.num_open
 
@@ -89,6 +95,11 @@ class PacedModel(LanguageModel):
 
     def close(self, slot: Slot) -> None:
         self.inner.close(slot)
+
+
+def steady(draft: str | None) -> str | None:
+    """The plan that drafts in every round, for tests of what drafts do to texts; None where nothing drafts."""
+    return "fixed" if drafts(draft) else None
 
 
 def paced(loaded: LoadedModel, clock: FakeClock, cost: Cost = memory_bound) -> LoadedModel:

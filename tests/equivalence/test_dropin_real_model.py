@@ -34,7 +34,15 @@ def both(texts: list[str], **settings: Any) -> tuple[Any, Any]:
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True))
     given = {"max_new_tokens": 32, "pad_token_id": tokenizer.pad_token_id, **settings}
     wanted = plain(model, inputs, **given)
-    got = plain(model, inputs, **given, custom_generate=draftree.generate, draft="ngram", return_dict_in_generate=True)
+    got = plain(
+        model,
+        inputs,
+        **given,
+        custom_generate=draftree.generate,
+        draft="ngram",
+        plan="fixed",
+        return_dict_in_generate=True,
+    )
     return wanted, got
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
+from paced import steady
 from real_weights import loaded_float32
 
 pytestmark = pytest.mark.weights
@@ -32,7 +33,7 @@ TALKS = [
 def records(draft: str | None, temperature: float) -> list[Any]:
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, top_p=0.95, json_schema=SCHEMA)
-    return LLM(loaded_float32(NAME), draft).chat(conversations, params)
+    return LLM(loaded_float32(NAME), draft, plan=steady(draft)).chat(conversations, params)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from families import fresh, target
+from paced import steady
 from real_weights import folder_of, loaded_float32
 from spelling import tokenizer
 from text_backends import byte_fallback, byte_level
@@ -28,7 +29,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def llm(draft: str | None, verify: str = "coupled") -> LLM:
-    return LLM(target("llama"), draft, verify=verify, tokenizer=tokenizer())
+    return LLM(target("llama"), draft, verify=verify, plan=steady(draft), tokenizer=tokenizer())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -88,6 +89,6 @@ def test_the_real_pairs_write_what_the_target_writes(name: str, num_tokens: int)
     params = [greedy, greedy, sampled, sampled]
     plain = LLM(target_model).generate(prompts * 2, params)
     for draft in ("map=tokens,k=3", "map=strings,tree=best-6,k=3"):
-        done = LLM(target_model, f"model:{DRAFTER},{draft}").generate(prompts * 2, params)
+        done = LLM(target_model, f"model:{DRAFTER},{draft}", plan="fixed").generate(prompts * 2, params)
         assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
         assert sum(d.stats.accepted_tokens for d in done) > 0

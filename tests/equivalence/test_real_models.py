@@ -33,7 +33,7 @@ def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     model = loaded_float32("smollm2-135m-instruct")
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     plain = LLM(model).chat(conversations, params(0.0))
-    done = LLM(model, draft).chat(conversations, params(0.0))
+    done = LLM(model, draft, plan="fixed").chat(conversations, params(0.0))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
 
@@ -44,7 +44,7 @@ def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> 
     (plain,) = LLM(model).chat(conversation, params(0.0))
     expected = plain.text.replace("negative", "below zero")
     given = dataclasses.replace(params(0.0), prediction=expected)
-    (done,) = LLM(model, "prediction").chat(conversation, given)
+    (done,) = LLM(model, "prediction", plan="fixed").chat(conversation, given)
     assert (done.text, done.token_ids) == (plain.text, plain.token_ids)
     assert done.stats.rounds <= NUM_TOKENS // 3
 
@@ -54,7 +54,7 @@ def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> 
 def test_a_story_model_as_target_and_as_its_own_drafter(draft: str, temperature: float) -> None:
     model = loaded_float32("stories15m")
     plain = LLM(model).generate(TALES, params(temperature))
-    done = LLM(model, draft).generate(TALES, params(temperature))
+    done = LLM(model, draft, plan="fixed").generate(TALES, params(temperature))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     if draft.startswith("model"):
         assert all(d.stats.accepted_tokens >= 0.9 * d.stats.draft_tokens for d in done)
