@@ -1,4 +1,5 @@
-# draftree: `make demo` runs the main job on a real model, `make test` runs the tests; both set everything up.
+# draftree: `make demo` runs the main job on a real model, `make test` runs the tests, `make quick` the fast ones of
+# them; each sets everything up.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
@@ -6,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test check bench peers docs clean
+.PHONY: setup demo test quick check bench peers docs clean
 
 setup: $(VENV)/.setup-done
 
@@ -23,7 +24,11 @@ demo: setup
 	$(BIN)/draftree demo
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+# for the inner loop, under a minute on two cores: no weights, no test marked slow. ARGS='--random-order 7' shuffles
+quick: setup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not weights and not slow' $(ARGS) tests/unit tests/contract tests/exact
 
 check: setup
 	$(BIN)/ruff format --check .

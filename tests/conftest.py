@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,47 @@ import torch
 from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
+from run_order import in_random_order
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background do not hear
-torch.set_num_threads(1)
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
 
+ORDER, THREADS = "--random-order", "--threads"
 METHODS = Path(__file__).parent / "methods"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def steady_plan() -> Iterator[None]:
-    """The default planner follows the clock: tests that count drafts must not, and those of `auto` name it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.assembly.DEFAULT_PLAN", "fixed")
-        yield
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        ORDER, type=int, metavar="SEED", help="run files, and the tests of each file, in the random order of this seed"
+    )
+    parser.addoption(THREADS, type=int, metavar="N", default=1, help="threads of torch and of passes in C (default 1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(config.getoption(THREADS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Threads that a test sets, or a command that it runs, are not the next test's."""
+    try:
+        return (yield)
+    finally:
+        torch.set_num_threads(item.config.getoption(THREADS))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption(ORDER)
+    return [] if seed is None else [f"random order: {ORDER}={seed}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption(ORDER)
+    if seed is not None:
+        items[:] = in_random_order(items, seed)
 
 
 @pytest.fixture

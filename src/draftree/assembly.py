@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.core.registry import Spec
@@ -185,6 +186,7 @@ def build_parts(
     device: str,
     kernels: str = "auto",
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Parts:
     """Load what the methods need beside the target.
 
@@ -196,16 +198,17 @@ def build_parts(
         device: where they go.
         kernels: what computes their passes.
         load_draft: gives a drafter's model by its name; None loads it from files.
+        clock: what the planner's seconds are read from.
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
         ModelError: the drafter's model can not be had or used.
     """
     if not methods.drafters:
-        return Parts(target.model, methods.verifier, methods.planner)
+        return Parts(target.model, methods.verifier, methods.planner, clock=clock)
     if methods.planner.wants_costs:
         most = 1 + methods.planner.default_nodes
-        methods.planner.learn_costs(costs_of(target.model, max_rows=most))
+        methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
     if methods.branches and not target.model.supports_trees:
         raise ConfigurationError(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
@@ -224,7 +227,8 @@ def build_parts(
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
-    return Parts(target.model, methods.verifier, methods.planner, _drafter(methods, target.model, tokenizer, load=load))
+    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
+    return Parts(target.model, methods.verifier, methods.planner, drafter, clock)
 
 
 def _drafter(
@@ -233,6 +237,7 @@ def _drafter(
     tokenizer: Tokenizer | None,
     *,
     load: Callable[[str], LoadedDraftModel],
+    clock: Clock,
 ) -> GuidedDrafter:
     """One drafter of all: merged, and beside what a grammar forces."""
     built: list[Drafter[Any]] = []
@@ -245,7 +250,7 @@ def _drafter(
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:
-        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.vocab_size)
+        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.vocab_size, clock=clock)
     return GuidedDrafter(
         drafter,
         "+".join(names),

@@ -17,6 +17,7 @@ from typing import Any
 
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import Completion, completion_of
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError, GenerationError, InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.engine import KEEP, Engine, Limits, Update
@@ -59,6 +60,7 @@ class LLM:
             texts begin sooner, and the others falter more.
         keep_prefixes: finished texts that are kept in the model's memory at most, for prompts that begin as they do.
         on_round: called with the record of every round.
+        clock: returns the seconds that the planner and the records go by; a simulated one makes plans repeatable.
 
     Raises:
         ConfigurationError: unknown methods or options, or methods that do not fit together; before weights are loaded.
@@ -82,6 +84,7 @@ class LLM:
         read_beside: int = BESIDE,
         keep_prefixes: int = KEEP,
         on_round: Callable[[RoundRecord], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if max_batch_size is not None:
             require_count("max_batch_size", max_batch_size, least=1)
@@ -99,6 +102,7 @@ class LLM:
             dtype=loaded.model.dtype,
             device=str(loaded.model.device),
             kernels=kernels_of_drafter(loaded),
+            clock=clock,
         )
         self._target = loaded.model
         limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)

@@ -15,6 +15,7 @@ from draftree.cli import generate
 from draftree.cli.commands import Entry
 from draftree.cli.main import run
 from draftree.models.weights.catalogue import CATALOGUE
+from real_weights import folder_of
 
 SMALL = "stories15m"
 ALL = [(block, line) for path in documents() for block, line in commands(path)]
@@ -113,6 +114,7 @@ CHEAP = [(block, line) for block, line in commands(guide("command-line")) if is_
 def test_command_does_what_the_guide_says(
     block: Block, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder_of(SMALL)
     *before, (program, *arguments) = programs(line)
     assert program == "draftree"
     if before:

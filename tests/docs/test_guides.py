@@ -17,12 +17,21 @@ import draftree.drafters
 from draftree.assembly import choose_methods
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.models.weights.catalogue import CATALOGUE
+from real_weights import folder_of
 
 ADDED = "followers"
 
 
 def python_blocks(path: Path) -> list[Block]:
     return [block for block in blocks(path) if block.language == "python"]
+
+
+def fetch_models(found: list[Block]) -> None:
+    """All models of the catalogue that the blocks name; the test is skipped where they cannot be fetched."""
+    for name in CATALOGUE:
+        if any(f'"{name}"' in block.text or f":{name}" in block.text for block in found):
+            folder_of(name)
 
 
 def execute(block: Block, names: dict[str, Any]) -> None:
@@ -40,6 +49,7 @@ def test_the_library_guide_runs_from_top_to_bottom() -> None:
     names: dict[str, Any] = {"__name__": "guide"}
     found = python_blocks(guide("library"))
     assert len(found) >= 10
+    fetch_models(found)
     for block in found:
         execute(block, names)
 
@@ -49,6 +59,7 @@ def test_the_transformers_guide_runs_from_top_to_bottom(capsys: pytest.CaptureFi
     names: dict[str, Any] = {"__name__": "guide"}
     found = python_blocks(guide("transformers"))
     assert len(found) >= 2
+    fetch_models(found)
     for block in found:
         execute(block, names)
 
@@ -88,5 +99,7 @@ def test_python_in_all_documents_is_python(path: Path) -> None:
 
 @pytest.mark.weights
 def test_the_readme_runs() -> None:
-    for block in python_blocks(ROOT / "README.md"):
+    found = python_blocks(ROOT / "README.md")
+    fetch_models(found)
+    for block in found:
         execute(block, {"__name__": "readme"})

@@ -12,6 +12,7 @@ from draftree import LLM, SamplingParams
 from draftree.models.loading import load_model, wrap_model
 from draftree.planners.base import PLANNERS
 from families import drafter_folder, fresh, peer, prompts, target, transformers_greedy
+from paced import steady
 
 PROMPTS = prompts(3, 30, 1, 11)
 NUM_TOKENS = 15
@@ -59,7 +60,7 @@ def test_no_planner_changes_the_text(plan: str, temperature: float, folder: Path
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", ["chain", "best-8", "2-1-2", "iid-2-2", "wor-3-1"])
 def test_rules_that_walk_along_picks_change_nothing(verify: str, temperature: float, shape: str, folder: Path) -> None:
-    llm = LLM(target("llama"), f"model:{folder},tree={shape}", verify=verify)
+    llm = LLM(target("llama"), f"model:{folder},tree={shape}", verify=verify, plan="fixed")
     done = llm.generate(PROMPTS, sampling(temperature))
     assert [d.token_ids for d in done] == plain(temperature)
     assert sum(d.stats.accepted_tokens for d in done) > 0
@@ -88,7 +89,7 @@ def test_rules_with_draft_laws_are_greedy_at_temperature_zero(verify: str, draft
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("draft", ["none", "ngram,min=1", "suffix,floor=0", "model:{},tree=best-6"])
 def test_places_in_the_batch_change_nothing(size: int, draft: str, folder: Path) -> None:
-    llm = LLM(target("llama"), draft.format(folder), max_batch_size=size)
+    llm = LLM(target("llama"), draft.format(folder), plan=steady(draft), max_batch_size=size)
     forward = llm.generate(PROMPTS, sampling(1.0))
     backward = llm.generate(PROMPTS[::-1], sampling(1.0))
     assert [d.token_ids for d in forward] == [d.token_ids for d in backward[::-1]] == plain(1.0)
@@ -98,7 +99,7 @@ def test_places_in_the_batch_change_nothing(size: int, draft: str, folder: Path)
 def test_n_texts_are_the_same_with_drafts(draft: str, folder: Path) -> None:
     params = sampling(1.0, n=3)
     plainly = LLM(target("llama")).generate(PROMPTS[:2], params)
-    done = LLM(target("llama"), draft.format(folder)).generate(PROMPTS[:2], params)
+    done = LLM(target("llama"), draft.format(folder), plan="fixed").generate(PROMPTS[:2], params)
     assert [(d.index, d.seed, d.token_ids) for d in done] == [(p.index, p.seed, p.token_ids) for p in plainly]
     assert len({d.token_ids for d in done}) == 6
 
@@ -117,7 +118,7 @@ def test_a_drafter_that_is_the_target_is_always_right(
     draft: str, temperatures: tuple[float, ...], tmp_path: Path
 ) -> None:
     """Any slip in what the small model's slots hold would show here, where equal texts can not show it."""
-    llm = LLM(target("llama"), draft.format(drafter_folder("llama", tmp_path, distance=0.0)))
+    llm = LLM(target("llama"), draft.format(drafter_folder("llama", tmp_path, distance=0.0)), plan="fixed")
     for temperature in temperatures:
         done = llm.generate(PROMPTS, sampling(temperature))
         assert [d.token_ids for d in done] == plain(temperature)
@@ -125,7 +126,8 @@ def test_a_drafter_that_is_the_target_is_always_right(
 
 
 def test_the_best_nodes_hold_the_pick_if_the_drafter_is_the_target(tmp_path: Path) -> None:
-    llm = LLM(target("llama"), f"model:{drafter_folder('llama', tmp_path, distance=0.0)},tree=best-12,k=4")
+    folder = drafter_folder("llama", tmp_path, distance=0.0)
+    llm = LLM(target("llama"), f"model:{folder},tree=best-12,k=4", plan="fixed")
     for temperature in (0.0, 1.0):
         for done in llm.generate(PROMPTS, sampling(temperature)):
             # its first child is the pick; how deep the best twelve go is theirs to say. The last round may have no room

@@ -10,6 +10,7 @@ import pytest
 
 from draftree import LLM, Completion, SamplingParams
 from families import VOCAB_SIZE, drafter_folder, prompts, target
+from paced import steady
 from spelling import EOS, tokenizer
 
 PROMPTS = [[4, 5, 6, 45, 46, 4, 5], *prompts(1, 12)]
@@ -65,7 +66,7 @@ DRAFTS = [
 
 @functools.cache
 def writer(draft: str | None) -> LLM:
-    return LLM(target("llama"), draft, tokenizer=tokenizer())
+    return LLM(target("llama"), draft, plan=steady(draft), tokenizer=tokenizer())
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 import draftree
-from draftree.core.errors import WeightsError
-from draftree.models.resolve import resolve_model
 from dropin_samples import plain
+from real_weights import folder_of
 
 pytestmark = pytest.mark.weights
 
@@ -24,10 +23,7 @@ TEXTS = [
 
 @functools.cache
 def loaded() -> tuple[Any, Any]:
-    try:
-        folder = resolve_model("smollm2-135m-instruct")
-    except WeightsError as error:
-        pytest.skip(f"the weights can not be had here: {error}")
+    folder = folder_of("smollm2-135m-instruct")
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), tokenizer
 
@@ -38,7 +34,15 @@ def both(texts: list[str], **settings: Any) -> tuple[Any, Any]:
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True))
     given = {"max_new_tokens": 32, "pad_token_id": tokenizer.pad_token_id, **settings}
     wanted = plain(model, inputs, **given)
-    got = plain(model, inputs, **given, custom_generate=draftree.generate, draft="ngram", return_dict_in_generate=True)
+    got = plain(
+        model,
+        inputs,
+        **given,
+        custom_generate=draftree.generate,
+        draft="ngram",
+        plan="fixed",
+        return_dict_in_generate=True,
+    )
     return wanted, got
 
 

@@ -16,6 +16,7 @@ from draftree.core.tree import TokenTree, chain
 from draftree.core.types import Budget
 from draftree.models.table import Table, TableLM, hashed
 from families import VOCAB_SIZE
+from paced import steady
 from spelling import EOS, LETTERS, tokenizer
 
 PROMPT = [3, 45, 46, 12]
@@ -53,7 +54,7 @@ def ending(inner: TableLM, place: int) -> TableLM:
 
 
 def write(model: TableLM, draft: str | None, **params: Any) -> Completion:
-    llm = LLM(model, draft, tokenizer=tokenizer())
+    llm = LLM(model, draft, plan=steady(draft), tokenizer=tokenizer())
     return llm.generate([PROMPT], SamplingParams(**({"temperature": 0.0, "max_tokens": LENGTH, "seed": 1} | params)))[0]
 
 
@@ -203,7 +204,7 @@ def test_bytes_behind_the_end_never_reach_the_text(scripts: Scripts, seed: int, 
 def test_pieces_of_a_stream_are_the_text(scripts: Scripts, place: int) -> None:
     model = ending(table(4, only_letters=True), place)
     scripts["knowing"] = knowing(write(model, None, ignore_eos=True).token_ids)
-    llm = LLM(model, "scripted:knowing", tokenizer=tokenizer())
+    llm = LLM(model, "scripted:knowing", plan="fixed", tokenizer=tokenizer())
     params = SamplingParams(temperature=0, max_tokens=LENGTH)
     assert "".join(llm.stream(PROMPT, params)) == write(model, None).text
 

@@ -14,6 +14,7 @@ from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.loading import wrap_model
 from families import CACHED, REFUSED, SLOTTED, drafter_folder, fresh, peer, prompts, target, transformers_greedy
+from paced import steady
 
 PROMPTS = prompts(1, 8, 21)
 NUM_TOKENS = 16
@@ -33,7 +34,7 @@ def sampling(temperature: float) -> SamplingParams:
 
 @functools.cache
 def writer(family: str, draft: str | None) -> LLM:
-    return LLM(target(family), draft)
+    return LLM(target(family), draft, plan=steady(draft))
 
 
 def write(family: str, draft: str | None, temperature: float) -> list[Completion]:

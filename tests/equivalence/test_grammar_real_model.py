@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import WeightsError
-from draftree.models.loading import LoadedModel, load_model
+from paced import steady
+from real_weights import loaded_float32
 
 pytestmark = pytest.mark.weights
 
@@ -30,18 +30,10 @@ TALKS = [
 ]
 
 
-@functools.cache
-def loaded() -> LoadedModel:
-    try:
-        return load_model(NAME, dtype="float32", device="cpu")
-    except WeightsError as error:
-        pytest.skip(str(error))
-
-
 def records(draft: str | None, temperature: float) -> list[Any]:
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, top_p=0.95, json_schema=SCHEMA)
-    return LLM(loaded(), draft).chat(conversations, params)
+    return LLM(loaded_float32(NAME), draft, plan=steady(draft)).chat(conversations, params)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
+from paced import steady
 from text_backends import byte_level
 
 DRAFTS = ["grammar", "ngram,min=1", "suffix", "lookahead", "prediction", "ngram,min=1+suffix+grammar"]
@@ -35,7 +36,7 @@ def model(seed: int = 1, scale: float = 2.0) -> TableLM:
 
 
 def write(draft: str | None, prompts: list[list[int]] | None = None, **params: Any) -> list[Completion]:
-    llm = LLM(model(), draft, tokenizer=tokenizer())
+    llm = LLM(model(), draft, plan=steady(draft), tokenizer=tokenizer())
     given = {"max_tokens": 60, "seed": 5, "temperature": 0.8} | params
     if draft and "prediction" in draft:
         given["prediction"] = '{"a": [1, 2], "ab": "ab"}'
@@ -85,7 +86,7 @@ def test_a_record_parses_and_is_plain(draft: str | None, temperature: float) -> 
 )
 def test_every_rule_keeps_to_the_grammar(verify: str) -> None:
     for seed in range(5):
-        llm = LLM(model(), "ngram,min=1", verify=verify, tokenizer=tokenizer())
+        llm = LLM(model(), "ngram,min=1", verify=verify, plan="fixed", tokenizer=tokenizer())
         params = SamplingParams(json_schema=SCHEMA, max_tokens=100, seed=seed)
         check_record(llm.generate([PROMPT], params)[0].text)
 
@@ -99,7 +100,7 @@ def test_a_model_drafts_under_the_mask(tree: str, verify: str, monkeypatch: pyte
         pytest.skip("they do not fit together")
     monkeypatch.setattr("draftree.assembly.load_model", lambda name, **_: _loaded())
     for seed in range(4):
-        llm = LLM(model(), f"model:small,tree={tree},k=3", verify=verify, tokenizer=tokenizer())
+        llm = LLM(model(), f"model:small,tree={tree},k=3", verify=verify, plan="fixed", tokenizer=tokenizer())
         params = SamplingParams(json_schema=SCHEMA, max_tokens=100, seed=seed)
         (done,) = llm.generate([PROMPT], params)
         check_record(done.text)
@@ -122,7 +123,7 @@ def test_batches_and_several_texts_of_a_prompt_are_each_as_alone(draft: str) -> 
         SamplingParams(max_tokens=20, seed=2),
         SamplingParams(regex="(ab|cd)+;", max_tokens=40, seed=3, temperature=0.5),
     ]
-    llm = LLM(model(), draft, tokenizer=tokenizer())
+    llm = LLM(model(), draft, plan=steady(draft), tokenizer=tokenizer())
     plain = LLM(model(), tokenizer=tokenizer())
     together = llm.generate(prompts, wanted)
     alone = [one for prompt, given in zip(prompts, wanted, strict=True) for one in plain.generate([prompt], given)]
@@ -134,7 +135,7 @@ def test_batches_and_several_texts_of_a_prompt_are_each_as_alone(draft: str) -> 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1"])
 def test_a_stream_shows_the_text_and_may_be_left(draft: str | None) -> None:
-    llm = LLM(model(), draft, tokenizer=tokenizer())
+    llm = LLM(model(), draft, plan=steady(draft), tokenizer=tokenizer())
     params = SamplingParams(json_schema=SCHEMA, max_tokens=60, seed=1)
     (whole,) = llm.generate([PROMPT], params)
     assert "".join(llm.stream(PROMPT, params)) == whole.text

@@ -6,6 +6,8 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from families import SLOTTED, prompts, target
+from paced import steady
+from real_weights import loaded_float32
 
 RAGGED = prompts(3, 17, 9)
 SPECS = ("lookahead,window=0", "lookahead,window=6,n=4", "ngram,min=1+lookahead,window=3,n=3")
@@ -13,7 +15,7 @@ SPECS = ("lookahead,window=0", "lookahead,window=6,n=4", "ngram,min=1+lookahead,
 
 def ids(family: str, draft: str | None, temperature: float) -> list[tuple[int, ...]]:
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, repetition_penalty=1.1)
-    return [done.token_ids for done in LLM(target(family), draft).generate(RAGGED, params)]
+    return [done.token_ids for done in LLM(target(family), draft, plan=steady(draft)).generate(RAGGED, params)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -29,7 +31,9 @@ def test_lookahead_leaves_the_text(family: str, temperature: float) -> None:
 def test_a_real_model_writes_what_it_writes_without(temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     texts = [
-        LLM("stories15m", draft, dtype="float32").generate("Tom had a red ball. Tom had a", params)[0]
+        LLM(loaded_float32("stories15m"), draft, plan=steady(draft)).generate("Tom had a red ball. Tom had a", params)[
+            0
+        ]
         for draft in (None, "lookahead,window=0", "lookahead,window=6,n=4")
     ]
     assert len({text.token_ids for text in texts}) == 1

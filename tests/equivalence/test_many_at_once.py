@@ -8,8 +8,8 @@ import functools
 import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.core.errors import WeightsError
-from draftree.models.loading import LoadedModel, load_model
+from draftree.models.loading import LoadedModel
+from real_weights import loaded_float32
 
 pytestmark = pytest.mark.weights
 
@@ -24,12 +24,8 @@ ENDS = (
 )
 
 
-@functools.cache
 def loaded() -> LoadedModel:
-    try:
-        return load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
-    except WeightsError as error:
-        pytest.skip(str(error))
+    return loaded_float32("smollm2-135m-instruct")
 
 
 def asked(count: int) -> list[tuple[str, SamplingParams]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import ConfigurationError, WeightsError
-from draftree.models.loading import LoadedModel, load_model
+from draftree.core.errors import ConfigurationError
 from families import fresh, target
+from paced import steady
+from real_weights import folder_of, loaded_float32
 from spelling import tokenizer
 from text_backends import byte_fallback, byte_level
 
+DRAFTER = "smollm2-135m-instruct"
 PROMPTS = ["the cab and a bank", "日本 in é 😀", "a", "in\nthe. end"]
 DRAFTS = ["map=tokens", "map=strings,k=3", "map=tokens,tree=best-6", "map=strings,tree=2-2-1", "map=auto,tree=best-6"]
 
@@ -28,7 +29,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def llm(draft: str | None, verify: str = "coupled") -> LLM:
-    return LLM(target("llama"), draft, verify=verify, tokenizer=tokenizer())
+    return LLM(target("llama"), draft, verify=verify, plan=steady(draft), tokenizer=tokenizer())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -77,24 +78,17 @@ def test_what_strings_can_not_do_is_refused_before_anything_is_loaded(draft: str
         LLM("nowhere-at-all", draft, verify=verify)
 
 
-@functools.cache
-def loaded(name: str) -> LoadedModel:
-    try:
-        load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
-        return load_model(name, dtype="float32", device="cpu")
-    except WeightsError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.weights
 @pytest.mark.parametrize(("name", "num_tokens"), [("gemma3-270m", 16), ("tinyllama-1.1b-chat", 8)])
 def test_the_real_pairs_write_what_the_target_writes(name: str, num_tokens: int) -> None:
+    folder_of(DRAFTER)
+    target_model = loaded_float32(name)
     prompts = ["Once upon a time, there was a little boat", "日本の首都は東京です。東京は"]
     greedy = SamplingParams(max_tokens=num_tokens, temperature=0.0)
     sampled = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=5)
     params = [greedy, greedy, sampled, sampled]
-    plain = LLM(loaded(name)).generate(prompts * 2, params)
+    plain = LLM(target_model).generate(prompts * 2, params)
     for draft in ("map=tokens,k=3", "map=strings,tree=best-6,k=3"):
-        done = LLM(loaded(name), f"model:smollm2-135m-instruct,{draft}").generate(prompts * 2, params)
+        done = LLM(target_model, f"model:{DRAFTER},{draft}", plan="fixed").generate(prompts * 2, params)
         assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
         assert sum(d.stats.accepted_tokens for d in done) > 0

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import WeightsError
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.resolve import resolve_model
+from real_weights import folder_of, loaded_float32
 
 pytestmark = pytest.mark.weights
 
@@ -27,35 +24,27 @@ TALKS = [
 TALES = ["Once upon a time, there was a little boat", "Tom and Lily went to the park. Tom and Lily"]
 
 
-@functools.cache
-def loaded(name: str) -> LoadedModel:
-    try:
-        return load_model(name, dtype="float32", device="cpu")
-    except WeightsError as error:
-        pytest.skip(str(error))
-
-
 def params(temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=8)
 
 
 @pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
-    model = loaded("smollm2-135m-instruct")
+    model = loaded_float32("smollm2-135m-instruct")
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     plain = LLM(model).chat(conversations, params(0.0))
-    done = LLM(model, draft).chat(conversations, params(0.0))
+    done = LLM(model, draft, plan="fixed").chat(conversations, params(0.0))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
 
 
 def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> None:
-    model = loaded("smollm2-135m-instruct")
+    model = loaded_float32("smollm2-135m-instruct")
     conversation = [{"role": "user", "content": TALKS[0]}]
     (plain,) = LLM(model).chat(conversation, params(0.0))
     expected = plain.text.replace("negative", "below zero")
     given = dataclasses.replace(params(0.0), prediction=expected)
-    (done,) = LLM(model, "prediction").chat(conversation, given)
+    (done,) = LLM(model, "prediction", plan="fixed").chat(conversation, given)
     assert (done.text, done.token_ids) == (plain.text, plain.token_ids)
     assert done.stats.rounds <= NUM_TOKENS // 3
 
@@ -63,16 +52,16 @@ def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", ["ngram,min=1", "model:stories15m,k=4"])
 def test_a_story_model_as_target_and_as_its_own_drafter(draft: str, temperature: float) -> None:
-    model = loaded("stories15m")
+    model = loaded_float32("stories15m")
     plain = LLM(model).generate(TALES, params(temperature))
-    done = LLM(model, draft).generate(TALES, params(temperature))
+    done = LLM(model, draft, plan="fixed").generate(TALES, params(temperature))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     if draft.startswith("model"):
         assert all(d.stats.accepted_tokens >= 0.9 * d.stats.draft_tokens for d in done)
 
 
 def test_a_story_that_fills_the_context_is_the_same() -> None:
-    model = loaded("stories15m")
+    model = loaded_float32("stories15m")
     context = model.model.max_length
     prompt = LLM(model).tokenizer.encode(TALES[0] * 20)[: context - NUM_TOKENS]  # type: ignore[union-attr]
     plain, done = (LLM(model, draft).generate([prompt], params(0.0))[0] for draft in (None, "model:stories15m"))
@@ -82,8 +71,8 @@ def test_a_story_that_fills_the_context_is_the_same() -> None:
 
 @torch.inference_mode()
 def test_the_story_model_writes_what_transformers_writes() -> None:
-    peer = AutoModelForCausalLM.from_pretrained(resolve_model("stories15m"), dtype=torch.float32)
-    model = loaded("stories15m")
+    peer = AutoModelForCausalLM.from_pretrained(folder_of("stories15m"), dtype=torch.float32)
+    model = loaded_float32("stories15m")
     for tale in TALES:
         (done,) = LLM(model).generate([tale], params(0.0))
         ids = torch.tensor([LLM(model).tokenizer.encode(tale)])  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from draftree.models.layer_sets import LayerSet, place_of, store, stored_set
 from draftree.models.loading import load_model
 from draftree.models.slotted import SlottedModel
 from families import SLOTTED, drafter_folder, fresh, prompts, target
+from paced import steady
 
 RAGGED = prompts(3, 17, 9)
 LONG = prompts(70)
@@ -50,15 +51,15 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("family", sorted(SLOTTED))
 def test_no_family_changes_its_text(family: str) -> None:
     plain = ids(LLM(target(family)), 1.0)
-    assert ids(LLM(target(family), "ngram,min=1+early-exit:1,tree=best-8"), 1.0) == plain
-    assert ids(LLM(target(family), f"{SKIPPING},tree=2-1-1"), 1.0) == plain
+    assert ids(LLM(target(family), "ngram,min=1+early-exit:1,tree=best-8", plan="fixed"), 1.0) == plain
+    assert ids(LLM(target(family), f"{SKIPPING},tree=2-1-1", plan="fixed"), 1.0) == plain
 
 
 @in_c
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", [*SELF_DRAFTING, "early-exit:1+layer-skip,mlp=1+ngram,min=1"])
 def test_passes_in_c_write_the_same_text_by_their_bits(folder: Path, draft: str, dtype: str) -> None:
-    plain, fast = (LLM(folder, spec, dtype=dtype, exact=True) for spec in (None, draft))
+    plain, fast = (LLM(folder, spec, dtype=dtype, exact=True, plan=steady(spec)) for spec in (None, draft))
     for temperature in (0.0, 1.0):
         done = fast.generate(RAGGED, params(temperature))
         assert [one.token_ids for one in done] == ids(plain, temperature)
@@ -91,7 +92,7 @@ def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkey
         if not takes_over:
             monkeypatch.setattr(loaded.model, "_take_sketches", lambda jobs: {})
         rows = count_sketched_rows(loaded.model, monkeypatch)
-        done = LLM(loaded, "early-exit:3,k=4").generate(RAGGED, params(0.0))
+        done = LLM(loaded, "early-exit:3,k=4", plan="fixed").generate(RAGGED, params(0.0))
         texts.append([one.token_ids for one in done])
         runs.append(loaded.model.num_sublayer_runs - before)
     assert texts[0] == texts[1]
@@ -113,11 +114,11 @@ def count_sketched_rows(model: SlottedModel, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_long_prompt_is_not_read_twice() -> None:
     model = target("llama")
     assert isinstance(model, SlottedModel)
-    llm = LLM(model, SKIPPING)  # which may check the model
+    llm = LLM(model, SKIPPING, plan="fixed")  # which may check the model
     before = model.num_sublayer_runs
     llm.generate(LONG, params(0.0, max_tokens=1))
     assert model.num_sublayer_runs - before == 2 * model.num_layers * len(LONG[0])
-    done = LLM(model, SKIPPING).generate(LONG, params(0.0))
+    done = LLM(model, SKIPPING, plan="fixed").generate(LONG, params(0.0))
     assert done[0].stats.draft_tokens > 0
 
 
@@ -169,9 +170,9 @@ def test_what_tuning_found_is_taken(cache: Path) -> None:
     place = store(found(model.fingerprint))
     assert place.is_relative_to(cache)
     assert stored_set(model.fingerprint) == found(model.fingerprint)
-    llm = LLM(model, "layer-skip")
+    llm = LLM(model, "layer-skip", plan="fixed")
     assert llm.draft_note == "of 2 layers 1 attentions (1) and 1 perceptrons (0) are left out"
-    by_hand = LLM(model, found("").spec)
+    by_hand = LLM(model, found("").spec, plan="fixed")
     for one, other in zip(*(each.generate(RAGGED, params(0.0)) for each in (llm, by_hand)), strict=True):
         assert one.token_ids == other.token_ids
         assert one.stats.draft_tokens == other.stats.draft_tokens > 0

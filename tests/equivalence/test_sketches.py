@@ -185,7 +185,7 @@ def test_families_leave_sublayers_out(family: str) -> None:
     sketch = model.sketch([Extend(slot, TREE, PARENTS)], part).logits
     assert sketch.isfinite().all()
     assert not torch.allclose(sketch, whole, atol=1e-2)
-    assert torch.equal(model.extend([Extend(slot, TREE, PARENTS)]).logits, whole)
+    assert torch.allclose(model.extend([Extend(slot, TREE, PARENTS)]).logits, whole, atol=2e-4)
     model.close(slot)
 
 

@@ -44,7 +44,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("family", SLOTTED)
 def test_texts_are_those_of_dynamic_passes(family: str, drafters: Path) -> None:
     draft = f"ngram,min=1,k=3+model:{drafter_folder(family, drafters)},tree=2-2"
-    llm = LLM(static(family), draft)
+    llm = LLM(static(family), draft, plan="fixed")
     wanted = LLM(target(family))
     assert llm.kernels == "graphs (there are no graphs on cpu)"
     for temperature in (0.0, 1.0):
@@ -191,8 +191,8 @@ def test_what_can_not_be_captured_runs_on_with_the_reason(
         rows += [model.extend([Extend(slot, [6], [-1])]).logits]
         model.commit(slot, ())
         rows += [model.extend([Extend(slot, [6], [-1])]).logits]
-    assert torch.equal(rows[0], rows[1])
-    assert torch.equal(rows[1], rows[2])
+    assert torch.allclose(rows[0], rows[1], atol=1e-4)
+    assert torch.allclose(rows[1], rows[2], atol=1e-4)
     assert [record.message for record in caplog.records] == [
         "passes run operator by operator from now on, since a pass could not be captured: "
         "operation not permitted when stream is capturing"

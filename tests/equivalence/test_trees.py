@@ -11,6 +11,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.models.sequential import SequentialModel
 from families import SLOTTED, drafter_folder, prompts, target
+from paced import steady
 
 RAGGED = prompts(3, 17, 9)
 SHAPES = ("1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")
@@ -23,7 +24,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def writer(family: str, draft: str | None = None, **options: Any) -> LLM:
-    return LLM(target(family), draft, **options)
+    return LLM(target(family), draft, plan=steady(draft), **options)
 
 
 def params(temperature: float) -> SamplingParams:
@@ -103,7 +104,9 @@ def test_sequence_based_scoring_is_the_same_text_in_the_same_rounds(
     temperature: float, batched: bool, folders: Path
 ) -> None:
     draft = f"model:{drafter_folder('llama', folders)},tree=2-2-1"
-    slow = LLM(SequentialModel(target("llama"), batched=batched), draft).generate(RAGGED, params(temperature))
+    slow = LLM(SequentialModel(target("llama"), batched=batched), draft, plan="fixed").generate(
+        RAGGED, params(temperature)
+    )
     fast = writer("llama", draft).generate(RAGGED, params(temperature))
     assert [c.token_ids for c in slow] == [c.token_ids for c in fast]
     assert [c.stats.rounds for c in slow] == [c.stats.rounds for c in fast]

@@ -21,6 +21,7 @@ from draftree.models.base import Extend, LanguageModel
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
+from real_weights import folder_of
 
 pytestmark = pytest.mark.weights
 MODEL = "smollm2-135m-instruct"
@@ -33,13 +34,21 @@ TEXT = (
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A processor that is shared has no second one to count on."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
+    folder_of(MODEL)
     return load_model(MODEL)
 
 
 @pytest.fixture(scope="module")
 def by_torch() -> LoadedModel:
+    folder_of(MODEL)
     return load_model(MODEL, kernels="torch")
 
 
@@ -160,8 +169,3 @@ def test_a_round_is_little_but_its_pass(loaded: LoadedModel, draft: str | None) 
         return statistics.median((one.total_seconds - one.score_seconds) / one.score_seconds for one in records)
 
     require_below(0.2, share)
-
-
-def test_threads_are_as_the_suite_sets_them() -> None:
-    """Ratios above are of one thread: a processor that is shared has no second one to count on."""
-    assert torch.get_num_threads() == 1

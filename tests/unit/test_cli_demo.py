@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from cli_samples import DEMO_CONTEXT, save_tiny_model
 
-from draftree.cli import compare, demo
+from draftree.cli import compare, demo, writing
 from draftree.cli.demo import TALKS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.writing import Run, Setup
 from draftree.completion import Completion
+from paced import paced_llm
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers long enough to run in a circle."""
+    """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
+    monkeypatch.setattr(writing, "LLM", paced_llm)
     monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
 
 

@@ -12,7 +12,9 @@ import pytest
 from cli_samples import CONTEXT, GREEDY, Generate, expected, generating, save_tiny_model
 
 from draftree import LLM, SamplingParams
+from draftree.cli import writing
 from draftree.cli.render import Colour, Ink
+from paced import paced_llm
 
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "stop_reason", "seed", "stats"}
@@ -109,7 +111,7 @@ def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:
     assert set(result) == HEAD_KEYS | COMPLETION_KEYS
     assert set(result["stats"]) >= STATS_KEYS
     assert result["text"] == expected(base, "ab", seed=5, max_tokens=40)
-    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "fixed")
+    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "auto")
     assert result["model"] == base
 
 
@@ -132,11 +134,14 @@ def test_several_texts_are_told_apart(generate: Any, base: str) -> None:
     assert [completion["text"] for completion in completions] == texts
 
 
-def test_accepted_text_is_green_and_the_legend_comes_once(generate: Any, base: str) -> None:
+def test_accepted_text_is_green_and_the_legend_comes_once(
+    generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LLM", paced_llm)
     _, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--colour", "always")
     assert err.count("drafted and accepted") == 1
     assert out.replace(GREEN, "").replace(RESET, "") == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
-    llm = LLM(base, draft="ngram")
+    llm = paced_llm(base, "ngram")
     pieces = []
     llm.generate("ab", SamplingParams(temperature=0, max_tokens=60), on_update=lambda u: pieces.extend(u.pieces))
     green = "".join(part.split(RESET)[0] for part in out.split(GREEN)[1:])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from bench_samples import write_model
 
 from draftree import assembly
 from draftree.analysis.trace import acceptance_length, read_trace
+from draftree.cli import writing
 from draftree.cli.main import run
-from draftree.engine import costs
-from draftree.engine import round as rounds
+from paced import paced_llm
 
 PROMPT = "one two three one two three one two"
 
@@ -85,9 +83,7 @@ def test_a_rule_whose_text_depends_on_the_draft_is_not_simulated(
 
 
 def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """By a clock that counts how often it is asked: a pass is as long as any other, so that drafts are worth a try."""
-    for module in (costs, rounds):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(writing, "LLM", paced_llm)
     assert (
         run(["explain", model, PROMPT, "--draft", "synthetic,accept=0.5,k=3", "--plan", "auto", "--max-tokens", "24"])
         == 0

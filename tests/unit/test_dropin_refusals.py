@@ -112,7 +112,7 @@ def test_the_signature_is_a_plain_one_outside_of_generate() -> None:
 
 
 def test_settings_may_be_bound_beforehand() -> None:
-    bound = functools.partial(draftree.generate, draft="ngram,min=1")
+    bound = functools.partial(draftree.generate, draft="ngram,min=1", plan="fixed")
     done = plain(model_of(), ONE, custom_generate=bound, return_dict_in_generate=True)
     assert torch.equal(done.sequences, plain(model_of(), ONE))
     assert done.stats[0].draft_tokens > 0

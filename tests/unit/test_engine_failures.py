@@ -77,7 +77,9 @@ def test_no_rule_trips_over_nan(scripts: Scripts, verify: str, place: int) -> No
         pytest.skip("takes no certain guesses")
     model = sick(place)
     with pytest.raises(GenerationError) as caught:
-        LLM(model, "scripted:blind", verify=verify).generate(PROMPTS, SamplingParams(max_tokens=6, seed=1))
+        LLM(model, "scripted:blind", verify=verify, plan="fixed").generate(
+            PROMPTS, SamplingParams(max_tokens=6, seed=1)
+        )
     assert [done.prompt_index for done in caught.value.completions] == [0, 2]
     assert num_open(model) == 0
 
@@ -96,7 +98,9 @@ def test_nan_behind_a_guess_that_is_not_taken_is_never_seen(scripts: Scripts) ->
         return chain([*text[start : start + count - 1], *wrong[start + count - 1 : start + count]])
 
     scripts["stray"] = draft
-    (done,) = LLM(TableLM(table), "scripted:stray").generate([1], SamplingParams(max_tokens=8, temperature=0))
+    (done,) = LLM(TableLM(table), "scripted:stray", plan="fixed").generate(
+        [1], SamplingParams(max_tokens=8, temperature=0)
+    )
     assert done.token_ids == text
     assert done.stats.accepted_tokens > 0
 
@@ -148,7 +152,7 @@ class Failing(LanguageModel):
 @pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("open", 2), ("extend", 1), ("extend", 3), ("commit", 4)])
 def test_an_interruption_frees_all_slots(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
-    llm = LLM(Failing(inner, method, call, KeyboardInterrupt()), "ngram,min=1")
+    llm = LLM(Failing(inner, method, call, KeyboardInterrupt()), "ngram,min=1", plan="fixed")
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert num_open(inner) == 0
@@ -168,7 +172,7 @@ def test_a_request_that_gets_no_slot_fails_alone() -> None:
 @pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("extend", 1), ("extend", 3), ("commit", 4)])
 def test_what_raises_once_is_made_up_for(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
-    llm = LLM(Failing(inner, method, call, RuntimeError("out of memory")), "ngram,min=1")
+    llm = LLM(Failing(inner, method, call, RuntimeError("out of memory")), "ngram,min=1", plan="fixed")
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     plain = LLM(TableLM(hashed(VOCAB, seed=5))).generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
@@ -184,7 +188,7 @@ def raising(tokens: np.ndarray, budget: Budget) -> TokenTree:
 def test_an_error_of_the_drafter_frees_all_slots(scripts: Scripts) -> None:
     scripts["raising"] = raising
     model = TableLM(hashed(VOCAB, seed=5))
-    llm = LLM(model, "scripted:raising")
+    llm = LLM(model, "scripted:raising", plan="fixed")
     with pytest.raises(RuntimeError, match="no idea"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert num_open(model) == 0
@@ -256,5 +260,5 @@ def test_a_tree_for_a_target_of_chains_is_our_own_mistake(scripts: Scripts) -> N
     scripts["forked"] = lambda tokens, budget: TokenTree((1, 2), (-1, -1))
     model = TableLM(hashed(VOCAB, seed=5), supports_trees=False)
     with pytest.raises(AssertionError, match="chains only"):
-        LLM(model, "scripted:forked").generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
+        LLM(model, "scripted:forked", plan="fixed").generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert num_open(model) == 0

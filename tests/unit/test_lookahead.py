@@ -108,7 +108,7 @@ SHUFFLED = [7 * i % CYCLE for i in range(CYCLE)]
 
 def cycle_rounds(spec: str | None, temperature: float) -> list[RoundRecord]:
     records: list[RoundRecord] = []
-    llm = LLM(cyclic(), spec, on_round=records.append)
+    llm = LLM(cyclic(), spec, plan="fixed", on_round=records.append)
     (done,) = llm.generate([SHUFFLED], SamplingParams(max_tokens=4 * CYCLE, temperature=temperature, seed=2))
     assert list(done.token_ids) == [(SHUFFLED[-1] + 1 + i) % CYCLE for i in range(4 * CYCLE)]
     return records
@@ -148,7 +148,7 @@ def test_the_text_is_plain_decodings_alone_and_in_a_batch(spec: str, verify: str
     prompts = [[1, 2, 3, 1], [4], [5, 5, 5, 5, 5, 5], [7, 8, 9, 7, 8]]
     params = [SamplingParams(max_tokens=m, temperature=temperature, seed=i) for i, m in enumerate((30, 12, 45, 3))]
     plain = [done.token_ids for done in LLM(model).generate(prompts, params)]
-    llm = LLM(model, spec, verify=verify)
+    llm = LLM(model, spec, verify=verify, plan="fixed")
     done = llm.generate(prompts, params)
     assert [one.token_ids for one in done] == plain
     assert sum(one.stats.accepted_tokens for one in done) > 10
@@ -161,7 +161,11 @@ def test_statistics_tell_pool_window_and_random_apart() -> None:
     model = TableLM(hashed(VOCAB, seed=6, scale=3.0), order=1)
 
     def stats(spec: str) -> Any:
-        return LLM(model, spec).generate([[1, 2]], SamplingParams(max_tokens=60, temperature=0.5, seed=3))[0].stats
+        return (
+            LLM(model, spec, plan="fixed")
+            .generate([[1, 2]], SamplingParams(max_tokens=60, temperature=0.5, seed=3))[0]
+            .stats
+        )
 
     both = stats("lookahead,window=5,n=3")
     assert set(both.drafted_by_source) == {"pool", "window"}

@@ -105,7 +105,7 @@ def test_a_text_that_repeats_is_written_in_few_rounds() -> None:
         logits[(context[-1] + 1) % 9 if context else 0] += 20.0
         return logits
 
-    llm = LLM(TableLM(table), "ngram")  # type: ignore[arg-type]
+    llm = LLM(TableLM(table), "ngram", plan="fixed")  # type: ignore[arg-type]
     (done,) = llm.generate([0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1], SamplingParams(max_tokens=40, temperature=0))
     assert list(done.token_ids) == [(2 + i) % 9 for i in range(40)]
     assert done.stats.rounds <= 5

@@ -15,12 +15,12 @@ from jinja2.exceptions import SecurityError
 from transformers import GPT2Tokenizer
 
 from draftree.core.errors import InvalidRequestError
-from draftree.models.resolve import resolve_model
 from draftree.models.tokenizers import load_tokenizer
 from draftree.text import plain
 from draftree.text.detokenize import Detokenizer
 from draftree.text.plain import PlainBackend, plain_facts, plain_tokenizer
 from draftree.text.tokenizer import Tokenizer
+from real_weights import folder_of
 from text_backends import OTHER_BACKENDS, TABLE_BACKENDS, byte_level
 
 TEXT = "Once upon a time 日本語 😀🎉, naïve café 👨‍👩‍👧\n\n\tdef f(x):\n        return x  # 東京\n"
@@ -103,7 +103,7 @@ PAIRS: dict[str, tuple[Tokenizer, Tokenizer]] = {}
 
 def real_pair(name: str) -> tuple[Tokenizer, Tokenizer]:
     if name not in PAIRS:
-        PAIRS[name] = pair(resolve_model(name))
+        PAIRS[name] = pair(folder_of(name))
     return PAIRS[name]
 
 

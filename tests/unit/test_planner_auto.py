@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import prune
 from draftree.core.types import RoundRecord, SequenceRecord
@@ -165,12 +166,7 @@ def test_bad_options(options: dict[str, float]) -> None:
         ("lookahead,window=3", "coupled", "fixed"),
     ],
 )
-def test_it_is_the_default_where_no_draft_can_change_the_text(
-    draft: str, verify: str, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from draftree import assembly
-
-    monkeypatch.setattr(assembly, "DEFAULT_PLAN", "auto")
-    methods = assembly.choose_methods(draft, verify, None)
+def test_it_is_the_default_where_no_draft_can_change_the_text(draft: str, verify: str, plan: str) -> None:
+    methods = choose_methods(draft, verify, None)
     assert methods.plan == plan
     assert isinstance(methods.planner, AutoPlanner) == (plan == "auto")

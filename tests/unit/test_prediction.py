@@ -136,7 +136,7 @@ def test_right_half_right_and_wrong_predictions_leave_the_text_as_it_is(draft: s
     right = list(plain[0].token_ids)
     edited = [*plain[1].token_ids[:20], 7, 7, *plain[1].token_ids[25:]]
     params = [SamplingParams(**base, prediction=tokens) for tokens in (right, edited, right[::-1])]
-    done = LLM(TABLE, draft).generate(prompts, params)
+    done = LLM(TABLE, draft, plan="fixed").generate(prompts, params)
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
     assert done[0].stats.rounds <= 8
     assert done[1].stats.rounds <= 25

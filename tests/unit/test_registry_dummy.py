@@ -137,10 +137,10 @@ def test_dropped_methods_write_texts_together(dropped: None) -> None:
     params = SamplingParams(max_tokens=20, seed=3)
     (plain,) = LLM(model).generate([1, 2], params)
     methods = [
-        ("stubborn-dummy", "coupled", None),
+        ("stubborn-dummy", "coupled", "fixed"),
         ("stubborn-dummy:4,k=2", "token", "heuristic"),
         ("stubborn-dummy", "distrustful-dummy", "alternating-dummy,k=3"),
-        ("ngram,min=1", "distrustful-dummy", None),
+        ("ngram,min=1", "distrustful-dummy", "fixed"),
         ("ngram,min=1+stubborn-dummy:3", "coupled", "alternating-dummy"),
     ]
     for draft, verify, plan in methods:

@@ -207,7 +207,7 @@ def test_memory_makes_the_second_text_cheap_and_leaves_it_as_it_is(temperature: 
     params = SamplingParams(max_tokens=120, temperature=temperature, seed=3)
     table = TableLM(hashed(40, seed=3, scale=3.0), order=2)
     plain = LLM(table).generate([[1, 2, 3]], params)[0]
-    llm = LLM(table, "suffix")
+    llm = LLM(table, "suffix", plan="fixed")
     first, second = (llm.generate([[1, 2, 3]], params)[0] for _ in range(2))
     llm.forget()
     third = llm.generate([[1, 2, 3]], params)[0]
@@ -228,7 +228,7 @@ def test_merged_with_others_it_writes_the_same_text() -> None:
     table = TableLM(hashed(9, seed=3, scale=2.0), order=2)
     params = SamplingParams(max_tokens=80, temperature=0.7, seed=5)
     plain = LLM(table).generate([[1, 2, 3]], params)[0]
-    merged = LLM(table, "ngram+suffix,memory=500").generate([[1, 2, 3]], params)[0]
+    merged = LLM(table, "ngram+suffix,memory=500", plan="fixed").generate([[1, 2, 3]], params)[0]
     assert merged.token_ids == plain.token_ids
     assert set(merged.stats.accepted_by_source) == {"ngram", "suffix,memory=500"}
 

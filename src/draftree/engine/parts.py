@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.drafters.base import Drafter
@@ -24,6 +25,8 @@ class Parts:
     verifier: Verifier
     planner: Planner[Any]
     drafter: Drafter[Any] | None = None
+    clock: Clock = SYSTEM_CLOCK
+    """What the seconds of records are read from."""
 
     def promise(self, temperature: float) -> Promise:
         """What texts written at this temperature have in common with those of plain decoding."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -79,28 +78,28 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     if not sequences:
         _read(parts, chunks)
         return None
-    clock = [time.perf_counter()]
+    times = [parts.clock()]
     turns = [Turn(s, s.history.since(_slot(s).length)) for s in sequences]
     states = [s.plan_state for s in sequences]
     budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
-    clock.append(time.perf_counter())
+    times.append(parts.clock())
     _draft(parts, turns, budgets)
-    clock.append(time.perf_counter())
-    _trim(parts, turns, states, clock[2] - clock[1])
-    clock.append(time.perf_counter())
+    times.append(parts.clock())
+    _trim(parts, turns, states, times[2] - times[1])
+    times.append(parts.clock())
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
     scores = parts.target.extend(jobs)
-    clock.append(time.perf_counter())
+    times.append(parts.clock())
     with Alone(where=parts.target.own_threads) as alone:
         own = scores.first(len(turns))
         laws = Laws(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
         _verify(parts, turns, laws)
-        clock.append(time.perf_counter())
+        times.append(parts.clock())
         rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
         _score_prompts(parts, chunks, scores, first=len(turns))
         _commit(parts, turns, chunks)
-    clock.append(time.perf_counter())
-    record = _record(parts, clock, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
+    times.append(parts.clock())
+    record = _record(parts, times, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
     for sequence, row in zip(sequences, rows, strict=True):
         count(sequence.counts, record, row)
@@ -112,9 +111,9 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
 
 
 def _record(
-    parts: Parts, clock: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
+    parts: Parts, times: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
 ) -> RoundRecord:
-    plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(clock))
+    plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(times))
     has_drafted = parts.drafter is not None and any(len(turn.offered) for turn in turns)
     return RoundRecord(
         plan_seconds=plan + trim,
@@ -122,7 +121,7 @@ def _record(
         score_seconds=score,
         verify_seconds=verify,
         commit_seconds=commit,
-        total_seconds=clock[-1] - clock[0],
+        total_seconds=times[-1] - times[0],
         num_rows=num_rows,
         sequences=rows,
         part_seconds=parts.drafter.part_seconds if parts.drafter is not None and has_drafted else (),
@@ -132,11 +131,11 @@ def _record(
 
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
     """A pass in which nobody writes."""
-    start = time.perf_counter()
+    start = parts.clock()
     scores = parts.target.extend([_chunk_job(chunk) for chunk in chunks])
     _score_prompts(parts, chunks, scores, first=0)
     parts.target.commit_many([_slot(c.sequence) for c in chunks], [range(c.num_tokens) for c in chunks])
-    seconds = time.perf_counter() - start
+    seconds = parts.clock() - start
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += seconds
 

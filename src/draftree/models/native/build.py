@@ -34,6 +34,8 @@ FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC
 BUILD_SECONDS = 300
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 """What a compiler says of a folder that it can not write to: another folder may do."""
+PROCESSOR_VARIABLE = "DRAFTREE_MARCH"
+"""Names the processor to build for, as the compiler's `-march` or, on Arm, `-mcpu` does; `native` where it is unset."""
 
 
 class NativeUnavailableError(ConfigurationError):
@@ -170,7 +172,8 @@ def _flags(command: Sequence[str]) -> list[str]:
 
 
 def _for_this_processor() -> str:
-    return "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    option = "-march" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu"
+    return f"{option}={os.environ.get(PROCESSOR_VARIABLE) or 'native'}"
 
 
 def _fingerprint(compiler: Sequence[str]) -> str:

