@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
+from draftree.sampling.patterns import require_bounded_grammar, require_bounded_regex
 from draftree.sampling.schema import schema_text
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
@@ -103,10 +105,16 @@ class SamplingParams:
 
 
 def _refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
-    shown = repr(value)
-    return InvalidRequestError(
-        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'} is refused: {name} must be {allowed}"
-    )
+    return InvalidRequestError(f"{name}={_shown(value)} is refused: {name} must be {allowed}")
+
+
+def _shown(value: Any) -> str:
+    """A value in a message; one may be too deep or too large to be written out."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 200
+    short.maxlist = short.maxtuple = short.maxdict = 40
+    shown = short.repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +215,29 @@ def _json_schema(name: str, value: Any) -> str | None:
     try:
         return schema_text(value)
     except ValueError as error:
-        raise _refuse(name, value, f"a JSON schema: a dictionary, JSON text, or a pydantic model ({error})") from error
+        reason = f"a JSON schema: a dictionary, JSON text, or a pydantic model ({_clipped(error)})"
+        raise _refuse(name, value, reason) from error
 
 
-def _text(name: str, value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise _refuse(name, value, "a text that is not empty, or None")
-    return value
+def _clipped(error: Exception) -> str:
+    text = str(error)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    require_bounded: Callable[[str], None]
+
+    def __call__(self, name: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value:
+            raise _refuse(name, value, "a text that is not empty, or None")
+        try:
+            self.require_bounded(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"{name}={_shown(value)} is refused: {_clipped(error)}") from error
+        return value
 
 
 def _is_token_id(value: Any) -> bool:
@@ -264,6 +288,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "logprobs": _Whole(0, optional=True),
     "prediction": _prediction,
     "json_schema": _json_schema,
-    "regex": _text,
-    "grammar": _text,
+    "regex": _Text(require_bounded_regex),
+    "grammar": _Text(require_bounded_grammar),
 }
