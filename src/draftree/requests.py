@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
@@ -107,6 +108,29 @@ class Requests:
                 raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
             return None
         return Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt)
+
+    def has_grammar(self, params: SamplingParams) -> bool:
+        """Whether the grammar of a request to come is compiled already, or there is none."""
+        if params.constraint is None:
+            return True
+        return self._grammars is not None and self._grammars.is_compiled(params)
+
+    def compile_grammar(self, params: SamplingParams, encoding: AbstractContextManager[Any]) -> None:
+        """Compile the grammar of a request to come, which takes long: for a thread that holds up no other request.
+
+        Args:
+            params: which name a grammar.
+            encoding: held while the tokenizer is used.
+
+        Raises:
+            InvalidRequestError: the grammar cannot be followed, or takes too long to compile.
+            QueueFullError: other grammars are being compiled, and take too long.
+        """
+        if self._tokenizer is None or params.constraint is None:
+            return
+        with encoding:
+            grammars = self._spelled_grammars()
+        grammars.compile(params)
 
     def _spelled_grammars(self) -> Grammars:
         """Made for the first request that wants a grammar: what every token spells takes a while to find out."""

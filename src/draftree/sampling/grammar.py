@@ -69,8 +69,8 @@ class Grammars:
         return guide
 
     def is_compiled(self, params: SamplingParams) -> bool:
-        """Whether the grammar of these parameters is at hand, or none is named."""
-        return params.constraint is None or self._compilations.is_done(params.constraint)
+        """Whether the grammar that parameters name is at hand."""
+        return params.constraint is not None and self._compilations.is_done(params.constraint)
 
     def compile(self, params: SamplingParams) -> Any:
         """The compiled grammar that parameters name; kept for the next call.
