@@ -54,6 +54,8 @@ class LLM:
         read_beside: prompt tokens that a pass reads at most while other texts are being written. With more of them
             texts begin sooner, and the others falter more.
         keep_prefixes: finished texts that are kept in the model's memory at most, for prompts that begin as they do.
+        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is read as
+            one. Otherwise it is spelled as the text that it is.
         on_round: called with the record of every round.
 
     Raises:
@@ -77,6 +79,7 @@ class LLM:
         max_batch_size: int | None = None,
         read_beside: int = BESIDE,
         keep_prefixes: int = KEEP,
+        allow_control_tokens: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
         if max_batch_size is not None:
@@ -100,7 +103,13 @@ class LLM:
         limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
         self._engine = Engine(self._parts, limits, on_round=on_round)
         eos_ids = eos_ids_of(loaded, self._tokenizer)
-        self._requests = Requests(self._parts, self._tokenizer, eos_ids=eos_ids, longest=self._engine.longest)
+        self._requests = Requests(
+            self._parts,
+            self._tokenizer,
+            eos_ids=eos_ids,
+            longest=self._engine.longest,
+            allow_control_tokens=allow_control_tokens,
+        )
         self.is_lossless = methods.verifier.lossless
         self.is_exact = loaded.model.is_exact
         self.kernels = loaded.kernels

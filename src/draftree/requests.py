@@ -33,15 +33,25 @@ class Requests:
         tokenizer: the target's, None if it has none.
         eos_ids: tokens that end a text.
         longest: tokens of a text at most, for which there is memory.
+        allow_control_tokens: whether control tokens in messages are read as such, not as text.
     """
 
-    def __init__(self, parts: Parts, tokenizer: Tokenizer | None, *, eos_ids: Sequence[int], longest: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_ids: Sequence[int],
+        longest: int,
+        allow_control_tokens: bool = False,
+    ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._context = parts.target.max_length
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
+        self._allow_control_tokens = allow_control_tokens
         self._grammars: Grammars | None = None
 
     def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
@@ -164,11 +174,11 @@ class Requests:
         """Tokens of a conversation, by the model's chat template.
 
         Raises:
-            InvalidRequestError: malformed messages, or no template.
+            InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
         if self._tokenizer is None:
             raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages)
+        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self._allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Tokens of a text or of a list of token ids.

@@ -52,7 +52,7 @@ class Task:
         """The parameters with no more tokens than the context has room for; `chat` is decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
-        ids = llm.tokenizer.apply_chat_template(self.messages) if self.chat else llm.tokenizer.encode(self.text)
+        ids = llm.requests.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
         room = llm.model.max_length - len(ids)
         # without any room the request itself is refused, and says why
         return params if room < 1 else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
