@@ -173,7 +173,7 @@ def _without_type(schema: dict[str, Any], *, is_name: bool) -> Iterator[str]:
 def _of_strings(schema: dict[str, Any]) -> Iterator[str]:
     given = schema.get("format")
     if given is not None and (not isinstance(given, str) or given not in FORMATS or not _may_be(schema, "string")):
-        yield f"'format' {given!r} is not enforced (of strings, these are: {', '.join(sorted(FORMATS))})"
+        yield f"'format' {str(given)[:40]!r} is not enforced (of strings, these are: {', '.join(sorted(FORMATS))})"
     if "pattern" in schema:
         yield from _of_pattern(schema["pattern"], "'pattern'")
     for word in ("format", "pattern"):
@@ -185,7 +185,8 @@ def _of_strings(schema: dict[str, Any]) -> Iterator[str]:
 def _of_pattern(pattern: Any, what: str) -> Iterator[str]:
     reason = unenforced_in_string(pattern) if isinstance(pattern, str) else "it is no text"
     if reason is not None:
-        yield f"{what} {pattern!r} is not enforced ({reason})"
+        shown = repr(pattern)
+        yield f"{what} {shown if len(shown) <= 60 else shown[:57] + '...'} is not enforced ({reason})"
 
 
 def _of_numbers(schema: dict[str, Any]) -> Iterator[str]:
