@@ -12,6 +12,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from draftree.requests import Messages, Prompt, one_params
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import check_messages
 
+COMPILING_THREADS = 4
+"""Requests whose grammars are compiled, or waited for, at the same time."""
 MAX_WAITING = 256
 """Texts that may wait for the engine, unless told otherwise."""
 
@@ -60,6 +63,7 @@ class AsyncLLM:
         self._llm.engine.max_waiting = max_waiting
         # tokenizers are not made for two threads that encode at once
         self._encoding = threading.Lock()
+        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._driver = Driver(self._llm.engine)
 
     @property
@@ -177,12 +181,18 @@ class AsyncLLM:
             self._driver.leave(request)
 
     async def _request(self, prompt: Prompt | Messages, params: SamplingParams, priority: int) -> Request:
+        requests = self._llm.requests
+
         def make() -> list[WritingSequence]:
             with self._encoding:
-                return self._llm.requests.sequences(self._llm.requests.encode(prompt), params, priority=priority)
+                return requests.sequences(requests.encode(prompt), params, priority=priority)
 
+        loop = asyncio.get_running_loop()
+        if not requests.has_grammar(params):
+            # on threads of its own and without the lock: a grammar may take long to compile
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, params, self._encoding)
         # long prompts take long to encode: the loop goes on
-        return Request(await asyncio.to_thread(make), asyncio.get_running_loop())
+        return Request(await asyncio.to_thread(make), loop)
 
     async def forget(self) -> None:
         """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""

@@ -59,6 +59,8 @@ class LLM:
         read_beside: prompt tokens that a pass reads at most while other texts are being written. With more of them
             texts begin sooner, and the others falter more.
         keep_prefixes: finished texts that are kept in the model's memory at most, for prompts that begin as they do.
+        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is read as
+            one. Otherwise it is spelled as the text that it is.
         on_round: called with the record of every round.
         clock: returns the seconds that the planner and the records go by; a simulated one makes plans repeatable.
 
@@ -83,6 +85,7 @@ class LLM:
         max_batch_size: int | None = None,
         read_beside: int = BESIDE,
         keep_prefixes: int = KEEP,
+        allow_control_tokens: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -115,6 +118,7 @@ class LLM:
             longest=self._engine.longest,
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
+            allow_control_tokens=allow_control_tokens,
         )
         self.is_lossless = self.promise(1.0) is not Promise.LOSSY
         self.is_exact = loaded.model.is_exact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
@@ -34,6 +35,7 @@ class Requests:
         longest: tokens of a text at most, for which there is memory.
         kernels: what computes the target's passes, for statistics.
         kernels_reason: why that is torch, where passes in C were possible.
+        allow_control_tokens: whether control tokens in messages are read as such, not as text.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Requests:
         longest: int,
         kernels: str = "",
         kernels_reason: str | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
@@ -53,6 +56,7 @@ class Requests:
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
+        self._allow_control_tokens = allow_control_tokens
         self._grammars: Grammars | None = None
 
     def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
@@ -139,6 +143,29 @@ class Requests:
             prompt_ids=prompt,
         )
 
+    def has_grammar(self, params: SamplingParams) -> bool:
+        """Whether the grammar of a request to come is compiled already, or there is none."""
+        if params.constraint is None:
+            return True
+        return self._grammars is not None and self._grammars.is_compiled(params)
+
+    def compile_grammar(self, params: SamplingParams, encoding: AbstractContextManager[Any]) -> None:
+        """Compile the grammar of a request to come, which takes long: for a thread that holds up no other request.
+
+        Args:
+            params: which name a grammar.
+            encoding: held while the tokenizer is used.
+
+        Raises:
+            InvalidRequestError: the grammar cannot be followed, or takes too long to compile.
+            QueueFullError: other grammars are being compiled, and take too long.
+        """
+        if self._tokenizer is None or params.constraint is None:
+            return
+        with encoding:
+            grammars = self._spelled_grammars()
+        grammars.compile(params)
+
     def _spelled_grammars(self) -> Grammars:
         """Made for the first request that wants a grammar: what every token spells takes a while to find out."""
         if self._grammars is None:
@@ -171,11 +198,11 @@ class Requests:
         """Tokens of a conversation, by the model's chat template.
 
         Raises:
-            InvalidRequestError: malformed messages, or no template.
+            InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
         if self._tokenizer is None:
             raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages)
+        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self._allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Tokens of a text or of a list of token ids.

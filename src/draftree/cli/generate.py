@@ -74,6 +74,14 @@ Chat = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)]
+AllowControlTokens = Annotated[
+    bool,
+    typer.Option(
+        "--allow-control-tokens",
+        help="Read control tokens in the prompt of a chat, such as <|im_end|>, as such; as text if not given.",
+        rich_help_panel=TEXT,
+    ),
+]
 Exact = Annotated[
     bool,
     typer.Option(
@@ -116,6 +124,7 @@ def generate(
     plan: Plan = None,
     chat: Chat = None,
     system: System = None,
+    allow_control_tokens: AllowControlTokens = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
@@ -133,6 +142,11 @@ def generate(
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    if chat is False and allow_control_tokens:
+        raise typer.BadParameter(
+            "a prompt with --no-chat has its control tokens anyway: leave one of them out",
+            param_hint="--allow-control-tokens",
+        )
     require_new(record)
     if prompts is not None:
         require_alone(prompt, stream=stream, compare=compare, record=record)
@@ -142,7 +156,19 @@ def generate(
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup
 
-    setup = Setup(model, draft, verify, plan, dtype, device, kernels, quantization, threads=threads, exact=exact)
+    setup = Setup(
+        model,
+        draft,
+        verify,
+        plan,
+        dtype,
+        device,
+        kernels,
+        quantization,
+        threads=threads,
+        exact=exact,
+        allow_control_tokens=allow_control_tokens,
+    )
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)

@@ -53,7 +53,7 @@ class Task:
         """The parameters with no more tokens than the context has room for; `chat` is decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
-        ids = llm.tokenizer.apply_chat_template(self.messages) if self.chat else llm.tokenizer.encode(self.text)
+        ids = llm.requests.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
         return fitted_to_context(params, llm, ids)
 
     @property

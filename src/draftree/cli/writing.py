@@ -45,6 +45,7 @@ class Setup:
     quantization: str | None = None
     threads: int | None = None
     exact: bool = False
+    allow_control_tokens: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -65,7 +66,15 @@ class Setup:
 
     def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
         """The methods at work on a model that is loaded already."""
-        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan, exact=self.exact, on_round=on_round)
+        return LLM(
+            loaded,
+            self.draft,
+            verify=self.verify,
+            plan=self.plan,
+            exact=self.exact,
+            allow_control_tokens=self.allow_control_tokens,
+            on_round=on_round,
+        )
 
 
 @dataclass(frozen=True, slots=True)

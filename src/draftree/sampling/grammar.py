@@ -1,30 +1,30 @@
 """Grammars that texts must follow: JSON schemas, regular expressions and EBNF, compiled for one vocabulary.
 
-Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compiling takes some milliseconds; what was compiled is
-kept, up to a number of bytes.
+Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compiling takes some milliseconds, or minutes for a grammar
+made for that; `compilations.py` bounds what a request waits for it, and keeps what was compiled.
 """
 
 from __future__ import annotations
 
-import json
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import import_extra
+from draftree.sampling.compilations import COMPILE_SECONDS, Compilations
 from draftree.sampling.guide import Guide
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.schema import unenforced
-
-CACHE_BYTES = 128 * 2**20
-"""Compiled grammars of one vocabulary that are kept, of JSON and of others each."""
+from draftree.sampling.patterns import unenforced
+from draftree.sampling.schema import prepare_schema
+from draftree.sampling.schema_refs import SchemaError
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary.
+    """Compiles grammars for one vocabulary. Texts may be compiled by several threads at the same time.
 
     Args:
         bytes_of: what each token says; None for special tokens.
@@ -39,19 +39,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._bytes_of = [*bytes_of[:vocab_size], *[None] * (vocab_size - len(bytes_of))]
         self._vocabularies: dict[bool, _Vocabulary] = {}
-
-    def _vocabulary(self, *, of_json: bool) -> _Vocabulary:
-        """Made when first asked for."""
-        if of_json not in self._vocabularies:
-            # JSON on one line has no control characters, but xgrammar allows some in strings of bounded length
-            least = 0x20 if of_json else 0
-            said = [data if data and min(data) >= least else b"" for data in self._bytes_of]
-            info = self._xgrammar.TokenizerInfo(
-                said, self._xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
-            )
-            compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
-            self._vocabularies[of_json] = _Vocabulary(said, compiler)
-        return self._vocabularies[of_json]
+        self._lock = threading.Lock()
+        self._compilations = Compilations()
 
     def open(self, params: SamplingParams, ends: Sequence[int]) -> Guide:
         """A guide for one text.
@@ -61,7 +50,9 @@ class Grammars:
             ends: tokens that end a text, the likeliest first.
 
         Raises:
-            InvalidRequestError: no grammar, or one that no text follows, or nothing that could end a text.
+            InvalidRequestError: no grammar, one that no text follows or that takes too long to compile, or nothing
+                that could end a text.
+            QueueFullError: other grammars are being compiled, and take too long.
         """
         kind, text = params.constraint or ("grammar", "")
         ends = [token for token in ends if token < self._vocab_size]
@@ -69,14 +60,51 @@ class Grammars:
             raise InvalidRequestError(
                 f"{kind} was given, but no token ends the text: leave ignore_eos out, or give stop_token_ids"
             )
-        vocabulary = self._vocabulary(of_json=kind == "json_schema")
-        compiled = _compiled(vocabulary.compiler, kind, text)
+        compiled = self.compile(params)
         matcher = self._xgrammar.GrammarMatcher(compiled, override_stop_tokens=ends)
-        guide = Guide(matcher, vocabulary.said, vocab_size=self._vocab_size, ends=ends)
+        said = self._vocabulary(of_json=kind == "json_schema").said
+        guide = Guide(matcher, said, vocab_size=self._vocab_size, ends=ends)
         (first,) = guide.allowed(History([0]), [()])
         if first is None or (not first.forbids and not len(first.tokens)):
             raise _refused(kind, text, "no text follows it in this model's vocabulary")
         return guide
+
+    def is_compiled(self, params: SamplingParams) -> bool:
+        """Whether the grammar that parameters name is at hand."""
+        return params.constraint is not None and self._compilations.is_done(params.constraint)
+
+    def compile(self, params: SamplingParams) -> Any:
+        """The compiled grammar that parameters name; kept for the next call.
+
+        Raises:
+            InvalidRequestError: no grammar, or one that takes too long to compile.
+            QueueFullError: other grammars are being compiled, and take too long.
+        """
+        kind, text = params.constraint or ("grammar", "")
+
+        def task() -> Any:
+            return _compiled(self._vocabulary(of_json=kind == "json_schema").compiler, kind, text)
+
+        try:
+            return self._compilations.get((kind, text), task)
+        except TimeoutError as error:
+            raise _refused(
+                kind, text, f"it is not compiled after {COMPILE_SECONDS:.0f} seconds: simplify it"
+            ) from error
+
+    def _vocabulary(self, *, of_json: bool) -> _Vocabulary:
+        """Made when first asked for."""
+        with self._lock:
+            if of_json not in self._vocabularies:
+                # JSON on one line has no control characters, but xgrammar allows some in strings of bounded length
+                least = 0x20 if of_json else 0
+                said = [data if data and min(data) >= least else b"" for data in self._bytes_of]
+                info = self._xgrammar.TokenizerInfo(
+                    said, self._xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
+                )
+                compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+                self._vocabularies[of_json] = _Vocabulary(said, compiler)
+            return self._vocabularies[of_json]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +118,20 @@ class _Vocabulary:
 def _compiled(compiler: Any, kind: str, text: str) -> Any:
     try:
         if kind == "json_schema":
-            _require_kept(text)
             # fixed white space: what has no meaning is not the model's to choose, and comes without a pass
-            return compiler.compile_json_schema(text, any_whitespace=False)
+            return compiler.compile_json_schema(prepare_schema(text), any_whitespace=False)
         if kind == "regex":
-            _require_outer_anchors(text)
+            gap = unenforced(text)
+            if gap is not None:
+                raise _refused(kind, text, gap)
             return compiler.compile_regex(text)
         return compiler.compile_grammar(text)
-    except RuntimeError as error:
+    except (RuntimeError, SchemaError) as error:
         raise _refused(kind, text, _reason(error)) from error
 
 
 def _require_xgrammar() -> Any:
     return import_extra("grammar", "json_schema, regex and grammar need", error=InvalidRequestError)
-
-
-def _require_kept(schema: str) -> None:
-    gap = unenforced(json.loads(schema))
-    if gap is not None:
-        raise _refused("json_schema", schema, f"{gap}: leave it out, and check the finished text")
-
-
-def _require_outer_anchors(regex: str) -> None:
-    """Refuses an anchor inside of an expression: xgrammar reads over it."""
-    bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "..", regex, flags=re.DOTALL)
-    if "^" in bare[1:] or "$" in bare[:-1]:
-        raise _refused("regex", regex, "^ and $ may stand at its ends only, where they say what holds anyway")
 
 
 def _refused(kind: str, text: str, reason: str) -> InvalidRequestError:
@@ -126,4 +142,5 @@ def _refused(kind: str, text: str, reason: str) -> InvalidRequestError:
 def _reason(error: Exception) -> str:
     """What xgrammar says, less the place in its own source."""
     line = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
-    return re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", line).rstrip(". ")
+    reason = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", line).rstrip(". ")
+    return reason if len(reason) <= 300 else reason[:297] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -54,10 +55,16 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 def refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
     """The error for a value that is not allowed; a long value is shortened."""
-    shown = repr(value)
-    return InvalidRequestError(
-        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'} is refused: {name} must be {allowed}"
-    )
+    return InvalidRequestError(f"{name}={shown(value)} is refused: {name} must be {allowed}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message; one may be too deep or too large to be written out."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 200
+    short.maxlist = short.maxtuple = short.maxdict = 40
+    text = short.repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True, slots=True)

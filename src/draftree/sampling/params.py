@@ -13,7 +13,8 @@ import numpy as np
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
-from draftree.sampling.param_checks import Count, Number, Whole, names_are_checked, refuse
+from draftree.sampling.param_checks import Count, Number, Whole, names_are_checked, refuse, shown
+from draftree.sampling.patterns import require_bounded_grammar, require_bounded_regex
 from draftree.sampling.schema import schema_text
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
@@ -203,13 +204,29 @@ def _json_schema(name: str, value: Any) -> str | None:
     try:
         return schema_text(value)
     except ValueError as error:
-        raise refuse(name, value, f"a JSON schema: a dictionary, JSON text, or a pydantic model ({error})") from error
+        reason = f"a JSON schema: a dictionary, JSON text, or a pydantic model ({_clipped(error)})"
+        raise refuse(name, value, reason) from error
 
 
-def _text(name: str, value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise refuse(name, value, "a text that is not empty, or None")
-    return value
+def _clipped(error: Exception) -> str:
+    text = str(error)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    require_bounded: Callable[[str], None]
+
+    def __call__(self, name: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value:
+            raise refuse(name, value, "a text that is not empty, or None")
+        try:
+            self.require_bounded(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"{name}={shown(value)} is refused: {_clipped(error)}") from error
+        return value
 
 
 def _is_token_id(value: Any) -> bool:
@@ -265,6 +282,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "truncate_prompt_tokens": Count(1, "as many as leave room for max_tokens"),
     "prediction": _prediction,
     "json_schema": _json_schema,
-    "regex": _text,
-    "grammar": _text,
+    "regex": _Text(require_bounded_regex),
+    "grammar": _Text(require_bounded_grammar),
 }

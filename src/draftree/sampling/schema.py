@@ -1,114 +1,146 @@
-"""JSON schemas as users give them, and what of a schema no grammar keeps to.
+"""JSON schemas as users give them: read, bounded, and prepared for the grammar compiler.
 
-xgrammar reads over some words of JSON Schema. A schema with one of them is refused: a text that follows the
-grammar might break it.
+A schema comes from a request, so its size is bounded before anything recursive touches it. The bounds are the largest
+that compile in seconds for a vocabulary of 49,000 tokens (xgrammar 0.2.8, one core of a Zen 4): 64 nested arrays take
+0.1 s, an enum of 5,000 strings 0.14 s, 300 properties beside additional ones 7 s.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-UNENFORCED = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "contains",
-        "minContains",
-        "maxContains",
-        "uniqueItems",
-    }
+from draftree.sampling.schema_gaps import gaps
+from draftree.sampling.schema_oneof import IMPLY_ARRAY
+from draftree.sampling.schema_refs import References, SchemaError
+
+MAX_DEPTH = 64
+"""Levels of objects and arrays in a schema; a nested object takes two, one for its 'properties'."""
+MAX_VALUES = 8192
+"""Objects, arrays, strings, numbers and constants in a schema, keywords not counted."""
+MAX_CHARACTERS = 2**18
+"""Characters of a schema, as JSON text."""
+
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    f"|([0-9]{{2}}{_LEAP}|(00|{_LEAP})00)-02-29)"
 )
-OF_STRINGS = frozenset({"minLength", "maxLength", "pattern"})
-OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
-ANNOTATIONS = frozenset(
-    {
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "discriminator",
-        "examples",
-        "readOnly",
-        "title",
-        "writeOnly",
-    }
-)
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
-"""Words under which schemas stand by name."""
-VALUES = ("enum", "const", "default", "examples")
-"""Words under which values stand that are no schemas."""
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+EXACT_FORMATS = {"date": _DATE, "date-time": f"{_DATE}T{_TIME}", "time": _TIME, "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}"}
+"""Formats that xgrammar enforces too loosely (it writes 2021-02-30 and 037.0.0.1), as patterns."""
+_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', flags=re.DOTALL)
 
 
 def schema_text(value: Any) -> str:
-    """A schema as JSON: of a mapping, of JSON text, or of a class that can tell its own, as pydantic's models can.
+    """A schema as JSON: of a mapping, of JSON text, or of a class with `model_json_schema`, as pydantic's models have.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the value is none of them, or the schema is too deep, too large or not valid Unicode.
     """
     tells = getattr(value, "model_json_schema", None)
     if callable(tells):
-        value = tells()
+        try:
+            value = tells()
+        except Exception as error:  # a class of the user's, which may raise anything
+            raise ValueError(f"model_json_schema() raised {error!r}") from error
     if isinstance(value, str):
-        value = json.loads(value)
+        _require_bounded_text(value)
+        value = json.loads(value, object_pairs_hook=_without_duplicates)
     if not isinstance(value, Mapping):
         raise ValueError(f"a schema is an object, not {type(value).__name__}")
+    _require_bounded(value)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except TypeError as error:
         raise ValueError(str(error)) from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text[error.start]!r} is half of a surrogate pair, which is no character") from error
+    _require_length(text)
+    return text
 
 
-def unenforced(schema: Any) -> str | None:
-    """What of a schema its grammar would not keep to; None if all is kept."""
-    return next(_gaps(schema), None)
+def prepare_schema(text: str) -> str:
+    """The same schema with every reference in the one form that the grammar compiler resolves.
+
+    Args:
+        text: JSON, from `schema_text`.
+
+    Raises:
+        SchemaError: a reference leads nowhere, or the grammar would not enforce a part of the schema.
+    """
+    references = References(json.loads(text))
+    schemas = list(references.reachable())
+    targets = {id(references.follow(schema)) for schema, _ in schemas if "$ref" in schema}
+    names = {id(schema.get("propertyNames")) for schema, _ in schemas} - targets
+    for schema, path in schemas:
+        gap = next(gaps(schema, references.follow, is_name=id(schema) in names), None)
+        if gap is not None:
+            raise SchemaError(path, f"{gap}: leave it out, and check the finished text")
+    resolved = references.resolved(_enforceable)
+    try:
+        _require_bounded(resolved)
+    except ValueError as error:
+        raise SchemaError("#", f"with its references resolved, {error}") from error
+    return json.dumps(resolved, ensure_ascii=False)
 
 
-def _gaps(schema: Any) -> Iterator[str]:
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _gaps(part)
-    if not isinstance(schema, dict):
-        return
-    yield from _own_gaps(schema)
-    for word, part in schema.items():
-        if word in NAMED and isinstance(part, dict):
-            for named in part.values():
-                yield from _gaps(named)
-        elif word not in VALUES:
-            yield from _gaps(part)
+def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema in words that xgrammar enforces to the letter."""
+    pattern = EXACT_FORMATS.get(schema.get("format", ""))
+    if pattern is not None:
+        schema = {word: part for word, part in schema.items() if word != "format"} | {"pattern": pattern}
+    if {"minItems", "maxItems"} & set(schema) and not IMPLY_ARRAY & set(schema):
+        schema = schema | {"items": True}
+    return schema
 
 
-def _own_gaps(schema: dict[str, Any]) -> Iterator[str]:
-    words = set(schema)
-    for word in sorted(words & UNENFORCED):
-        if schema[word] is not False:
-            yield f"'{word}' is not kept to"
-    combining = next((word for word in COMBINING if word in words), None)
-    beside = sorted(words - ANNOTATIONS - {combining})
-    if combining and beside:
-        yield f"'{beside[0]}' beside '{combining}' is not kept to"
-    if len(schema.get("allOf") or ()) > 1:
-        yield "'allOf' of several schemas is not kept to"
-    if "type" not in words and words & (OF_STRINGS | OF_NUMBERS):
-        yield f"'{min(words & (OF_STRINGS | OF_NUMBERS))}' without a 'type' is not kept to"
-    if "multipleOf" in words and schema.get("type") != "integer":
-        yield "'multipleOf' of anything but type integer is not kept to"
-    if '"' in str(schema.get("pattern")) or "\\\\" in str(schema.get("pattern")):
-        yield "'pattern' with a quotation mark or a backslash in the text is not kept to"
-    if "pattern" in words and words & {"minLength", "maxLength"}:
-        yield "'minLength' and 'maxLength' beside 'pattern' are not kept to"
-    missing = sorted(set(schema.get("required") or ()) - set(schema.get("properties") or ()))
-    if missing:
-        yield f"'{missing[0]}' is required and not among the properties, which is not kept to"
+def _require_bounded_text(text: str) -> None:
+    """Bound the depth of JSON text before the recursive parser reads it."""
+    _require_length(text)
+    depth = 0
+    for match in _STRINGS_AND_BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        _require_depth(depth)
+
+
+def _require_bounded(value: Any) -> None:
+    """Bound depth and number of values, without recursion: the value may be of any depth, or contain itself."""
+    level, depth, count = [value], 0, 0
+    while level:
+        count += len(level)
+        if count > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values: split it, or give a pattern for a long enum")
+        containers = [one for one in level if isinstance(one, Mapping | list | tuple)]
+        depth += bool(containers)
+        _require_depth(depth)
+        level = []
+        for one in containers:
+            if len(one) <= MAX_VALUES:
+                level.extend(one.values() if isinstance(one, Mapping) else one)
+            else:
+                level.extend([None] * len(one))
+
+
+def _require_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: flatten it, or use a recursive $ref")
+
+
+def _require_length(text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
+
+
+def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} occurs twice in one object")
+        found[name] = value
+    return found

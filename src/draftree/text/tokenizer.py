@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.text.literal import LiteralEncoder
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
@@ -29,6 +30,7 @@ class Tokenizer:
         self._full = full
         self.name = name
         self._schemes: dict[bool, TextScheme] = {}
+        self._literal_encoders: dict[bool, LiteralEncoder] = {}
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer | None:
@@ -86,7 +88,11 @@ class Tokenizer:
         )
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        allow_control_tokens: bool = False,
     ) -> list[int]:
         """Token ids of a conversation in the model's own form.
 
@@ -95,9 +101,12 @@ class Tokenizer:
         Args:
             messages: each with exactly a "role" and a "content", both text.
             add_generation_prompt: end with what opens the assistant's answer.
+            allow_control_tokens: whether a control token in a message, such as <|im_end|>, is read as one. Otherwise it
+                is spelled as the text that it is.
 
         Raises:
-            InvalidRequestError: a message of another shape, a conversation that the template refuses, or no template.
+            InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, or
+                control tokens that cannot be spelled.
         """
         check_messages(messages)
         if not self.has_chat_template:
@@ -112,7 +121,19 @@ class Tokenizer:
                 f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
                 "change the messages, or give a plain prompt."
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        if allow_control_tokens:
+            return self.encode(text, add_special_tokens=False)
+        return self._literal_encoder(add_generation_prompt=add_generation_prompt).ids(messages, text)
+
+    def _literal_encoder(self, *, add_generation_prompt: bool) -> LiteralEncoder:
+        if add_generation_prompt not in self._literal_encoders:
+            self._literal_encoders[add_generation_prompt] = LiteralEncoder(
+                self.name,
+                self._backend,
+                encode=partial(self.encode, add_special_tokens=False),
+                render=partial(self.chat_text, add_generation_prompt=add_generation_prompt),
+            )
+        return self._literal_encoders[add_generation_prompt]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """What the template makes of a conversation; raises what the template raises."""

@@ -1,0 +1,118 @@
+"""Bounds of regular expressions and EBNF, and what of a regular expression no grammar enforces.
+
+xgrammar reads an escape that it does not know as the letter, a group's flags or look-ahead as nothing in patterns of
+strings, and a quotation mark in them as itself, which would end the string of JSON.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_CHARACTERS = 2**15
+"""Characters of a regular expression or of a grammar."""
+MAX_DEPTH = 128
+"""Brackets of a regular expression or of a grammar within each other."""
+
+MAX_PARTS = 4096
+"""Repeated parts of an expression, each counted as often as it may stand in a text; * and + count once."""
+
+_ESCAPES_AND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", flags=re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", flags=re.DOTALL)
+_KNOWN_ESCAPES = "dDwWsSnrtfvxuc"
+_LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*', flags=re.DOTALL)
+_SYMBOL = re.compile(r"\{(\d*)(,?)(\d*)\}|\w|\S")
+_NAME_OR_SYMBOL = re.compile(r"\{(\d*)(,?)(\d*)\}|[\w-]+|\S")
+_GROUP_MARK = re.compile(r"\(\?(?!:|<[A-Za-z_]\w*>)")
+_TWO_QUANTIFIERS = re.compile(r"[*+?}][*+]")
+_CODE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|.)", flags=re.DOTALL)
+_CONTROL = re.compile(r"\\[nrtfv0c]")
+_QUOTE, _BACKSLASH = 0x22, 0x5C
+
+
+def require_bounded_regex(text: str) -> None:
+    """Raise ValueError for a regular expression that is too long, too deep or no text."""
+    bare = _ESCAPES_AND_CLASSES.sub(".", text)
+    _require_bounded(text, bare)
+    _require_few_parts(_SYMBOL, re.sub(r"\(\?(?:[:=!]|<\w*>)", "(", bare))
+
+
+def require_bounded_grammar(text: str) -> None:
+    """Raise ValueError for EBNF that is too long, too deep or no text."""
+    bare = _LITERALS.sub(lambda found: "" if found[0][0] == "#" else ".", text)
+    _require_bounded(text, bare)
+    _require_few_parts(_NAME_OR_SYMBOL, bare)
+
+
+def _require_bounded(text: str, bare: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no character") from error
+    if "\0" in text:
+        raise ValueError(f"character {text.index(chr(0))} is null, which no text may have: leave it out")
+    depth = 0
+    for bracket in bare:
+        depth += (bracket in "([{") - (bracket in ")]}")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"its brackets are nested deeper than {MAX_DEPTH} levels: flatten it")
+
+
+def _require_few_parts(symbols: re.Pattern[str], bare: str) -> None:
+    """Bound what repetitions make of an expression, in which literals are single characters."""
+    sizes, last, parts = [0], 0, 0
+    for symbol in symbols.finditer(bare):
+        if symbol[0] == "(":
+            sizes.append(0)
+        elif symbol[0] == ")":
+            last = max(1, sizes.pop()) if len(sizes) > 1 else 1
+            sizes[-1] += last
+        elif symbol[0] in "?*+" or symbol[2] is not None:
+            times = max(1, *(int(count[:9]) for count in (symbol[1], symbol[3]) if count), 1)
+            parts += last * times
+            sizes[-1] += last * (times - 1)
+            last *= times
+        elif symbol[0] != "|":
+            last = 1
+            sizes[-1] += 1
+        if parts > MAX_PARTS:
+            raise ValueError(f"its repetitions make more than {MAX_PARTS} parts: lower the counts, or use * and +")
+
+
+def unenforced(pattern: str) -> str | None:
+    """What of a regular expression a grammar would read over; None if nothing."""
+    bare = _bare(pattern)
+    if "^" in bare[1:] or "$" in bare[:-1]:
+        return "^ and $ may stand at its ends only, where they say what holds anyway"
+    letters = (found[1] for found in _ESCAPE.finditer(pattern) if found[1].isascii() and found[1].isalpha())
+    letter = next((letter for letter in letters if letter not in _KNOWN_ESCAPES), None)
+    if letter is not None:
+        return f"the escape \\{letter} is not known: write the characters themselves, or a class of them"
+    group = _GROUP_MARK.search(bare)
+    if group is not None:
+        return "look-around and flags in (?...) are not known: write (...) or (?:...)"
+    if _TWO_QUANTIFIERS.search(bare):
+        return "two quantifiers in a row are not known: keep one of them"
+    return None
+
+
+def unenforced_in_string(pattern: str) -> str | None:
+    """As `unenforced`, for a pattern of JSON strings, in which quotation marks and backslashes are escaped."""
+    if '"' in pattern or "\\\\" in pattern or any(ord(character) < 0x20 for character in pattern):
+        return "a quotation mark, a backslash and a control character cannot stand for themselves in JSON"
+    try:
+        require_bounded_regex(pattern)
+    except ValueError as error:
+        return str(error)
+    codes = [int(next(filter(None, found.groups())), 16) for found in _CODE.finditer(pattern) if any(found.groups())]
+    if {_QUOTE, _BACKSLASH} & set(codes):
+        return "a quotation mark and a backslash cannot stand for themselves in JSON"
+    outside = _ESCAPES_AND_CLASSES.sub(lambda found: found[0] if found[0][0] == "\\" else "..", pattern)
+    if _CONTROL.search(outside):
+        return "a control character cannot stand for itself in JSON"
+    return unenforced(pattern)
+
+
+def _bare(pattern: str) -> str:
+    return _ESCAPES_AND_CLASSES.sub("..", pattern)

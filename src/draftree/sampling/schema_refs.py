@@ -1,0 +1,222 @@
+"""References of JSON Schema (`$ref`, `$id`, `$anchor`, JSON pointers), resolved within one document.
+
+xgrammar resolves `#` and `#/name/name` only, and accepts any value where another reference stands. So every schema
+that is referred to moves to the root's `$defs` under a plain name, and references name it there.
+
+Source: JSON Schema 2020-12 core, sections 8.2 and 9; JSON Pointer, RFC 6901.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords under which schemas stand by name."""
+LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+"""Keywords under which schemas stand in a list."""
+SINGLE = (
+    "items",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contains",
+    "contentSchema",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+"""Keywords that hold one schema."""
+STORES = frozenset({"$defs", "definitions", "components"})
+"""Keywords that hold schemas for references only."""
+_DROPPED = STORES | {"$id", "$anchor", "$dynamicAnchor", "$schema"}
+
+
+class SchemaError(ValueError):
+    """A schema that a grammar cannot stand for.
+
+    Args:
+        path: JSON pointer of the part at fault, as in `#/properties/name`.
+        reason: what is wrong with the part.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"at {path}: {reason}")
+
+
+class References:
+    """Resolves the references of one schema document.
+
+    Args:
+        root: the document; bounded in depth. Not mutated.
+
+    Raises:
+        SchemaError: two parts have the same `$id` or anchor.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._bases: dict[int, str] = {}
+        self._paths: dict[int, str] = {}
+        self._by_uri: dict[str, Any] = {"": root}
+        self._index(root, "", "#")
+
+    def reachable(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Every schema that texts depend on, with its path: from the root, and along references.
+
+        Raises:
+            SchemaError: a reference leads nowhere.
+        """
+        seen: set[int] = set()
+        pending: list[Any] = [self._root]
+        while pending:
+            schema = pending.pop()
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            yield schema, self._paths[id(schema)]
+            pending.extend(part for _, part in _parts(schema, stores=False))
+            if "$ref" in schema:
+                pending.append(self._target(schema))
+
+    def follow(self, schema: Any) -> Any:
+        """The schema at the end of a chain of references.
+
+        Raises:
+            SchemaError: a reference leads nowhere, or back to itself.
+        """
+        seen: set[int] = set()
+        while isinstance(schema, dict) and "$ref" in schema:
+            if id(schema) in seen:
+                raise SchemaError(self._paths[id(schema)], f"'$ref' {schema['$ref']!r} refers to itself")
+            seen.add(id(schema))
+            schema = self._target(schema)
+        return schema
+
+    def resolved(self, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """The document with all references of the form `#` or `#/$defs/NAME`, and nothing in it that is not used.
+
+        Args:
+            rewrite: applied to every schema, after those within it.
+        """
+        names: dict[int, str] = {id(self._root): "#"}
+        pending: list[tuple[str, Any]] = []
+
+        def refer(target: Any) -> str:
+            if id(target) not in names:
+                name = f"d{len(names)}"
+                names[id(target)] = f"#/$defs/{name}"
+                pending.append((name, target))
+            return names[id(target)]
+
+        def rewritten(schema: Any) -> Any:
+            if not isinstance(schema, dict):
+                return schema
+            copy: dict[str, Any] = {}
+            for word, part in schema.items():
+                if word in _DROPPED:
+                    continue
+                if word == "$ref":
+                    copy[word] = refer(self.follow(schema))
+                elif word in NAMED and isinstance(part, dict):
+                    copy[word] = {name: rewritten(one) for name, one in part.items()}
+                elif isinstance(part, list) and (word in LISTED or word == "items"):
+                    copy[word] = [rewritten(one) for one in part]
+                else:
+                    copy[word] = rewritten(part) if word in SINGLE else part
+            return rewrite(copy)
+
+        body: dict[str, Any] = rewritten(self._root)
+        definitions: dict[str, Any] = {}
+        while pending:
+            name, target = pending.pop()
+            definitions[name] = rewritten(target)
+        return body | ({"$defs": definitions} if definitions else {})
+
+    def _index(self, schema: Any, base: str, path: str) -> None:
+        """Note base URIs and paths of a schema and of all within it, and what can be referred to by name."""
+        if not isinstance(schema, dict) or id(schema) in self._bases:
+            return
+        given = schema.get("$id")
+        if isinstance(given, str) and not given.startswith("#"):
+            base = urldefrag(urljoin(base, given)).url
+            self._name(base, schema, path)
+        anchors = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+        if isinstance(given, str) and len(given) > 1 and given.startswith("#"):
+            anchors.append(given[1:])
+        for anchor in anchors:
+            if isinstance(anchor, str):
+                self._name(f"{base}#{anchor}", schema, path)
+        self._bases[id(schema)], self._paths[id(schema)] = base, path
+        for keys, part in _parts(schema, stores=True):
+            self._index(part, base, "/".join([path, *map(_escaped, keys)]))
+
+    def _name(self, uri: str, schema: Any, path: str) -> None:
+        other = self._by_uri.setdefault(uri, schema)
+        if other is not schema:
+            raise SchemaError(path, f"{uri!r} is the name of another part of the schema as well")
+
+    def _target(self, schema: dict[str, Any]) -> Any:
+        path, ref = self._paths[id(schema)], schema["$ref"]
+        if not isinstance(ref, str):
+            raise SchemaError(path, f"'$ref' is {ref!r}: it must be text")
+        base = self._bases[id(schema)]
+        # urljoin drops the base of schemes that it does not know, such as urn:
+        joined = base + ref if ref.startswith("#") else urljoin(base, ref) if ref else base
+        uri, fragment = urldefrag(joined)
+        if uri not in self._by_uri:
+            raise SchemaError(
+                path, f"'$ref' {ref!r} is in another document, and none is loaded: put that schema under '$defs'"
+            )
+        if fragment and not fragment.startswith("/"):
+            anchor = f"{uri}#{unquote(fragment)}"
+            if anchor not in self._by_uri:
+                raise SchemaError(path, f"'$ref' {ref!r} names an anchor that the schema does not have")
+            return self._by_uri[anchor]
+        return self._at_pointer(self._by_uri[uri], unquote(fragment), f"'$ref' {ref!r}", path)
+
+    def _at_pointer(self, resource: dict[str, Any], pointer: str, what: str, path: str) -> Any:
+        found: Any = resource
+        base, place = self._bases[id(resource)], self._paths[id(resource)]
+        for escaped in pointer.split("/")[1:]:
+            if re.search("~(?![01])", escaped):
+                raise SchemaError(path, f"{what} has '~' without 0 or 1 behind it: write ~0 for '~', ~1 for '/'")
+            key = escaped.replace("~1", "/").replace("~0", "~")
+            found = _member(found, key)
+            if found is None:
+                raise SchemaError(path, f"{what} leads nowhere: there is no {key!r}")
+            place = f"{place}/{escaped}"
+            if isinstance(found, dict):
+                base = self._bases.get(id(found), base)
+        if not isinstance(found, dict | bool):
+            raise SchemaError(path, f"{what} leads to {type(found).__name__}, which is no schema")
+        # schemas under other keywords than those of JSON Schema are known once something refers to them
+        self._index(found, base, place)
+        return found
+
+
+def _parts(schema: dict[str, Any], *, stores: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The schemas directly within a schema, with the keys that lead to them."""
+    for word, part in schema.items():
+        if word in NAMED and isinstance(part, dict) and (stores or word not in STORES):
+            yield from (((word, name), one) for name, one in part.items())
+        elif (word in LISTED or word == "items") and isinstance(part, list):
+            yield from (((word, str(index)), one) for index, one in enumerate(part))
+        elif word in SINGLE:
+            yield (word,), part
+
+
+def _member(value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(key)
+    if isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,8}", key) and int(key) < len(value):
+        return value[int(key)]
+    return None
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

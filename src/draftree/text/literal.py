@@ -1,0 +1,215 @@
+"""Conversations encoded literally: a control token typed in a message is text, and ends no message.
+
+A chat template joins messages into one text, in which `<|im_end|>` of a message looks as that of the template does. So
+the template is given a mark for every control token in a message. The marks tell the two apart in its text. A second
+tokenizer then reads that text: it has the model, normalizer and pre-tokenizer of the first, but other strings stand
+for control tokens, so the typed ones are spelled like any text, with the same text around them.
+
+Messages without control tokens are encoded as transformers does. Unigram models have control tokens among their pieces
+and write them for that text; such conversations are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, final
+
+from draftree.core.errors import InvalidRequestError
+
+Messages = Sequence[Mapping[str, str]]
+ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
+"""Roles that templates know; others must not look like a control token's name."""
+ALIAS = "\U0010f000{}\U0010f001"
+"""Stands for a control token in the second tokenizer."""
+PRIVATE = range(0xE000, 0xF8FF)
+OPTION = "allow_control_tokens=True (on the command line: --allow-control-tokens) reads them as control tokens"
+
+
+@final
+class LiteralEncoder:
+    """Encodes conversations in which control tokens are spelled.
+
+    Args:
+        name: of the model, for messages.
+        backend: a tokenizer object of transformers, or what behaves as one.
+        encode: text to ids, as `Tokenizer.encode` without special tokens added.
+        render: messages to the text of the template.
+    """
+
+    def __init__(
+        self, name: str, backend: Any, *, encode: Callable[[str], list[int]], render: Callable[[Messages], str]
+    ) -> None:
+        self._name = name
+        self._backend = backend
+        self._encode = encode
+        self._render = render
+
+    def ids(self, messages: Messages, text: str) -> list[int]:
+        """Token ids of a conversation.
+
+        Args:
+            messages: checked, with role and content.
+            text: what the template makes of them.
+
+        Raises:
+            InvalidRequestError: a role names a control token, or control tokens in a message cannot be told from those
+                of the template.
+        """
+        self._check_roles(messages)
+        contents = [message["content"] for message in messages]
+        if any(map(self._all_tokens.search, contents)):
+            return self._literal(messages, text)
+        ids = self._encode(text)
+        if any(self._edges.meet(content.strip()) for content in contents):
+            apart = self._rendered(messages, lambda content: f"\ue000{content}\ue000")
+            if self._controls(self._encode(apart)) != self._controls(ids):
+                raise self._refused("a message and the chat template form a control token together")
+        if self._hidden(contents):
+            raise self._refused("a message has another spelling of a control token")
+        return ids
+
+    def _literal(self, messages: Messages, text: str) -> list[int]:
+        mark = next((chr(code) for code in PRIVATE if chr(code) not in text), None)
+        if mark is None:
+            raise self._refused("a message has a control token and every private character")
+        tokens = [token.content for token in self._added.values()]
+        numbers = {token: number for number, token in enumerate(tokens)}
+
+        def marked(content: str) -> str:
+            return self._all_tokens.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
+
+        rendered = self._rendered(messages, marked)
+        marks = re.compile(f"{mark}([0-9]+){mark}")
+        if marks.sub(lambda found: tokens[int(found[1])], rendered) != text:
+            raise self._refused("the chat template changes a message that has a control token")
+        # an added token that is not special is a control token where the template writes it
+        written = {token for token in tokens if token in self._specials or token in rendered}
+        rendered = marks.sub(
+            lambda found: found[0] if tokens[int(found[1])] in written else tokens[int(found[1])], rendered
+        )
+        return self._encode_marked(rendered, marks, tokens)
+
+    def _rendered(self, messages: Messages, change: Callable[[str], str]) -> str:
+        try:
+            return self._render([{**message, "content": change(message["content"])} for message in messages])
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            raise self._refused("the chat template changes a message that has a control token") from error
+
+    def _encode_marked(self, rendered: str, marks: re.Pattern[str], tokens: list[str]) -> list[int]:
+        expected = self._encode(rendered)
+        aliased = self._aliased(rendered, tokens)
+        if ALIAS[0] in rendered or self._second(aliased) != expected:
+            raise self._refused("this tokenizer cannot spell a control token")
+        ids = self._second(marks.sub(lambda found: tokens[int(found[1])], aliased))
+        if self._controls(ids) != self._controls(expected):
+            raise self._refused("this tokenizer cannot spell a control token")
+        return ids
+
+    def _aliased(self, text: str, tokens: list[str]) -> str:
+        numbers = {token: number for number, token in enumerate(tokens)}
+        return self._all_tokens.sub(lambda found: ALIAS.format(numbers[found[0]]), text)
+
+    def _second(self, text: str) -> list[int]:
+        tokenizer, ids = self._second_tokenizer
+        return [ids.get(token, token) for token in tokenizer.encode(text, add_special_tokens=False).ids]
+
+    @cached_property
+    def _second_tokenizer(self) -> tuple[Any, dict[int, int]]:
+        """The tokenizer with other strings for control tokens, and the ids of added tokens by its own."""
+        if not self._backend.is_fast:
+            raise self._refused("this tokenizer cannot spell a control token")
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Reader
+
+        first = self._backend.backend_tokenizer
+        second = Reader(first.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(first, part) is not None:
+                setattr(second, part, getattr(first, part))
+        names: dict[int, str] = {}
+        tokens: dict[bool, list[Any]] = {True: [], False: []}
+        for number, (token_id, token) in enumerate(self._added.items()):
+            is_control = token_id in self._control_ids
+            names[token_id] = ALIAS.format(number) if is_control else token.content
+            flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            tokens[token.special].append(AddedToken(names[token_id], **flags))
+        # all at once: every call reads all that were added before
+        second.add_special_tokens(tokens[True])
+        second.add_tokens(tokens[False])
+        ids: dict[int, int] = {int(second.token_to_id(name) or 0): token_id for token_id, name in names.items()}
+        return second, ids
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return {int(i): token for i, token in sorted(self._backend.added_tokens_decoder.items()) if token.content}
+
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        return {token.content: i for i, token in self._added.items() if token.special}
+
+    @cached_property
+    def _all_tokens(self) -> re.Pattern[str]:
+        """Special tokens, and other added tokens that the template may write."""
+        template = str(self._backend.chat_template)
+        others = (t.content for t in self._added.values() if t.content.strip() and t.content in template)
+        return _any_of({*self._specials, *others})
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._added.items() if self._all_tokens.fullmatch(token.content))
+
+    def _controls(self, ids: Iterable[int]) -> list[int]:
+        # the unknown token stands for any text without tokens of its own
+        unknown = self._backend.unk_token_id
+        return [token for token in ids if token in self._control_ids and token != unknown]
+
+    @cached_property
+    def _edges(self) -> _Edges:
+        return _Edges(self._specials)
+
+    def _hidden(self, contents: Iterable[str]) -> bool:
+        """Whether the tokenizer reads control tokens where their strings are not, as after normalization."""
+        is_exact = not any(token.normalized for token in self._added.values() if token.special)
+        return not is_exact and any(self._controls(self._encode(content)) for content in contents)
+
+    def _check_roles(self, messages: Messages) -> None:
+        for message in messages:
+            role = message["role"]
+            if self._all_tokens.search(role) or (role not in ROLES and self._edges.meet(role.strip())):
+                raise self._refused(f"the role {role[:40]!r} names a control token")
+
+    def _refused(self, reason: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"This conversation cannot be encoded literally for {self._name} ({reason}): change the message; {OPTION}."
+        )
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """The longest of the tokens first, as tokenizers match them; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+
+
+@final
+class _Edges:
+    """Whether a text is a part of a token, or begins or ends with one.
+
+    Args:
+        tokens: not empty each.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        known = sorted(tokens)
+        self._joined = "\0".join(known)
+        self._longest = max(map(len, known), default=0)
+        self._starts = {token[:size] for token in known for size in range(1, len(token))}
+        self._ends = {token[size:] for token in known for size in range(1, len(token))}
+
+    def meet(self, text: str) -> bool:
+        """Whether other text around this one could complete a token."""
+        if not text:
+            return False
+        return text in self._joined or any(
+            text[-size:] in self._starts or text[:size] in self._ends for size in range(1, self._longest)
+        )
