@@ -53,7 +53,8 @@ class Task:
         if llm.tokenizer is None or params.max_tokens is None:
             return params
         ids = llm.tokenizer.apply_chat_template(self.messages) if self.chat else llm.tokenizer.encode(self.text)
-        room = llm.model.max_length - len(llm.requests.truncated(ids, params))
+        most = params.truncate_prompt_tokens or -1
+        room = llm.model.max_length - (len(ids) if most == -1 else min(most, len(ids)))
         # without any room the request itself is refused, and says why
         return params if room < 1 else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
