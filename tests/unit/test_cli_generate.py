@@ -177,6 +177,15 @@ def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: s
     assert words in err
 
 
+@pytest.mark.parametrize(("count", "kept"), [("-1", 9), ("4", 4), ("500", 9)])
+def test_the_default_length_leaves_a_prompt_that_fits_as_it_is(generate: Any, base: str, count: str, kept: int) -> None:
+    status, out, _ = generate(base, "abcdefghi", "--temperature", "0", "--json", "--truncate-prompt-tokens", count)
+    assert status == 0
+    result = json.loads(out)
+    assert result["prompt_tokens"] == kept
+    assert len(result["token_ids"]) == CONTEXT - kept
+
+
 def test_the_default_length_ends_with_the_context(generate: Any, base: str) -> None:
     result = json.loads(generate(base, "ab", "--json", "--ignore-eos")[1])
     assert (result["finish_reason"], len(result["token_ids"])) == ("length", CONTEXT - 2)

@@ -85,7 +85,8 @@ class Wish:
 
 def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:
     """The parameters with no more tokens than the context has room for behind a prompt."""
-    room = llm.model.max_length - len(llm.requests.truncated(ids, params))
+    most = params.truncate_prompt_tokens or -1
+    room = llm.model.max_length - (len(ids) if most == -1 else min(most, len(ids)))
     # without any room the request itself is refused, and says why
     if params.max_tokens is None or room < 1:
         return params
