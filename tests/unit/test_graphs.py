@@ -198,10 +198,11 @@ def test_a_shape_that_is_used_from_now_on_takes_the_place_of_the_least_recent_on
 
 
 def test_shapes_that_wait_for_a_capture_are_bounded_as_well(graphs: CountingGraphs) -> None:
-    model = model_of(max_graphs=2)
-    assert model.static is not None
-    play(model, [1, 2, 4, 8, 16, 32])
-    assert [bucket.rows for bucket in model.static.buckets] == [16, 32]
+    for limit, wanted in ((2, [16, 32]), (4, [4, 8, 16, 32]), (5, [2, 4, 8, 16, 32]), (9, [1, 2, 4, 8, 16, 32])):
+        model = model_of(max_graphs=limit)
+        assert model.static is not None
+        play(model, [1, 2, 4, 8, 16, 32])
+        assert [bucket.rows for bucket in model.static.buckets] == wanted
 
 
 def test_logits_that_graphs_keep_are_counted_and_bounded(graphs: CountingGraphs) -> None:

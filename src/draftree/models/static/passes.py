@@ -164,7 +164,7 @@ class StaticPasses:
             self._version = self._memory.version
         if bucket not in self._prepared:
             waiting = [known for known, prepared in self._prepared.items() if not prepared.is_captured]
-            for known in waiting[: len(waiting) + 1 - self.shapes.max_graphs]:
+            for known in waiting[: max(0, len(waiting) + 1 - self.shapes.max_graphs)]:
                 del self._prepared[known]
             self._prepared[bucket] = self._prepare(bucket)
         self._prepared.move_to_end(bucket)
