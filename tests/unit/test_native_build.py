@@ -1,4 +1,4 @@
-"""Where the C pass is built, by which compiler, and what is said if it can not be. Real processes build a small one."""
+"""Where the C pass is built, by which compiler, and what is said if it cannot be. Real processes build a small one."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_is_no_program_is_reported(source: Path, tmp_path: Path, monkeypatc
     broken.write_bytes(b"\x7fELF not really")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(NativeUnavailableError, match="can not be run"):
+    with pytest.raises(NativeUnavailableError, match="cannot be run"):
         built_library([source])
 
 
@@ -282,7 +282,7 @@ def test_which_leftovers_are_removed(
     assert place.exists() != is_removed
 
 
-def test_folders_are_made_for_this_user_alone_whatever_the_umask(source: Path, own_cache: Path) -> None:
+def test_folders_are_made_writable_for_this_user_alone_whatever_the_umask(source: Path, own_cache: Path) -> None:
     before = os.umask(0)
     try:
         first = built_library([source])

@@ -1,4 +1,7 @@
-"""A compiled library is loaded only if it is whole and nobody else could have written it. Real processes load them."""
+"""A compiled library is loaded only if it is whole and only this user or root could have written it.
+
+Real processes load them.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,7 @@ def test_a_damaged_library_is_built_anew(bench: Bench, damage: str) -> None:
 
 
 @ONLY_ROOT
-def test_a_library_of_somebody_else_is_not_loaded(bench: Bench) -> None:
+def test_a_library_of_another_user_is_not_loaded(bench: Bench) -> None:
     bench.load()
     os.chown(bench.plant(), STRANGER, STRANGER)
     _, log = bench.load()
@@ -188,7 +191,7 @@ def test_a_sticky_folder_above_is_no_obstacle(bench: Bench) -> None:
     assert bench.load()[0].parent == bench.native
 
 
-def test_a_new_folder_is_ours_alone_whatever_the_umask(bench: Bench) -> None:
+def test_a_new_folder_is_not_writable_by_others_whatever_the_umask(bench: Bench) -> None:
     before = os.umask(0)
     try:
         bench.cache.mkdir(mode=0o755)
@@ -196,7 +199,7 @@ def test_a_new_folder_is_ours_alone_whatever_the_umask(bench: Bench) -> None:
     finally:
         os.umask(before)
     assert path.parent == bench.native
-    assert bench.mode == "0o700"
+    assert bench.mode == "0o755"
     assert path.stat().st_mode & 0o022 == 0
     assert "built" not in bench.load()[1]
 

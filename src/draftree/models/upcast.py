@@ -1,7 +1,7 @@
 """Forward passes of a bfloat16 model in float32, without a second copy of its weights.
 
 The logits of a model in bfloat16 are off by the rounding of every layer, up to a tenth of their spread where norms have
-large weights. They can not judge passes that round less. The same weights in float32 arithmetic can.
+large weights. They cannot judge passes that round less. The same weights in float32 arithmetic can.
 """
 
 from __future__ import annotations

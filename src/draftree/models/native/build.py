@@ -33,13 +33,13 @@ FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC
 """Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""
 BUILD_SECONDS = 300
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
-"""What a compiler says of a folder that it can not write to: another folder may do."""
+"""What a compiler says of a folder that it cannot write to: another folder may do."""
 PROCESSOR_VARIABLE = "DRAFTREE_MARCH"
 """Names the processor to build for, as the compiler's `-march` or, on Arm, `-mcpu` does; `native` where it is unset."""
 
 
 class NativeUnavailableError(ConfigurationError):
-    """The C pass can not be had here, or can not run this model; the message says why."""
+    """The C pass is not available here, or cannot run this model; the message says why."""
 
 
 class NativeMismatchError(NativeUnavailableError):
@@ -51,7 +51,7 @@ class NoCompilerError(NativeUnavailableError):
 
 
 class _FolderError(NativeUnavailableError):
-    """The compiler can not write where it was told to."""
+    """The compiler cannot write where it was told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[st
     Args:
         sources: files of C.
         extra_flags: given to the compiler after the others.
-        in_cache: whether the user's cache may be used; else, and where it can not be, the library lies in a private
+        in_cache: whether the user's cache may be used; else, and where it cannot be, the library lies in a private
             folder that is removed when the process ends.
 
     Raises:
@@ -118,7 +118,7 @@ def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, pre
         try:
             return _built(build, compiler, folder, prefix=prefix)
         except (OSError, _FolderError) as error:
-            reason = f"'{folder}' can not be written ({first_reason(error)})"
+            reason = f"'{folder}' cannot be written ({first_reason(error)})"
     logger.warning("the C pass is built for this process alone, which takes some seconds each time: %s", reason)
     try:
         place = private_folder()
@@ -199,7 +199,7 @@ def _why_not_there(folder: Path) -> str | None:
     try:
         return why_folder_untrusted(folder)
     except OSError as error:
-        return f"'{folder}' can not be used ({first_reason(error)})"
+        return f"'{folder}' cannot be used ({first_reason(error)})"
 
 
 def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) -> Path:
@@ -207,7 +207,7 @@ def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) 
 
     Raises:
         NativeUnavailableError: the compiler fails.
-        OSError, _FolderError: the folder can not be written.
+        OSError, _FolderError: the folder cannot be written.
     """
     with working_folder(folder) as work:
         fresh = work / "library.so"
@@ -241,4 +241,4 @@ def _run(command: Sequence[str], work: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise NativeUnavailableError(f"'{command[0]}' took more than {BUILD_SECONDS} s for the C pass") from error
     except OSError as error:
-        raise NativeUnavailableError(f"'{command[0]}' can not be run ({error.strerror}): correct CC") from error
+        raise NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC") from error

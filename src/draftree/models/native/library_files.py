@@ -1,7 +1,7 @@
 """Compiled libraries as files: found, checked before they are loaded, and published whole.
 
 A name ends with the checksum of its content, so one rename publishes both. A folder in which others can write is not
-used. Where the cache can not be used, a library lies in a private folder that is removed when the process ends.
+used. Where the cache cannot be used, a library lies in a private folder that is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUFFIX = ".so"
 SUM_LENGTH = 32
 WORK, PRIVATE = ".build", "draftree-native"
 DEAD_SECONDS = 3600
-"""No build takes so long, and on another machine a process can not be looked up."""
+"""No build takes so long, and on another machine a process cannot be looked up."""
 
 
 def usable(folder: Path, prefix: str) -> Path | None:
-    """The newest library of that prefix that is whole and that nobody else could have written.
+    """The newest library of that prefix that is whole and that only this user or root could have written.
 
     Args:
         folder: trusted already.
@@ -60,7 +60,7 @@ def why_unusable(path: Path) -> str | None:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-        return f"'{path}' can not be opened ({error.strerror})"
+        return f"'{path}' cannot be opened ({error.strerror})"
     with open(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -79,7 +79,7 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
     """Move a file that was built on the same file system into a folder, under its final name.
 
     Raises:
-        OSError: the folder can not be written, or its disk is full.
+        OSError: the folder cannot be written, or its disk is full.
     """
     fresh.chmod(0o755 & ~0o022)
     sync(fresh)
@@ -91,14 +91,13 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
 
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[Path]:
-    """A folder of this user alone inside `folder`, which is made if need be; removed in the end.
+    """A folder of this user alone inside `folder`, which is made if need be, readable by all; removed in the end.
 
     Raises:
-        OSError: it can not be made.
+        OSError: it cannot be made.
     """
-    for missing in reversed([place for place in folder.parents if not place.exists()]):
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)  # whatever the umask: a folder open to others is not used again
-    folder.mkdir(mode=0o700, exist_ok=True)
     remove_leftovers(folder, WORK)
     work = Path(tempfile.mkdtemp(prefix=f"{WORK}-{_owner()}-", dir=folder))
     try:
@@ -153,6 +152,6 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's
         return True
     return True

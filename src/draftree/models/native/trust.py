@@ -1,6 +1,6 @@
 """Whether only this user (and root) can have written a file: what is loaded as code must pass.
 
-A file is as safe as every folder on the way to it: who can write a folder can exchange what lies in it.
+A file is as safe as every folder on the way to it: write access to a folder suffices to exchange its files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OTHERS, GROUP = stat.S_IWOTH, stat.S_IWGRP
 
 
 def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str | None:
-    """Why somebody else could have written this file or folder; None if nobody else could.
+    """Why another user could have written this file or folder; None if none could.
 
     Args:
         status: of it.
@@ -35,7 +35,7 @@ def why_folder_untrusted(folder: Path) -> str | None:
     """The same for a folder and all folders above it; what does not exist yet is judged by what does.
 
     Raises:
-        OSError: a folder can not be looked at.
+        OSError: a folder cannot be looked at.
     """
     place = folder.resolve()
     for one in (place, *place.parents):
