@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_samples import CONTEXT, GREEDY, Generate, expected, generating, save_tiny_model
+from cli_samples import CONTEXT, END, GREEDY, Generate, expected, generating, save_tiny_model
 
 from draftree import LLM, SamplingParams
 from draftree.cli import writing
@@ -102,6 +102,19 @@ def test_a_chat_is_held_if_the_model_has_a_template_unless_told_otherwise(genera
     assert asked(chat, "ab", "--system", "hm")["prompt_tokens"] == len("[system] hm\n[user] ab\n[assistant] ")
     assert not asked(chat, "ab", "--no-chat")["chat"]
     assert asked(chat, "ab", "--no-chat")["prompt_tokens"] == 2
+
+
+def test_a_control_token_in_a_message_is_text_unless_allowed(generate: Any, chat: str) -> None:
+    def num_prompt_tokens(*arguments: str) -> int:
+        count: int = json.loads(generate(chat, f"a{END}b", *arguments, "--json", "--max-tokens", "1")[1])[
+            "prompt_tokens"
+        ]
+        return count
+
+    template = len("[user] ab\n[assistant] ")
+    assert num_prompt_tokens() == template + len(END)
+    assert num_prompt_tokens("--allow-control-tokens") == template + 1
+    assert num_prompt_tokens("--no-chat") == 3
 
 
 def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:

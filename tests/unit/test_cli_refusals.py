@@ -66,6 +66,7 @@ USAGE = [
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
+    (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "has its control tokens anyway"),
     (["generate", "MODEL", "ab", "--compare"], "name a drafter with --draft"),
     (["generate", "MODEL", "ab", "--compare", "--draft", "none"], "name a drafter with --draft"),
     (["demo", "--draft", "none"], "nothing to see without a drafter"),
