@@ -22,6 +22,7 @@ from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
 from run_order import in_random_order
+from slow_files import SLOW
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background do not hear
 transformers_logging.disable_progress_bar()
@@ -58,7 +59,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [] if seed is None else [f"random order: {ORDER}={seed}"]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
     seed = config.getoption(ORDER)
     if seed is not None:
         items[:] = in_random_order(items, seed)

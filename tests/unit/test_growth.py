@@ -181,7 +181,7 @@ def test_a_context_shorter_than_the_text_changes_nothing(tmp_path: Path, draft: 
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
     batch = prompts(CONTEXT - 60, 2)
     plain = LLM(target("llama")).generate(batch, params)
-    done = LLM(target("llama"), f"model:{folder},{draft}").generate(batch, params)
+    done = LLM(target("llama"), f"model:{folder},{draft}", plan="fixed").generate(batch, params)
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
     assert all(0 < d.stats.accepted_tokens < d.stats.draft_tokens for d in done)
 
@@ -194,7 +194,9 @@ def test_models_of_one_tokenizer_may_differ_in_width(tmp_path: Path, width: int,
     batch = [[90, 91, 92, 95], [3, 4, 5]]
     params = SamplingParams(max_tokens=16, temperature=0.0 if verify == "token" else 1.0, seed=2)
     plain = LLM(target("llama"), tokenizer=tokenizer()).generate(batch, params)
-    done = LLM(target("llama"), f"model:{tmp_path},k=3", verify=verify, tokenizer=tokenizer()).generate(batch, params)
+    done = LLM(target("llama"), f"model:{tmp_path},k=3", verify=verify, plan="fixed", tokenizer=tokenizer()).generate(
+        batch, params
+    )
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
     assert sum(d.stats.draft_tokens for d in done) > 0
 

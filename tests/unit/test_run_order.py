@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from run_order import in_random_order
+from slow_files import SLOW
 
 ITEMS: list[Any] = [SimpleNamespace(nodeid=f"tests/{file}.py::test_{n}") for file in "abcd" for n in range(8)]
+
+
+def test_every_slow_file_is_there_and_marked(request: pytest.FixtureRequest) -> None:
+    found = {path.stem for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert found >= SLOW
+    for item in request.session.items:
+        assert (item.path.stem in SLOW) == (item.get_closest_marker("slow") is not None)
 
 
 def names(items: list[Any]) -> list[str]:
