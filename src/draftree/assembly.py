@@ -148,6 +148,7 @@ def build_parts(
     dtype: Any,
     device: str,
     kernels: str = "auto",
+    trust_remote_code: bool = False,
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
 ) -> Parts:
     """Load what the methods need beside the target.
@@ -159,6 +160,7 @@ def build_parts(
         dtype: of models that are loaded by name.
         device: where they go.
         kernels: what computes their passes.
+        trust_remote_code: whether Python code that lies beside their weights may run.
         load_draft: gives a drafter's model by its name; None loads it from files.
 
     Raises:
@@ -176,8 +178,9 @@ def build_parts(
         )
 
     def read(name: str) -> LoadedDraftModel:
-        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels)
-        own = None if loaded.folder is None else load_tokenizer(loaded.folder)
+        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
+        folder = loaded.folder
+        own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
     def load(name: str) -> LoadedDraftModel:

@@ -167,7 +167,9 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     try:
         with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=False, weights_only=True
+            )
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
     model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter

@@ -60,8 +60,12 @@ def apply_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_named(settings: NamesModel) -> LoadedModel:
+def load_named(settings: NamesModel, *, trust_remote_code: bool = False) -> LoadedModel:
     """The model as the settings want it.
+
+    Args:
+        settings: that name it.
+        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ModelError: it can not be had or used.
@@ -72,6 +76,7 @@ def load_named(settings: NamesModel) -> LoadedModel:
         device=settings.device,
         kernels=settings.kernels,
         quantization=settings.quantization,
+        trust_remote_code=trust_remote_code,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.generate import check_material
-from draftree.cli.options import Device, Dtype, Model
+from draftree.cli.options import Device, Dtype, Model, TrustRemoteCode
 from draftree.cli.render import say
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
@@ -29,11 +29,12 @@ def explain(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X")] = 0.0,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a text plainly and with the drafter, and say what the planner made of it."""
     from draftree.cli.writing import Setup, fetch_and_load, warm_up
 
-    setup = Setup(model, draft, plan=plan, dtype=dtype, device=device)
+    setup = Setup(model, draft, plan=plan, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     chosen = setup.methods().plan
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")

@@ -21,6 +21,7 @@ from draftree.cli.options import (
     Kernels,
     Model,
     Quantization,
+    TrustRemoteCode,
     Verify,
     When,
     require_new,
@@ -117,6 +118,7 @@ def generate(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     exact: Exact = False,
+    trust_remote_code: TrustRemoteCode = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
     as_json: AsJson = False,
@@ -133,7 +135,18 @@ def generate(
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.writing import Screen, Setup
 
-    setup = Setup(model, draft, verify, plan, dtype, device, kernels=kernels, quantization=quantization, exact=exact)
+    setup = Setup(
+        model,
+        draft,
+        verify,
+        plan,
+        dtype,
+        device,
+        kernels=kernels,
+        quantization=quantization,
+        exact=exact,
+        trust_remote_code=trust_remote_code,
+    )
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)

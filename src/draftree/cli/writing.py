@@ -44,6 +44,7 @@ class Setup:
     kernels: str = "auto"
     quantization: str | None = None
     exact: bool = False
+    trust_remote_code: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -64,7 +65,15 @@ class Setup:
 
     def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
         """The methods at work on a model that is loaded already."""
-        return LLM(loaded, self.draft, verify=self.verify, plan=self.plan, exact=self.exact, on_round=on_round)
+        return LLM(
+            loaded,
+            self.draft,
+            verify=self.verify,
+            plan=self.plan,
+            exact=self.exact,
+            trust_remote_code=self.trust_remote_code,
+            on_round=on_round,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     for name in (setup.model, *draft_models(methods)):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        return load_named(setup)
+        return load_named(setup, trust_remote_code=setup.trust_remote_code)
 
 
 def draft_models(methods: Methods) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.trust import refusal
 
 
 @contextmanager
@@ -28,11 +29,17 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False) -> Any:
     """The model of transformers that a folder holds.
 
+    Args:
+        folder: with its files.
+        dtype: of its weights.
+        device: where they go.
+        trust_remote_code: whether Python code of the folder may run.
+
     Raises:
-        ModelLoadError: its files are broken, or it does not fit into memory.
+        ModelLoadError: its files are broken, it does not fit into memory, or it needs code of its own.
     """
     from transformers import AutoModelForCausalLM
 
@@ -43,6 +50,8 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
                 folder,
                 dtype=dtype,
                 local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                weights_only=True,  # pickled weights: tensors are read, nothing else
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported as well, and then refused by name
             )
@@ -50,6 +59,8 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files
+        if "trust_remote_code" in str(error) and (why := refusal(folder)):
+            raise ModelLoadError(f"model {why}") from error
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
     return model

@@ -155,7 +155,7 @@ def _to_json(
 
 
 def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
-    """The tokenizer of a folder, without transformers.
+    """The tokenizer of a folder, without transformers and without code of the folder.
 
     Raises:
         Exception: whatever the library raises for a damaged file.

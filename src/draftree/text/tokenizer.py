@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.core.trust import refusal
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
@@ -31,13 +32,15 @@ class Tokenizer:
         self._schemes: dict[bool, TextScheme] = {}
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer | None:
+    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
         """Reads the tokenizer of a model folder; None if the folder has no tokenizer files.
 
-        Only tokenizers that keep their vocabulary in a file are known, and no code from the folder is run.
+        Only tokenizers that keep their vocabulary in a file are known. Python code of the folder is run only with
+        `trust_remote_code`.
 
         Raises:
-            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them.
+            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the
+                folder.
         """
         folder = Path(folder)
         if not _holds(folder, VOCABULARY_FILES):
@@ -47,10 +50,14 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            backend = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+            )
             tokenizer = cls(backend, name=folder.name)
             num_tokens = len(tokenizer._tokens)
         except Exception as error:  # the libraries below raise bare Exception for a damaged file
+            if "trust_remote_code" in str(error) and (why := refusal(folder)):
+                raise ModelLoadError(f"The tokenizer in {why}.") from error
             raise _broken(folder, _first_line(error)) from error
         if num_tokens == 0:
             raise _broken(folder, "the vocabulary is empty")

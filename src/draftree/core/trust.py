@@ -1,0 +1,60 @@
+"""Code that lies beside the files of a model: found by its entries in the settings, run only with permission.
+
+transformers imports a model's own classes from Python files that `auto_map` names in the settings. They run with all
+rights of the process. Draftree passes `trust_remote_code=False` wherever transformers loads anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ALLOW", "code_named_in", "refusal"]
+
+SETTINGS = (
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "generation_config.json",
+)
+ALLOW = "read that code, then allow it with trust_remote_code=True (on the command line: --trust-remote-code)"
+
+
+def code_named_in(folder: Path) -> dict[str, str]:
+    """The files of settings that name code of the model's own, each with the first class that it names."""
+    found = {}
+    for name in SETTINGS:
+        entries = _entries(folder / name)
+        if entries:
+            found[name] = entries[0]
+    return found
+
+
+def refusal(folder: Path) -> str:
+    """Why a model or tokenizer is refused whose settings name code; empty if they name none."""
+    found = code_named_in(folder)
+    if not found:
+        return ""
+    named = ", ".join(f"'{entry}' in {name}" for name, entry in found.items())
+    return f"'{folder}' needs Python code of its own ({named}), which is not run: {ALLOW}"
+
+
+def _entries(path: Path) -> list[str]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []  # damaged settings are refused where they are read
+    mapped = content.get("auto_map") if isinstance(content, dict) else None
+    return _classes(mapped)
+
+
+def _classes(mapped: Any) -> list[str]:
+    """Every class in an `auto_map`: a name, a list of names or nulls, or a mapping to them."""
+    if isinstance(mapped, str):
+        return [mapped]
+    if isinstance(mapped, Mapping):
+        mapped = list(mapped.values())
+    return [name for part in mapped for name in _classes(part)] if isinstance(mapped, list) else []
