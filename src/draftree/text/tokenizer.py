@@ -123,10 +123,7 @@ class Tokenizer:
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """What the template makes of a conversation; raises what the template raises."""
-        text: str = self._backend.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return text
+        return chat_text(self._backend, messages, add_generation_prompt=add_generation_prompt)
 
     @property
     def has_chat_template(self) -> bool:
@@ -194,6 +191,22 @@ class Tokenizer:
                 decoder=self._decoder,
             )
         return self._schemes[skip_special_tokens]
+
+
+def chat_text(backend: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    """What the chat template of a tokenizer object makes of a conversation, within bounds.
+
+    A tokenizer class that renders in a way of its own does so.
+    """
+    plain = [dict(message) for message in messages]
+    if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
+        text: str = backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return text
+    # here, since few programs need jinja2
+    from draftree.text.chat_templates import render_chat
+
+    template, tokens = backend.get_chat_template(), backend.special_tokens_map
+    return render_chat(template, plain, add_generation_prompt=add_generation_prompt, special_tokens=tokens)
 
 
 def _holds(folder: Path, patterns: Iterable[str]) -> bool:
