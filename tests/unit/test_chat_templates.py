@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cli_samples import TEMPLATE, save_tiny_model
+from jinja2.exceptions import SecurityError
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.chat_templates import TemplateStoppedError, render_chat
@@ -20,6 +21,7 @@ MESSAGES = [
 ]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
+DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(40) %}"
 BOMBS = {
     "a product": "{{ 'a' * 9000000000 }}",
     "a product from the right": "{{ 9000000000 * 'a' }}",
@@ -31,7 +33,7 @@ BOMBS = {
     "an integer's bytes": "{{ (5).to_bytes(9000000000, 'big') }}",
     "doubling by ~": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "doubling by +": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "doubling by %": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = '%s%s' % (n.x, n.x) %}{% endfor %}",
+    "doubling by %": DOUBLING + "{% set n.x = '%s%s' % (n.x, n.x) %}{% endfor %}",
     "doubling by format": (
         "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = '{0}{0}'.format(n.x) %}{% endfor %}"
     ),
@@ -39,14 +41,14 @@ BOMBS = {
         "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set x %}{{ n.x }}{{ n.x }}{% endset %}"
         "{% set n.x = x %}{% endfor %}"
     ),
-    "doubling by join": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = [n.x, n.x]|join %}{% endfor %}",
+    "doubling by join": DOUBLING + "{% set n.x = [n.x, n.x]|join %}{% endfor %}",
     "doubling by replace": (
         "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}"
     ),
-    "doubling by the filter replace": (
-        "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x|replace('a', 'aa') %}{% endfor %}"
+    "doubling by the filter replace": (DOUBLING + "{% set n.x = n.x|replace('a', 'aa') %}{% endfor %}"),
+    "nested lists": (
+        "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}"
     ),
-    "nested lists": "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
     "a list of long texts": "{{ ['a' * 1000000] * 100000 }}",
     "a list of long texts as JSON": "{{ (['a' * 1000000] * 100000)|tojson }}",
     "a list of long texts in lower case": "{{ (['a' * 1000000] * 100000)|lower }}",
@@ -104,7 +106,8 @@ def test_a_template_that_is_too_long_is_stopped() -> None:
 
 TEMPLATES = {
     "chatml": (
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+        "{% for message in messages %}"
+        "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "loop variables": (
@@ -160,10 +163,9 @@ def test_a_tokenizer_refuses_the_conversation_in_one_sentence(backend: Any, monk
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages.__class__ }}", "{{ ''.__class__.__mro__ }}", "{% set ns = namespace(__class__=1) %}"]
+    "template",
+    ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__mro__ }}", "{% set ns = namespace(__class__=1) %}"],
 )
 def test_internals_of_python_are_out_of_reach(template: str) -> None:
-    try:
-        assert render(template) == ""
-    except Exception as error:
-        assert "SecurityError" in type(error).__name__
+    with pytest.raises(SecurityError):
+        render(template)

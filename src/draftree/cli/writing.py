@@ -28,7 +28,11 @@ from draftree.sampling.params import SamplingParams
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
 
 WARM_UP_TOKENS = 8
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421, 155: 0xFFFD}
+PICTURES = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {127: 0x2421}
+    | dict.fromkeys(range(128, 160), 0xFFFD)
+)
 
 
 @dataclass(frozen=True, slots=True)
