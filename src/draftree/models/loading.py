@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
 from draftree.models.base import LanguageModel
 from draftree.models.check import QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
@@ -27,6 +28,8 @@ from draftree.models.packing import can_pack, pack
 from draftree.models.reading import first_line, read_model
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.sums import is_distrusted
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,9 @@ def load_model(
     occasion = occasion_of(folder, kind, quantization) if lowers else None
     if occasion is not None and (found := recall(occasion)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
+    if occasion is not None and is_distrusted(folder, Cache().root):
+        folder = resolve_model(name)  # its files are compared with their sums: made again, or refused
+        occasion = occasion_of(folder, kind, quantization)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
@@ -145,6 +151,8 @@ def lower_model(
         model.set_attn_implementation(implementation)
         raise
     except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
 
 
@@ -61,6 +63,8 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
     except Exception as error:  # every library below raises its own kinds for broken files
         if "trust_remote_code" in str(error) and (why := refusal(folder)):
             raise ModelLoadError(f"model {why}") from error
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{folder}' could not be read: {OUT_OF_MEMORY}") from error
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
     return model
@@ -72,7 +76,7 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
     if wrong:
         raise ModelLoadError(
             f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
-            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); get the model again"
+            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); {get_again(folder)}"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
@@ -214,7 +215,7 @@ def _holds(folder: Path, patterns: Iterable[str]) -> bool:
 
 
 def _broken(folder: Path, reason: str) -> ModelLoadError:
-    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): get the folder's files again.")
+    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): {get_again(folder)}.")
 
 
 def _first_line(error: Exception) -> str:
