@@ -87,11 +87,11 @@ class Cache:
         lock = FileLock(self.work / f"{name}.lock")
         try:
             lock.acquire(blocking=False)
-        except OSError as error:
-            raise unwritable(self.work, error) from error
         except Timeout:
             logger.warning("another process is making '%s': waiting for it", name)
             lock.acquire()
+        except OSError as error:
+            raise unwritable(self.work, error) from error
         try:
             self._clear_unfinished(name)
             yield
