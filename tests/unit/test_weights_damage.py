@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from weights_registry import archives, point_clients_to, serving
 from weights_samples import PIECES, llama2c_file, random_weights, sample_entry, write_gguf
 
+from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
 from draftree.core.remedies import get_again
 from draftree.models.loading import load_model
@@ -264,3 +265,18 @@ def test_a_gguf_file_of_absurd_sizes(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="1000000 layers"):
         resolve_model(path)
     assert time.process_time() - start < 20
+
+
+def test_the_command_that_checks(
+    entry: Any, cache: Cache, base: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["models", "check", entry.name, str(base)]) == 0
+    assert capfd.readouterr().out == f"{entry.name}: intact\n{base}: readable; no checksums are known of it\n"
+    flip(cache.folder(entry.name) / "model.safetensors")  # nothing but reading it shows this
+    assert run(["models", "check", "all"]) == 1
+    assert f"run 'draftree models get {entry.name}'" in capfd.readouterr().err
+    place = cache.folder(entry.name) / "model.safetensors"
+    damaged = place.read_bytes()
+    assert run(["models", "get", entry.name]) == 0
+    assert place.read_bytes() != damaged
+    assert run(["models", "check", "all"]) == 0

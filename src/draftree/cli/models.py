@@ -25,7 +25,7 @@ from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
 from draftree.models.weights.clients import require_client
-from draftree.models.weights.install import entry_is_here
+from draftree.models.weights.install import check_sums, entry_is_here, has_sums
 from draftree.models.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
@@ -83,6 +83,17 @@ def get_models(names: Names) -> None:
         require_fetchable(name)
     for name in wanted:
         typer.echo(resolve_with_bar(name))
+
+
+@app.command("check", cls=PlainCommand)
+def check_models(names: Names) -> None:
+    """Reads every file of models that are on this machine, and compares it with its checksum."""
+    cache = Cache()
+    for name in cache.names() if names == ["all"] else names:
+        folder = resolve_model(name, fetch=False)
+        check_sums(folder, cache, again=True)
+        known = "intact" if has_sums(folder, cache) else "readable; no checksums are known of it"
+        typer.echo(f"{harmless(name)}: {known}")
 
 
 @app.command("remove", cls=PlainCommand)

@@ -16,9 +16,9 @@ from draftree.models.weights.fingerprint import fingerprint
 from draftree.models.weights.folder_check import check_model_folder, read_json
 from draftree.models.weights.gguf_file import GgufFile, require_gguf
 from draftree.models.weights.progress import Progress, silent
-from draftree.models.weights.sums import keep_sums, known_sums, require_intact
+from draftree.models.weights.sums import is_noted, keep_sums, known_sums, require_intact
 
-__all__ = ["check_sums", "entry_is_here", "install_entry", "install_gguf"]
+__all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_gguf"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +113,7 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
     Raises:
         ModelLoadError: a file is damaged.
     """
-    is_ours = folder.resolve() == cache.folder(folder.name).resolve()
-    manifest = cache.manifest(folder.name) if is_ours else None
+    manifest = manifest_of(folder, cache)
     stored = None if manifest is None else known_sums(manifest.get(SUMS))
     if manifest is not None and not stored:
         # made before sums were kept
@@ -122,6 +121,18 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
             read_json(path)
         keep_sums(folder, cache.root)
     require_intact(folder, cache.root, stored or None, again=again)
+
+
+def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
+    """The manifest of a folder of the cache; None for other folders."""
+    is_ours = folder.resolve() == cache.folder(folder.name).resolve()
+    return cache.manifest(folder.name) if is_ours else None
+
+
+def has_sums(folder: Path, cache: Cache) -> bool:
+    """Whether anything is known that the files of a folder could be compared with."""
+    manifest = manifest_of(folder, cache)
+    return bool(manifest and known_sums(manifest.get(SUMS))) or is_noted(folder, cache.root)
 
 
 def is_whole(folder: Path, cache: Cache, *, here: bool) -> bool:

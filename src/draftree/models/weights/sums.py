@@ -19,7 +19,7 @@ from typing import Any
 from draftree.core.errors import ModelLoadError
 from draftree.core.remedies import get_again
 
-__all__ = ["distrust", "is_distrusted", "keep_sums", "known_sums", "require_intact", "sums_of"]
+__all__ = ["distrust", "is_distrusted", "is_noted", "keep_sums", "known_sums", "require_intact", "sums_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,11 @@ def keep_sums(folder: Path, root: Path) -> None:
     """Note the sums of a folder as they are now; one that is noted already is left alone."""
     if not _note(folder, root):
         _write(folder, root, {"files": sums_of(folder)})
+
+
+def is_noted(folder: Path, root: Path) -> bool:
+    """Whether sums of a folder are kept."""
+    return bool(known_sums(_note(folder, root).get("files")))
 
 
 def distrust(folder: Path, root: Path) -> None:
@@ -91,6 +96,7 @@ def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = 
         found[name] = _sum(path)
         was_written = stored is None and now != entry[:2]
         if found[name][2] != entry[2] and not was_written:
+            distrust(folder, root)
             raise ModelLoadError(f"'{path}' is damaged: its content is not what was stored; {get_again(folder)}")
     if doubted or found != noted:
         _write(folder, root, {"files": found})
