@@ -169,6 +169,14 @@ def test_a_start_that_was_recorded_with_permission_is_not_taken_without(
         load_model(own_model)
 
 
+@pytest.mark.parametrize("part", [{"attn_implementation": "a/b"}, {"text_config": {"_attn_implementation": "a/b"}}])
+def test_attention_of_the_hub_is_refused(base: Path, tmp_path: Path, part: dict[str, Any]) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "own"))
+    change(folder / "config.json", **part)
+    with pytest.raises(ModelLoadError, match=r"compiled code 'a/b' of the hub .*trust_remote_code=True"):
+        load_model(folder)
+
+
 class Trap:
     """Makes a folder when it is unpickled."""
 

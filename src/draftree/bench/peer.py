@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.bench.engines import Asked, Outcome, Writer
 from draftree.bench.methods import Method, PeerMethod
 from draftree.core.errors import ModelLoadError
+from draftree.core.trust import kernel_refusal
 from draftree.models.reading import quiet
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
@@ -165,6 +166,8 @@ class TokenClock:
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    if why := kernel_refusal(folder):
+        raise ModelLoadError(f"model {why}")
     try:
         with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(

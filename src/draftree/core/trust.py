@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ALLOW", "code_named_in", "refusal"]
+__all__ = ["ALLOW", "code_named_in", "kernel_refusal", "refusal"]
 
 SETTINGS = (
     "config.json",
@@ -42,13 +42,26 @@ def refusal(folder: Path) -> str:
     return f"'{folder}' needs Python code of its own ({named}), which is not run: {ALLOW}"
 
 
+def kernel_refusal(folder: Path) -> str:
+    """Why a model is refused whose settings name compiled code of the hub for its attention; empty if they do not."""
+    content = _settings(folder / "config.json")
+    for part in (content, *(value for value in content.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            if named := next((name for name in _classes(part.get(key)) if "/" in name), None):
+                return f"'{folder}' asks for the compiled code '{named}' of the hub ({key} in config.json): {ALLOW}"
+    return ""
+
+
 def _entries(path: Path) -> list[str]:
+    return _classes(_settings(path).get("auto_map"))
+
+
+def _settings(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return []  # damaged settings are refused where they are read
-    mapped = content.get("auto_map") if isinstance(content, dict) else None
-    return _classes(mapped)
+        return {}  # damaged settings are refused where they are read
+    return content if isinstance(content, dict) else {}
 
 
 def _classes(mapped: Any) -> list[str]:

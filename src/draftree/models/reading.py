@@ -12,7 +12,7 @@ import torch
 from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.remedies import get_again
-from draftree.core.trust import refusal
+from draftree.core.trust import kernel_refusal, refusal
 
 
 @contextmanager
@@ -45,6 +45,8 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
     """
     from transformers import AutoModelForCausalLM
 
+    if not trust_remote_code and (why := kernel_refusal(folder)):
+        raise ModelLoadError(f"model {why}")
     try:
         with quiet():
             loader: Any = AutoModelForCausalLM
