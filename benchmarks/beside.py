@@ -89,7 +89,7 @@ class Transformers(Engine):
 
         if dtype not in self._models:
             self._models[dtype] = AutoModelForCausalLM.from_pretrained(
-                resolve_model(model), dtype=getattr(torch, dtype)
+                resolve_model(model), dtype=getattr(torch, dtype), trust_remote_code=False
             ).eval()
         self._model = self._models[dtype]
         self._model.generation_config = GenerationConfig()

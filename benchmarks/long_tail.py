@@ -125,7 +125,7 @@ def peer_of(name: str, kind: str) -> Any:
 
     if kind == "int8":
         return None
-    return AutoModelForCausalLM.from_pretrained(folder_of(name), dtype=getattr(torch, kind))
+    return AutoModelForCausalLM.from_pretrained(folder_of(name), dtype=getattr(torch, kind), trust_remote_code=False)
 
 
 def token_ids(count: int) -> list[int]:

@@ -42,8 +42,8 @@ def with_transformers(model: str, kind: str) -> float:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = os.fspath(folder_of(model))
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind))
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind), trust_remote_code=False)
     clock = Clock()
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     limits = {"max_new_tokens": START_TOKENS, "min_new_tokens": START_TOKENS}

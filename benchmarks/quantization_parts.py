@@ -97,8 +97,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2048)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    model: Any = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32).eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(given.folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32, trust_remote_code=False).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(given.folder, trust_remote_code=False)
     ids = tokenizer(given.text.read_text("utf-8"), add_special_tokens=False).input_ids[: given.limit]
     base, picks = read(model, ids)
     lines = [{"kind": "header", "model": Path(given.folder).name, "num_tokens": len(ids), "torch": torch.__version__}]

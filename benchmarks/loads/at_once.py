@@ -59,12 +59,16 @@ def methods(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> dict[str,
         from transformers.utils import logging
 
         logging.set_verbosity_error()
-        model = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            loaded.folder, dtype=loaded.model.dtype, trust_remote_code=False
+        ).eval()
         eos = list(loaded.eos_ids) or tokenizer.eos_token_id
         found["transformers generate_batch"] = lambda prompts: Written(
             generate_batch(model, prompts, given.max_tokens, eos)
         )
-        again = AutoModelForCausalLM.from_pretrained(loaded.folder, dtype=loaded.model.dtype).eval()
+        again = AutoModelForCausalLM.from_pretrained(
+            loaded.folder, dtype=loaded.model.dtype, trust_remote_code=False
+        ).eval()
         found["transformers assisted"] = lambda prompts: Written(assisted(again, prompts, given.max_tokens, eos))
     return found
 

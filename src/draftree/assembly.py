@@ -185,6 +185,7 @@ def build_parts(
     dtype: Any,
     device: str,
     kernels: str = "auto",
+    trust_remote_code: bool = False,
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Parts:
@@ -197,6 +198,7 @@ def build_parts(
         dtype: of models that are loaded by name.
         device: where they go.
         kernels: what computes their passes.
+        trust_remote_code: whether Python code that lies beside their weights may run.
         load_draft: gives a drafter's model by its name; None loads it from files.
         clock: what the planner's seconds are read from.
 
@@ -215,10 +217,11 @@ def build_parts(
         )
 
     def read(name: str) -> LoadedDraftModel:
-        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels)
+        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
         if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
             logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
-        own = None if loaded.folder is None else load_tokenizer(loaded.folder)
+        folder = loaded.folder
+        own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
     def load(name: str) -> LoadedDraftModel:

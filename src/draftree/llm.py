@@ -53,6 +53,7 @@ class LLM:
             "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card (never timed).
         quantization: "int8" for weights of 8 bits, which makes another, faster model of it; None for as they come.
         exact: True to be refused unless drafts can not change a text by rounding either (see `is_exact`).
+        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
             loaded from files, which bring their own.
         max_batch_size: texts that are written at once at most; None for as many as memory allows, up to 32.
@@ -81,6 +82,7 @@ class LLM:
         kernels: str = "auto",
         quantization: str | None = None,
         exact: bool = False,
+        trust_remote_code: bool = False,
         tokenizer: Any = None,
         max_batch_size: int | None = None,
         read_beside: int = BESIDE,
@@ -94,18 +96,18 @@ class LLM:
         require_count("read_beside", read_beside, least=1)
         require_count("keep_prefixes", keep_prefixes, least=0)
         methods = choose_methods(draft, verify, plan)
-        loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization)
+        trusts = trust_remote_code
+        loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
         if exact:
             require_exact(loaded)
-        self._tokenizer = tokenizer_of(loaded, tokenizer)
+        self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self._parts = build_parts(
-            methods,
-            loaded,
-            self._tokenizer,
+            *(methods, loaded, self._tokenizer),
             dtype=loaded.model.dtype,
             device=str(loaded.model.device),
             kernels=kernels_of_drafter(loaded),
             clock=clock,
+            trust_remote_code=trusts,
         )
         self._target = loaded.model
         limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)

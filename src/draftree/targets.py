@@ -16,7 +16,15 @@ from draftree.models.tokenizers import load_tokenizer
 from draftree.text.tokenizer import Tokenizer
 
 
-def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantization: str | None) -> LoadedModel:
+def load_target(
+    model: Any,
+    dtype: Any,
+    device: str,
+    *,
+    kernels: str,
+    quantization: str | None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
     """The target behind the model seam.
 
     Raises:
@@ -25,7 +33,14 @@ def load_target(model: Any, dtype: Any, device: str, *, kernels: str, quantizati
     """
     require_known(kernels, quantization)
     if isinstance(model, str | os.PathLike):
-        return load_model(model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+        return load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=quantization,
+            trust_remote_code=trust_remote_code,
+        )
     is_behind_seam = isinstance(model, LoadedModel | LanguageModel)
     if kernels == "native" or quantization is not None or (kernels == "graphs" and is_behind_seam):
         raise ConfigurationError(
@@ -73,7 +88,7 @@ def require_exact(loaded: LoadedModel) -> None:
     )
 
 
-def tokenizer_of(loaded: LoadedModel, given: Any) -> Tokenizer | None:
+def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
     """The tokenizer that was given, or the one that lies beside the weights.
 
     Raises:
@@ -85,7 +100,9 @@ def tokenizer_of(loaded: LoadedModel, given: Any) -> Tokenizer | None:
         )
     if given is not None:
         return given if isinstance(given, Tokenizer) else Tokenizer(given)
-    return None if loaded.folder is None else load_tokenizer(Path(loaded.folder))
+    if loaded.folder is None:
+        return None
+    return load_tokenizer(Path(loaded.folder), trust_remote_code=trust_remote_code)
 
 
 def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:

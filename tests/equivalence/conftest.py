@@ -32,9 +32,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     read = loading.read_model
 
-    def noting(folder: Path, *rest: Any) -> Any:
+    def noting(folder: Path, *rest: Any, **named: Any) -> Any:
         found.append(folder)
-        return read(folder, *rest)
+        return read(folder, *rest, **named)
 
     monkeypatch.setattr(loading, "read_model", noting)
     return found

@@ -86,9 +86,13 @@ def test_weights_that_changed_behind_our_back_are_found_out(
     save_file(weights, path, metadata={"format": "pt"})
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
-    found = load_model(folder, dtype="float32")
+    for _ in range(2):
+        with pytest.raises(ModelLoadError, match="is damaged: its content is not what was stored"):
+            load_model(folder, dtype="float32")
     assert "gives other logits now" in caplog.text
-    assert len(reads) == 2
+    assert len(reads) == 1
+    os.utime(path)  # its owner says that it is meant so
+    found = load_model(folder, dtype="float32")
     assert torch.allclose(logits(found), logits(load_model(folder, dtype="float32", kernels="torch")), atol=1e-3)
 
 

@@ -84,13 +84,13 @@ def test_a_folder_is_loaded_in_the_dtype_that_was_asked_for(folder: Path, dtype:
 
 def test_a_missing_weight_is_refused_by_name(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.pop(WEIGHT))  # type: ignore[arg-type, return-value]
-    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*get the model again"):
+    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*copy the model again"):
         load_model(folder)
 
 
 def test_a_weight_of_another_shape_is_refused_by_name(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({WEIGHT: torch.zeros(3, 4)}))
-    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*get the model again"):
+    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*copy the model again"):
         load_model(folder)
 
 

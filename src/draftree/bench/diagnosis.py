@@ -183,7 +183,7 @@ def _family(folder: Path | None) -> str:
         return ""
     from transformers import AutoConfig
 
-    return str(AutoConfig.from_pretrained(folder, local_files_only=True).model_type)
+    return str(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type)
 
 
 def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:

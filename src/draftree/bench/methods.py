@@ -14,6 +14,7 @@ from typing import Any
 from draftree.assembly import choose_methods
 from draftree.bench.records import OURS, PEER
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.paths import expanded
 from draftree.core.registry import Spec
 from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
@@ -186,7 +187,7 @@ def _job(specs: Sequence[Spec]) -> str:
 
 
 def _without_folder(spec: Spec) -> Spec:
-    if spec.argument is None or not Path(spec.argument).expanduser().exists():
+    if spec.argument is None or not expanded(spec.argument).exists():
         return spec
     return Spec(spec.name, Path(spec.argument).name, spec.options)
 

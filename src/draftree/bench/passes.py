@@ -153,9 +153,9 @@ def weights_of_pass(folder: Path) -> int:
     """Weights that a pass reads: everything but an embedding that is not the head as well."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     count = sum(parameter.numel() for parameter in model.parameters())

@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.bench.engines import Asked, Outcome, Writer
 from draftree.bench.methods import Method, PeerMethod
 from draftree.core.errors import ModelLoadError
+from draftree.core.trust import kernel_refusal
 from draftree.models.reading import quiet
 from draftree.models.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
@@ -165,9 +166,13 @@ class TokenClock:
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    if why := kernel_refusal(folder):
+        raise ModelLoadError(f"model {why}")
     try:
         with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=False, weights_only=True
+            )
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
     model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter

@@ -17,6 +17,7 @@ import torch
 
 import draftree
 from draftree.core.errors import WeightsError
+from draftree.core.paths import expanded
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.fingerprint import fingerprint
 from draftree.models.weights.progress import silent
@@ -96,7 +97,7 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
 
 def shown_name(name: str) -> str:
     """A model's name without the folders it lies in."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path.resolve().name if path.exists() else name
 
 

@@ -60,8 +60,12 @@ def apply_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_named(settings: NamesModel) -> LoadedModel:
+def load_named(settings: NamesModel, *, trust_remote_code: bool = False) -> LoadedModel:
     """The model as the settings want it.
+
+    Args:
+        settings: that name it.
+        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ModelError: it can not be had or used.
@@ -72,14 +76,19 @@ def load_named(settings: NamesModel) -> LoadedModel:
         device=settings.device,
         kernels=settings.kernels,
         quantization=settings.quantization,
+        trust_remote_code=trust_remote_code,
     )
 
 
-def load_for(settings: RunsModel) -> LoadedModel:
+def load_for(settings: RunsModel, *, trust_remote_code: bool = False) -> LoadedModel:
     """The model as the settings want it, on as many threads as they say.
+
+    Args:
+        settings: that name it.
+        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ModelError: it can not be had or used.
     """
     apply_threads(settings.threads)
-    return load_named(settings)
+    return load_named(settings, trust_remote_code=trust_remote_code)

@@ -15,6 +15,7 @@ from typer.main import get_command
 from draftree.cli.guesses import suggested_option
 from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.core.errors import suggestion
+from draftree.core.plain_text import harmless
 from draftree.version import __version__
 
 __all__ = ["COMMANDS", "Entry", "app", "invoke"]
@@ -206,7 +207,7 @@ def explain(error: Any) -> int:
     if error.ctx is not None and error.format_message() == error.ctx.get_help():
         typer.echo(error.format_message())
         return 0
-    sys.stderr.write(f"error: {usage_sentence(error)}\n")
+    sys.stderr.write(f"error: {harmless(usage_sentence(error))}\n")
     return WRONG_USAGE
 
 

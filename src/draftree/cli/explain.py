@@ -9,7 +9,17 @@ import typer
 
 from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.generate import Chat, System, check_material
-from draftree.cli.options import SPECULATION, Device, Dtype, Kernels, Model, Quantization, Threads, Verify
+from draftree.cli.options import (
+    SPECULATION,
+    Device,
+    Dtype,
+    Kernels,
+    Model,
+    Quantization,
+    Threads,
+    TrustRemoteCode,
+    Verify,
+)
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Ink, say
 from draftree.core.errors import ConfigurationError
@@ -56,6 +66,7 @@ def explain(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a text plainly and with the drafter, and say what the planner made of it."""
     if chat is False and system is not None:
@@ -63,7 +74,18 @@ def explain(
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Setup, fetch_and_load, warm_up, write
 
-    setup = Setup(model, draft, verify, plan, dtype, device, kernels, quantization, threads=threads)
+    setup = Setup(
+        model,
+        draft,
+        verify,
+        plan,
+        dtype,
+        device,
+        kernels,
+        quantization,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
     chosen = setup.methods().plan
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")

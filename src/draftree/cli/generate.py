@@ -22,6 +22,7 @@ from draftree.cli.options import (
     Model,
     Quantization,
     Threads,
+    TrustRemoteCode,
     Verify,
     When,
     require_new,
@@ -131,6 +132,7 @@ def generate(
     quantization: Quantization = None,
     threads: Threads = None,
     exact: Exact = False,
+    trust_remote_code: TrustRemoteCode = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
     as_json: AsJson = False,
@@ -168,6 +170,7 @@ def generate(
         threads=threads,
         exact=exact,
         allow_control_tokens=allow_control_tokens,
+        trust_remote_code=trust_remote_code,
     )
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)

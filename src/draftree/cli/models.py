@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -19,11 +21,12 @@ from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
+from draftree.core.plain_text import harmless
 from draftree.models.requirements import require_clients, require_extras
 from draftree.models.resolve import resolve_model
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.models.weights.install import entry_is_here
+from draftree.models.weights.install import check_sums, entry_is_here, has_sums
 from draftree.models.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
@@ -34,6 +37,7 @@ NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
 CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_cached)]
 
+SHOW_CURSOR = "\x1b[?25h"
 STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
 
 
@@ -88,6 +92,17 @@ def get_models(names: Names) -> None:
         typer.echo(folders[name])
 
 
+@app.command("check", cls=PlainCommand)
+def check_models(names: Names) -> None:
+    """Reads every file of models that are on this machine, and compares it with its checksum."""
+    cache = Cache()
+    for name in cache.names() if names == ["all"] else names:
+        folder = resolve_model(name, fetch=False)
+        check_sums(folder, cache, again=True)
+        known = "intact" if has_sums(folder, cache) else "readable; no checksums are known of it"
+        typer.echo(f"{harmless(name)}: {known}")
+
+
 @app.command("remove", cls=PlainCommand)
 def remove_models(names: CachedNames) -> None:
     """Removes models from the cache."""
@@ -101,7 +116,7 @@ def remove_models(names: CachedNames) -> None:
     for name in wanted:
         freed_bytes = folder_bytes(cache.folder(name))
         cache.remove(name)
-        console.print(f"removed {name} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
+        console.print(f"removed {escape(harmless(name))} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 
 
 @app.command("cache", cls=PlainCommand)
@@ -134,7 +149,12 @@ def show_cache(
     table.add_column("model", overflow="fold")
     for one in kept:
         weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
-        table.add_row(str(one["used"]), str(weights), f"{one['bytes']:,}", str(one["folder"] or "can not be read"))
+        table.add_row(
+            str(one["used"]),
+            str(weights),
+            f"{one['bytes']:,}",
+            escape(harmless(str(one["folder"] or "can not be read"))),
+        )
     console = Console()
     if kept:
         console.print(table)
@@ -158,22 +178,36 @@ def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        # a signal may come while rich writes: the message that follows must not go through it
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
     tasks: dict[Step, int] = {}
+    was_started = False
 
     def report(step: Step, done_bytes: int, total_bytes: int) -> None:
-        if not tasks:
+        nonlocal was_started
+        if not was_started:
+            was_started = True
             bars.start()
         if step not in tasks:
-            tasks[step] = bars.add_task(f"{name}: {STEPS[step]}", total=total_bytes)
+            tasks[step] = bars.add_task(escape(harmless(f"{name}: {STEPS[step]}")), total=total_bytes)
         bars.update(tasks[step], completed=done_bytes)  # type: ignore[arg-type]
 
     try:
         yield report
     finally:
         # a stop without a start would still print an empty line
-        if tasks:
+        if was_started:
             bars.stop()
+            show_cursor(bars.console)
+
+
+def show_cursor(console: Console) -> None:
+    """Show the cursor, which a bar hides; rich forgets to where a signal interrupted it."""
+    if console.is_terminal and sys.stderr is not None:
+        sys.stderr.write(SHOW_CURSOR)
+        sys.stderr.flush()
 
 
 def show_list(*, as_json: bool) -> None:
@@ -191,7 +225,7 @@ def show_list(*, as_json: bool) -> None:
         table.add_column(heading, no_wrap=True)
     for row in found:
         table.add_row(
-            row.name,
+            escape(harmless(row.name)),
             short_count(row.parameters),
             short_bytes(row.download_bytes),
             short_bytes(row.disk_bytes),
@@ -203,8 +237,8 @@ def show_list(*, as_json: bool) -> None:
     console.print(table)
     console.print()
     for row in found:
-        console.print(f"{row.name}: {row.description}", highlight=False, soft_wrap=True, style="dim")
-    console.print(f"\ncache: {cache.root}", highlight=False, soft_wrap=True)
+        console.print(escape(harmless(f"{row.name}: {row.description}")), highlight=False, soft_wrap=True, style="dim")
+    console.print(escape(harmless(f"\ncache: {cache.root}")), highlight=False, soft_wrap=True)
 
 
 def rows(cache: Cache) -> list[ModelRow]:

@@ -41,6 +41,14 @@ Quantization = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that lies beside the weights, where a model needs it.",
+        rich_help_panel=RUNNING,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(help="CPU threads of passes; torch's own choice if not given.", metavar="N", rich_help_panel=RUNNING),

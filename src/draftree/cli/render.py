@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
+from draftree.core.plain_text import harmless
+
 if TYPE_CHECKING:
     from draftree.completion import CompletionStats
     from draftree.engine.sequence import Piece
@@ -91,7 +93,7 @@ def waiting(text: str) -> Iterator[None]:
     """A line that is there while something takes its time, if a person watches standard error."""
     shown = is_terminal(sys.stderr)
     if shown:
-        sys.stderr.write(f"{text} …")
+        sys.stderr.write(f"{harmless(text)} …")
         sys.stderr.flush()
     try:
         yield

@@ -28,7 +28,11 @@ from draftree.sampling.params import SamplingParams
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
 
 WARM_UP_TOKENS = 8
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421, 155: 0xFFFD}
+PICTURES = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {127: 0x2421}
+    | dict.fromkeys(range(128, 160), 0xFFFD)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Setup:
     threads: int | None = None
     exact: bool = False
     allow_control_tokens: bool = False
+    trust_remote_code: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -73,6 +78,7 @@ class Setup:
             plan=self.plan,
             exact=self.exact,
             allow_control_tokens=self.allow_control_tokens,
+            trust_remote_code=self.trust_remote_code,
             on_round=on_round,
         )
 
@@ -158,7 +164,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     for name in (setup.model, *methods.draft_models):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        loaded = load_for(setup)
+        loaded = load_for(setup, trust_remote_code=setup.trust_remote_code)
     if loaded.kernels_note is not None:
         note(loaded.kernels_note)
     return loaded

@@ -22,6 +22,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from draftree.core.plain_text import harmless
+
 __all__ = [
     "ConfigurationError",
     "DraftreeError",
@@ -41,7 +43,10 @@ __all__ = [
 
 
 class DraftreeError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. What a message quotes is made safe to show on a terminal."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(harmless(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigurationError(DraftreeError, ValueError):

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.trust import code_named_in
 from draftree.models.base import LanguageModel
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, Judgement, check, judge, rounds_alike
 from draftree.models.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
@@ -27,6 +29,8 @@ from draftree.models.reading import first_line, read_model
 from draftree.models.resolve import resolve_model
 from draftree.models.static.buckets import Shapes
 from draftree.models.upcast import in_float32
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.sums import is_distrusted
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ def load_model(
     kernels: str = "auto",
     quantization: str | None = None,
     packed: bool = True,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
@@ -85,22 +90,27 @@ def load_model(
             "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card.
         quantization: "int8" for weights of 8 bits with native kernels; None for weights as they come.
         packed: whether float32 weights on a CPU are packed ahead for torch.
+        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ConfigurationError: unknown options, or native kernels that can not be had but were asked for.
         ModelNotFoundError: there is no such model, or it can not be had here.
-        ModelLoadError: its files are broken.
+        ModelLoadError: its files are broken, or it needs Python code of its own.
         UnsupportedModelError: its kind can not be decoded here.
     """
     require_known(kernels, quantization)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
-    lowers = kernels in ("auto", "native") and where.type == "cpu"
+    runs_code = trust_remote_code and bool(code_named_in(folder))
+    lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     occasion = occasion_of(folder, kind, quantization) if lowers else None
     if occasion is not None and (found := recall(occasion)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
-    model, why = read_model(folder, kind, where), None
+    if occasion is not None and is_distrusted(folder, Cache().root):
+        folder = resolve_model(name)  # its files are compared with their sums: made again, or refused
+        occasion = occasion_of(folder, kind, quantization)
+    why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
             return lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
@@ -110,7 +120,7 @@ def load_model(
                 raise NativeUnavailableError(f"model '{name}' can not run on native kernels: {why}") from reason
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
-                model = read_model(folder, kind, where)  # its weights are gone
+                model = read_model(folder, kind, where, trust_remote_code=trust_remote_code)  # its weights are gone
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
     return wrapped if why is None else replace(wrapped, why_torch=why)
@@ -150,6 +160,8 @@ def lower_model(
         model.set_attn_implementation(implementation)
         raise
     except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
     result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):

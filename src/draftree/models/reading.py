@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.remedies import get_again
+from draftree.core.trust import kernel_refusal, refusal
 
 
 @contextmanager
@@ -28,14 +31,22 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False) -> Any:
     """The model of transformers that a folder holds.
 
+    Args:
+        folder: with its files.
+        dtype: of its weights.
+        device: where they go.
+        trust_remote_code: whether Python code of the folder may run.
+
     Raises:
-        ModelLoadError: its files are broken, or it does not fit into memory.
+        ModelLoadError: its files are broken, it does not fit into memory, or it needs code of its own.
     """
     from transformers import AutoModelForCausalLM
 
+    if not trust_remote_code and (why := kernel_refusal(folder)):
+        raise ModelLoadError(f"model {why}")
     try:
         with quiet():
             loader: Any = AutoModelForCausalLM
@@ -43,6 +54,8 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
                 folder,
                 dtype=dtype,
                 local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                weights_only=True,  # pickled weights: tensors are read, nothing else
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported as well, and then refused by name
             )
@@ -50,6 +63,10 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # every library below raises its own kinds for broken files
+        if "trust_remote_code" in str(error) and (why := refusal(folder)):
+            raise ModelLoadError(f"model {why}") from error
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{folder}' could not be read: {OUT_OF_MEMORY}") from error
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
     return model
@@ -61,7 +78,7 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
     if wrong:
         raise ModelLoadError(
             f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
-            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); get the model again"
+            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); {get_again(folder)}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from draftree.core.paths import expanded
 from draftree.models.weights.cache import Cache
 from draftree.models.weights.catalogue import CATALOGUE
 from draftree.models.weights.clients import require_client
@@ -28,7 +29,7 @@ def require_extras(name: str | os.PathLike[str]) -> None:
         if entry.form == "gguf" and not entry_is_here(entry, Cache()):
             require_gguf()
         return
-    path = Path(name).expanduser()
+    path = expanded(Path(name))
     if path.is_file() and is_gguf(path):
         require_gguf()
 

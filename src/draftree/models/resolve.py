@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
+from draftree.core.paths import expanded, home_folder
 from draftree.models.weights.cache import DISK_FULL, Cache
 from draftree.models.weights.catalogue import CATALOGUE
 from draftree.models.weights.folder_check import check_model_folder
 from draftree.models.weights.gguf_file import is_gguf
-from draftree.models.weights.install import install_entry, install_gguf
+from draftree.models.weights.install import check_sums, install_entry, install_gguf
 from draftree.models.weights.progress import Progress, silent
 
 __all__ = ["resolve_model"]
@@ -50,9 +51,10 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
     spelled = os.fspath(name)
     if not spelled.strip():
         raise ModelNotFoundError(f"no model was named: {ways_to_name()}")
-    path = Path(spelled).expanduser()
+    path = expanded(spelled)
     if path.is_dir():
         check_model_folder(path)
+        check_sums(path, cache)
         return path
     if path.is_file():
         return resolve_file(path, cache, progress=progress)
@@ -60,10 +62,12 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
         raise ModelNotFoundError(f"the model '{spelled}' is not there: no such folder or file; check the path")
     if cache.manifest(spelled) is not None:
         check_model_folder(cache.folder(spelled))
+        check_sums(cache.folder(spelled), cache)
         return cache.folder(spelled)
     if HUB_ID.fullmatch(spelled):
         folder = hub_folder(spelled, fetch=fetch)
         check_model_folder(folder)
+        check_sums(folder, cache)
         return folder
     raise ModelNotFoundError(f"no model is called '{spelled}': {names_for(spelled)}")
 
@@ -93,6 +97,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         return Path(
             snapshot_download(
                 repository,
+                cache_dir=None if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub",
                 allow_patterns=list(files),
                 ignore_patterns=list(HUB_FILES_LEFT_OUT),
                 etag_timeout=HUB_TIMEOUT_SECONDS,

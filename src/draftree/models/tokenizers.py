@@ -8,6 +8,7 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 
+from draftree.core.trust import code_named_in
 from draftree.models.store import Store, digest_of
 from draftree.text import plain
 from draftree.text.plain import FILE, PlainFacts, plain_facts, plain_tokenizer
@@ -21,15 +22,16 @@ FILES = ("*token*", "vocab*", "merges*", "chat_template*", "config.json", "addit
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
     """As `Tokenizer.load`, without transformers where a first start found out that its file will do.
 
     Raises:
-        ModelLoadError: there are tokenizer files, but no tokenizer can be made of them.
+        ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the folder.
     """
     store = Store()
-    if not store.is_on or not (folder / FILE).is_file():
-        return Tokenizer.load(folder)
+    runs_code = trust_remote_code and bool(code_named_in(folder))
+    if runs_code or not store.is_on or not (folder / FILE).is_file():
+        return Tokenizer.load(folder, trust_remote_code=trust_remote_code)
     where = str(folder.resolve())
     name = f"{folder.name}-{hashlib.sha256(where.encode()).hexdigest()[:16]}.tokenizer"
     files = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})

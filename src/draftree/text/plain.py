@@ -7,22 +7,17 @@ the file will do from then on.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftree.text.tokenizer import Tokenizer
+from draftree.text.tokenizer import Tokenizer, chat_text
 
 FILE = "tokenizer.json"
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-OLDEST_JINJA = (3, 1, 6)
-"""Older ones let templates out of their sandbox."""
 TEXTS = (
     "",
     " ",
@@ -105,57 +100,24 @@ class PlainBackend:
     ) -> str:
         """The text of a conversation."""
         if self._facts.renders:
-            # what fails here may be fine with transformers; else its error is the one to show
-            with suppress(Exception):
-                return self.rendered(messages, add_generation_prompt=add_generation_prompt)
-        text: str = self._full().apply_chat_template(
-            messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt
-        )
-        return text
+            return self.rendered(messages, add_generation_prompt=add_generation_prompt)
+        return chat_text(self._full(), messages, add_generation_prompt=add_generation_prompt)
 
     def rendered(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, by the template alone.
 
         Raises:
-            jinja2.TemplateError: the template wants what is not here, or refuses the conversation.
+            jinja2.TemplateError: the template refuses the conversation, or computes too much.
         """
-        text: str = self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._facts.tokens,
-        )
-        return text
+        from draftree.text.chat_templates import render_chat
 
-    @cached_property
-    def _template(self) -> Any:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        # what else jinja offers (namespaces, dictionaries) is hardened by transformers: templates with it go there
-        environment.globals = {
-            "range": environment.globals["range"],
-            "raise_exception": refuse,
-            "strftime_now": lambda form: datetime.now().strftime(form),
-        }
-        environment.filters["tojson"] = _to_json
-        return environment.from_string(str(self.chat_template))
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        template = str(self.chat_template)
+        tokens = self._facts.tokens
+        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, special_tokens=tokens)
 
 
 def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
-    """The tokenizer of a folder, without transformers.
+    """The tokenizer of a folder, without transformers and without code of the folder.
 
     Raises:
         Exception: whatever the library raises for a damaged file.
@@ -184,18 +146,8 @@ def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
     ours = PlainBackend(folder / FILE, facts, lambda: theirs)
     if not _are_alike(ours, theirs):
         return None
-    renders = template is not None and _has_safe_jinja() and _render_alike(ours, theirs)
+    renders = template is not None and _render_alike(ours, theirs)
     return replace(facts, renders=renders)
-
-
-def _has_safe_jinja() -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        numbers = version("jinja2").split(".")[:3]
-        return tuple(map(int, numbers)) >= OLDEST_JINJA
-    except (PackageNotFoundError, ValueError):
-        return False
 
 
 def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
@@ -219,18 +171,28 @@ def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
 
 
 def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
+    from draftree.text.chat_templates import TemplateStoppedError
+
     first, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": " 4 \n"}
     system = {"role": "system", "content": "Be <brief> & 'kind'."}
     wanted = partial(theirs.apply_chat_template, tokenize=False)
-    return all(
-        _text_or_none(ours.rendered, messages, opens) == _text_or_none(wanted, messages, opens)
-        for messages in ([first], [system, first], [first, answer, first], [system, first, answer])
-        for opens in (True, False)
-    )
+    for messages in ([first], [system, first], [first, answer, first], [system, first, answer]):
+        for opens in (True, False):
+            try:
+                found = _text_or_none(ours.rendered, messages, opens)
+            except TemplateStoppedError:
+                return False  # theirs would go on
+            if found != _text_or_none(wanted, messages, opens):
+                return False
+    return True
 
 
 def _text_or_none(render: Callable[..., str], messages: Any, opens: bool) -> str | None:
+    from draftree.text.chat_templates import TemplateStoppedError
+
     try:
         return render(messages, add_generation_prompt=opens)
+    except TemplateStoppedError:
+        raise
     except Exception:  # a template is a program of the model's author and may raise anything
         return None

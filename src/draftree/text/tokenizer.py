@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.core.remedies import get_again
+from draftree.core.trust import refusal
 from draftree.text.literal import LiteralEncoder
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
@@ -33,13 +35,15 @@ class Tokenizer:
         self._literal_encoders: dict[bool, LiteralEncoder] = {}
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer | None:
+    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
         """Reads the tokenizer of a model folder; None if the folder has no tokenizer files.
 
-        Only tokenizers that keep their vocabulary in a file are known, and no code from the folder is run.
+        Only tokenizers that keep their vocabulary in a file are known. Python code of the folder is run only with
+        `trust_remote_code`.
 
         Raises:
-            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them.
+            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the
+                folder.
         """
         folder = Path(folder)
         if not _holds(folder, VOCABULARY_FILES):
@@ -49,10 +53,14 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            backend = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+            )
             tokenizer = cls(backend, name=folder.name)
             num_tokens = len(tokenizer._tokens)
         except Exception as error:  # the libraries below raise bare Exception for a damaged file
+            if "trust_remote_code" in str(error) and (why := refusal(folder)):
+                raise ModelLoadError(f"The tokenizer in {why}.") from error
             raise _broken(folder, _first_line(error)) from error
         if num_tokens == 0:
             raise _broken(folder, "the vocabulary is empty")
@@ -137,10 +145,7 @@ class Tokenizer:
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """What the template makes of a conversation; raises what the template raises."""
-        text: str = self._backend.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return text
+        return chat_text(self._backend, messages, add_generation_prompt=add_generation_prompt)
 
     @property
     def has_chat_template(self) -> bool:
@@ -215,12 +220,28 @@ class Tokenizer:
         return self._schemes[skip_special_tokens]
 
 
+def chat_text(backend: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    """What the chat template of a tokenizer object makes of a conversation, within bounds.
+
+    A tokenizer class that renders in a way of its own does so.
+    """
+    plain = [dict(message) for message in messages]
+    if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
+        text: str = backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return text
+    # here, since few programs need jinja2
+    from draftree.text.chat_templates import render_chat
+
+    template, tokens = backend.get_chat_template(), backend.special_tokens_map
+    return render_chat(template, plain, add_generation_prompt=add_generation_prompt, special_tokens=tokens)
+
+
 def _holds(folder: Path, patterns: Iterable[str]) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
 def _broken(folder: Path, reason: str) -> ModelLoadError:
-    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): get the folder's files again.")
+    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): {get_again(folder)}.")
 
 
 def _first_line(error: Exception) -> str:

@@ -21,6 +21,8 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.record import Record, parsed
 from draftree.models.native.weights import FileWeights, StoredWeight
 from draftree.models.store import Store, digest_of
+from draftree.models.weights.cache import Cache
+from draftree.models.weights.sums import distrust, keep_sums
 from draftree.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,8 @@ def recall(occasion: Occasion) -> Recalled | None:
         logger.info("%s: nothing is recalled: %s", occasion.folder, error)
         return None
     if digest(model) != record.digest:
-        logger.warning("%s: what was kept of it gives other logits now: it is read anew", occasion.folder)
+        logger.warning("%s: what was kept of it gives other logits now: its files are checked", occasion.folder)
+        distrust(occasion.folder, Cache().root)
         return None
     model.is_exact, model.self_check = record.check.is_exact, record.check
     return Recalled(model, record)
@@ -126,6 +129,7 @@ def remember(
         eos_ids: tokens that end a text.
     """
     record = Record(blueprint, places, check, eos_ids, digest(model))
+    keep_sums(occasion.folder, Cache().root)
     Store().put(occasion.name, occasion.facts, dataclasses.asdict(record))
 
 

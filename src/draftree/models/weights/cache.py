@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from draftree.core.errors import WeightsError
+from draftree.core.paths import expanded, home_folder
+from draftree.core.remedies import MANIFEST
+from draftree.models.weights.sums import sums_of
 
 __all__ = ["DISK_FULL", "Cache", "require_space"]
 
@@ -27,8 +31,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "draftree.json"
-"""Written last into every model folder: where it came from and by which converter."""
+SUMS = "sums"
+"""The entry of a manifest that holds the checksums of its folder; the manifest is written last into every folder."""
 
 
 class Cache:
@@ -86,6 +90,8 @@ class Cache:
         except Timeout:
             logger.warning("another process is making '%s': waiting for it", name)
             lock.acquire()
+        except OSError as error:
+            raise unwritable(self.work, error) from error
         try:
             self._clear_unfinished(name)
             yield
@@ -105,7 +111,8 @@ class Cache:
             fresh = parts / "fresh"
             fresh.mkdir()
             yield fresh
-            (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+            whole = {**manifest, SUMS: sums_of(fresh)}
+            (fresh / MANIFEST).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
             make_durable(fresh)
             place = self.folder(name)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +129,10 @@ class Cache:
             WeightsError: The disk is full.
         """
         self._make_work_folder()
-        folder = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=self.work))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=self.work))
+        except OSError as error:
+            raise unwritable(self.work, error) from error
         try:
             yield folder
         except OSError as error:
@@ -155,10 +165,7 @@ class Cache:
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise WeightsError(
-                f"the cache folder '{self.root}' can not be written ({error.strerror}): "
-                "set DRAFTREE_CACHE to a folder that can"
-            ) from error
+            raise unwritable(self.root, error) from error
 
     def _clear_unfinished(self, name: str) -> None:
         for leftover in self.work.glob(f"{name}.part-*"):
@@ -169,10 +176,31 @@ class Cache:
 def default_root() -> Path:
     """The cache root the environment asks for."""
     if own := os.environ.get("DRAFTREE_CACHE"):
-        return Path(own).expanduser().absolute()
+        return expanded(own).absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "draftree"
-    return Path.home() / ".cache" / "draftree"
+        return expanded(shared).absolute() / "draftree"
+    home = home_folder()
+    return private_folder() if home is None else home / ".cache" / "draftree"
+
+
+def private_folder() -> Path:
+    """A folder for users without a home, below the one for temporary files; nobody else can write into it.
+
+    Raises:
+        WeightsError: it belongs to somebody else, or others can write into it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"draftree-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    except OSError:
+        return folder  # what is written there says why it is not
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise WeightsError(
+            f"there is no home folder, and '{folder}' is open to other users: set DRAFTREE_CACHE to a folder of yours"
+        )
+    return folder
 
 
 def require_space(name: str, folder: Path, needed_bytes: int) -> None:
@@ -181,7 +209,10 @@ def require_space(name: str, folder: Path, needed_bytes: int) -> None:
     Raises:
         WeightsError: Fewer than `needed_bytes` are free.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise WeightsError(
@@ -190,9 +221,19 @@ def require_space(name: str, folder: Path, needed_bytes: int) -> None:
         )
 
 
+def unwritable(folder: Path, error: OSError) -> WeightsError:
+    """The error for a cache that can not be written."""
+    if error.errno in DISK_FULL:
+        return disk_full("the cache", folder)
+    return WeightsError(
+        f"the cache folder '{folder}' can not be written ({error.strerror}): set DRAFTREE_CACHE to a folder that can"
+    )
+
+
 def disk_full(name: str, folder: Path) -> WeightsError:
     """The error for a disk that ran full on the way."""
-    free_bytes = shutil.disk_usage(folder).free
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free_bytes = shutil.disk_usage(existing).free
     return WeightsError(
         f"the disk of '{folder}' ran full while '{name}' was being made "
         f"({free_bytes / 1e6:.0f} MB free); nothing was kept: "

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import WeightsError
+from draftree.core.signals import leaving_on_signals
 from draftree.models.weights.catalogue import CATALOGUE, Package
 
 __all__ = ["download_package", "require_client"]
@@ -128,27 +129,31 @@ class ClientOutcome:
 
 
 def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch: Callable[[], None]) -> ClientOutcome:
-    """Runs the client to its end, calling `watch` meanwhile; any exception, Ctrl-C included, kills the client."""
-    # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
-    # What it says is kept in memory: on a full disk it could not be written down.
-    client = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        while True:
-            try:
-                output, _ = client.communicate(timeout=POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                watch()
-    finally:
-        end_client(client)
+    """Runs the client to its end, calling `watch` meanwhile; any exception, Ctrl-C and SIGTERM included, kills it."""
+    with leaving_on_signals():
+        # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
+        # What it says is kept in memory: on a full disk it could not be written down.
+        client = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output = read_to_end(client, watch)
+        finally:
+            end_client(client)
     return ClientOutcome(client.returncode, output.decode("utf-8", errors="replace"))
+
+
+def read_to_end(client: subprocess.Popen[bytes], watch: Callable[[], None]) -> bytes:
+    while True:
+        try:
+            return client.communicate(timeout=POLL_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            watch()
 
 
 def end_client(client: subprocess.Popen[bytes]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.models.weights.architectures import ARCHITECTURES, Architecture
+from draftree.models.weights.config_check import check_sizes
 from draftree.models.weights.gguf_file import Dtype, GgufFile
 from draftree.models.weights.gguf_tokenizer import save_gguf_tokenizer
 from draftree.models.weights.plain_folder import parameter_shapes, save_configuration
@@ -62,6 +64,8 @@ def save_description(
         )
     architecture = ARCHITECTURES[name]
     settings = architecture.settings(file)
+    num_values = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    check_sizes(file.path, settings, num_tensors=len(file.tensors), num_values=num_values)
     save_gguf_tokenizer(file, folder)
     config = save_configuration(
         folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from draftree.models.weights.fetch import file_sha256
 from draftree.models.weights.progress import Progress
 
 __all__ = ["fingerprint"]
+
+logger = logging.getLogger(__name__)
 
 
 def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
@@ -27,8 +30,11 @@ def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # A missing or damaged note only costs reading the file again.
     sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, status.st_size))
-    note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_suffix(f".{os.getpid()}.tmp")
-    fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
-    os.replace(fresh, note)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
+        os.replace(fresh, note)
+    except OSError as error:
+        logger.info("the sum of '%s' is not kept: %s", path, error)
     return sha256

@@ -7,17 +7,18 @@ import re
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
-from draftree.models.weights.cache import Cache, require_space
+from draftree.models.weights.cache import SUMS, Cache, require_space
 from draftree.models.weights.catalogue import CatalogueEntry
 from draftree.models.weights.convert_gguf import GGUF_CONVERTER, convert_gguf
 from draftree.models.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
 from draftree.models.weights.fetch import fetch_source
 from draftree.models.weights.fingerprint import fingerprint
-from draftree.models.weights.folder_check import check_model_folder
+from draftree.models.weights.folder_check import check_model_folder, read_json
 from draftree.models.weights.gguf_file import GgufFile, require_gguf
 from draftree.models.weights.progress import Progress, silent
+from draftree.models.weights.sums import is_noted, keep_sums, known_sums, require_intact
 
-__all__ = ["entry_is_here", "install_entry", "install_gguf"]
+__all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_gguf"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         WeightsError: It could not be fetched, or the disk is full.
     """
     folder = cache.folder(entry.name)
-    if is_whole(folder, here=entry_is_here(entry, cache)):
+    if is_whole(folder, cache, here=entry_is_here(entry, cache)):
         return folder
     if not fetch:
         raise ModelNotFoundError(
@@ -47,7 +48,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         )
     cache.sweep()
     with cache.locked(entry.name):
-        if is_whole(folder, here=entry_is_here(entry, cache)):
+        if is_whole(folder, cache, here=entry_is_here(entry, cache)):
             return folder
         if entry.form == "gguf":
             require_gguf()
@@ -79,10 +80,10 @@ def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Pa
     name = f"gguf-{stem}-{sha256[:12]}"
     made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
     folder = cache.folder(name)
-    if is_whole(folder, here=cache.holds(name, made_from)):
+    if is_whole(folder, cache, here=cache.holds(name, made_from)):
         return folder
     with cache.locked(name):
-        if is_whole(folder, here=cache.holds(name, made_from)):
+        if is_whole(folder, cache, here=cache.holds(name, made_from)):
             return folder
         require_space(name, cache.work, file.unpacked_bytes + TOKENIZER_BYTES)
         with cache.publish(name, {"source": path.name} | made_from) as fresh:
@@ -101,12 +102,46 @@ def origin(entry: CatalogueEntry) -> dict[str, object]:
     }
 
 
-def is_whole(folder: Path, *, here: bool) -> bool:
+def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
+    """Compare a folder, of the cache or another, with the sums that are known of it.
+
+    Args:
+        folder: of a model.
+        cache: that may hold it.
+        again: read every file, whatever their times say.
+
+    Raises:
+        ModelLoadError: a file is damaged.
+    """
+    manifest = manifest_of(folder, cache)
+    stored = None if manifest is None else known_sums(manifest.get(SUMS))
+    if manifest is not None and not stored:
+        # made before sums were kept
+        for path in folder.glob("*.json"):
+            read_json(path)
+        keep_sums(folder, cache.root)
+    require_intact(folder, cache.root, stored or None, again=again)
+
+
+def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
+    """The manifest of a folder of the cache; None for other folders."""
+    is_ours = folder.resolve() == cache.folder(folder.name).resolve()
+    return cache.manifest(folder.name) if is_ours else None
+
+
+def has_sums(folder: Path, cache: Cache) -> bool:
+    """Whether anything is known that the files of a folder could be compared with."""
+    manifest = manifest_of(folder, cache)
+    return bool(manifest and known_sums(manifest.get(SUMS))) or is_noted(folder, cache.root)
+
+
+def is_whole(folder: Path, cache: Cache, *, here: bool) -> bool:
     """Whether the folder is here and undamaged; one that was damaged since it was made is made again."""
     if not here:
         return False
     try:
         check_model_folder(folder)
+        check_sums(folder, cache)
     except ModelLoadError as error:
         logger.warning("making '%s' again: %s", folder.name, error)
         return False

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.remedies import get_again
 from draftree.models.weights.gguf_file import Dtype
 
 if TYPE_CHECKING:
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["check_safetensors", "write_safetensors"]
 
 CODES: dict[Dtype, tuple[str, int]] = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of one value, by the names of the format."""
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -53,26 +64,68 @@ def write_safetensors(
     assert next(expected, None) is None
 
 
-def check_safetensors(path: Path) -> None:
-    """Checks header and length of a safetensors file.
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """What the header of a safetensors file says."""
+
+    num_tensors: int
+    num_values: int
+
+
+def check_safetensors(path: Path) -> WeightsFile:
+    """Checks header and length of a safetensors file: tensors lie one behind the other, and fill the file.
 
     Raises:
         ModelLoadError: The header is damaged, or the file does not end where the header says.
     """
     size = path.stat().st_size
+    header, start = read_header(path, size)
+    places = sorted(place_of(path, name, entry) for name, entry in header.items() if name != "__metadata__")
+    end = 0
+    for begin, stop, name in places:
+        if begin != end:
+            raise damaged(path, f"the values of '{name[:80]}' begin at {begin}, and those before it end at {end}")
+        end = stop
+    if size != start + end:
+        raise damaged(path, f"it has {size} bytes, and its header says {start + end}")
+    # two values of 4 bits fit into a byte
+    return WeightsFile(len(places), 2 * end)
+
+
+def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """The header, and where the values begin."""
     with path.open("rb") as stream:
-        num_header_bytes = int.from_bytes(stream.read(8), "little")
-        if size < 8 or num_header_bytes > min(size - 8, MAX_HEADER_BYTES):
+        num_bytes = int.from_bytes(stream.read(8), "little")
+        if size < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
             raise damaged(path, f"its header can not be read ({size} bytes)")
         try:
-            header = json.loads(stream.read(num_header_bytes))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            header = json.loads(stream.read(num_bytes))
+        except (ValueError, RecursionError):
             raise damaged(path, "its header can not be read") from None
-    expected = 8 + num_header_bytes + max(ends, default=0)
-    if size != expected:
-        raise damaged(path, f"it has {size} bytes, and its header says {expected}")
+    if not isinstance(header, dict):
+        raise damaged(path, "its header can not be read")
+    return header, 8 + num_bytes
+
+
+def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
+    """Where the values of a tensor begin and end, behind the header."""
+    shown = name[:80]
+    try:
+        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise damaged(path, f"its header does not describe '{shown}'") from None
+    if not isinstance(kind, str) or kind not in BITS:
+        raise damaged(path, f"'{shown}' has the unknown type {str(kind)[:40]!r}")
+    if not isinstance(shape, list) or not all(is_size(number) for number in (*shape, begin, end)):
+        raise damaged(path, f"shape or place of '{shown}' is no list of sizes")
+    if 8 * (end - begin) != math.prod(shape) * BITS[kind]:
+        raise damaged(path, f"'{shown}' of shape {str(shape)[:80]} and type {kind} does not take {end - begin} bytes")
+    return begin, end, name
+
+
+def is_size(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63
 
 
 def damaged(path: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(f"the weights file '{path}' is damaged: {why}; get the model again")
+    return ModelLoadError(f"the weights file '{path}' is damaged: {why}; {get_again(path.parent)}")

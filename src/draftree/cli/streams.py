@@ -1,0 +1,57 @@
+"""Standard streams of the process: closed, broken or full ones become an exit status and one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TextIO
+
+from draftree.core.plain_text import harmless
+
+__all__ = ["drop_output", "open_standard_files", "tame_log"]
+
+
+def open_standard_files() -> None:
+    """Put the null device where a standard stream is closed.
+
+    The next file that is opened would take its number, and what a library writes to standard output would land in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, for as long as the process
+
+
+def drop_output() -> None:
+    """Send what could not be written to the null device: Python flushes standard output once more at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _drop_if_broken(stream)
+
+
+def _drop_if_broken(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError):
+            return  # it is no file
+
+
+class HarmlessFormatter(logging.Formatter):
+    """Messages without characters that steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As the base class, made harmless."""
+        return harmless(super().format(record))
+
+
+def tame_log() -> None:
+    """Warnings go to standard error as plain text, unless the program has set up its own log."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(HarmlessFormatter())

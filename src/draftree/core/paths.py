@@ -1,0 +1,46 @@
+"""The user's home folder, where there is one, and paths that begin with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from draftree.core.errors import ConfigurationError
+
+__all__ = ["expanded", "home_folder"]
+
+
+def home_folder() -> Path | None:
+    """The home folder; None where `HOME` is missing or empty and the system knows no user of this number."""
+    if os.environ.get("HOME") or os.name == "nt":
+        try:
+            return Path.home()
+        except RuntimeError:
+            return None
+    import pwd  # of Unix alone
+
+    try:
+        found = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return None
+    return Path(found) if found else None
+
+
+def expanded(spelled: str | os.PathLike[str]) -> Path:
+    """A path with `~` replaced by a home folder.
+
+    Raises:
+        ConfigurationError: there is no such home folder.
+    """
+    path = Path(spelled)
+    first = path.parts[0] if path.parts else ""
+    if first == "~" and (home := home_folder()) is not None:
+        return home.joinpath(*path.parts[1:])
+    try:
+        return path.expanduser() if first != "~" else _homeless(path)
+    except RuntimeError:
+        return _homeless(path)
+
+
+def _homeless(path: Path) -> Path:
+    raise ConfigurationError(f"'{path}' begins with a home folder that this system does not know: give a full path")

@@ -1,0 +1,26 @@
+"""Which command brings a damaged model back, as far as its folder tells where it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+__all__ = ["MANIFEST", "get_again"]
+
+MANIFEST = "draftree.json"
+"""Lies in every folder of the cache: where it came from."""
+HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
+
+
+def get_again(folder: Path) -> str:
+    """The last part of a message about a damaged model: what to do."""
+    if found := HUB_SNAPSHOT.search(f"{folder}/"):
+        return f"run 'hf download {found[1]}/{found[2]} --force-download'"
+    try:
+        source = json.loads((folder / MANIFEST).read_text("utf-8"))["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "copy the model again from where it came from"
+    if isinstance(source, list):
+        return f"run 'draftree models get {folder.name}'"
+    return f"run 'draftree models remove {folder.name}', then name '{source}' again"

@@ -1,0 +1,142 @@
+"""Checksums of the files of a model: damage is found, and is not recorded as good.
+
+Folders of the cache carry the sums of their files in their manifest. For other folders a note in the cache keeps them
+from the first start on. A file is read again only where its size or time of change is not what the sum was made for,
+or where the model computed something else than before (`distrust`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ModelLoadError
+from draftree.core.remedies import get_again
+
+__all__ = ["distrust", "is_distrusted", "is_noted", "keep_sums", "known_sums", "require_intact", "sums_of"]
+
+logger = logging.getLogger(__name__)
+
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+MANIFEST_NAMES = frozenset({"draftree.json"})
+
+Sum = tuple[int, int, str]
+"""Bytes, time of change in nanoseconds, sha256."""
+
+
+def sums_of(folder: Path) -> dict[str, Sum]:
+    """Sums of all files of a model, by name."""
+    names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - MANIFEST_NAMES
+    return {name: _sum(folder / name) for name in sorted(names)}
+
+
+def known_sums(found: Any) -> dict[str, Sum]:
+    """The sums among what a manifest or a note says; others are left out."""
+    entries = found.items() if isinstance(found, dict) else ()
+    kinds = (int, int, str)
+    return {
+        name: (entry[0], entry[1], entry[2])
+        for name, entry in entries
+        if isinstance(entry, list) and len(entry) == 3 and all(map(isinstance, entry, kinds))
+    }
+
+
+def keep_sums(folder: Path, root: Path) -> None:
+    """Note the sums of a folder as they are now; one that is noted already is left alone."""
+    if not _note(folder, root):
+        _write(folder, root, {"files": sums_of(folder)})
+
+
+def is_noted(folder: Path, root: Path) -> bool:
+    """Whether sums of a folder are kept."""
+    return bool(known_sums(_note(folder, root).get("files")))
+
+
+def distrust(folder: Path, root: Path) -> None:
+    """From now on all files are read again, whatever their times say, until they were found intact."""
+    _write(folder, root, _note(folder, root) | {"distrusted": True})
+
+
+def is_distrusted(folder: Path, root: Path) -> bool:
+    """Whether the files are to be read again."""
+    return bool(_note(folder, root).get("distrusted"))
+
+
+def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = None, *, again: bool = False) -> None:
+    """Compare a folder with its sums; nothing is read of files that are as they were when they were last compared.
+
+    Args:
+        folder: of a model.
+        root: of the cache, where notes are kept.
+        stored: sums from a manifest, which hold whatever the times of files say; None for other folders, whose files
+            may be exchanged.
+        again: read every file.
+
+    Raises:
+        ModelLoadError: a file is damaged.
+    """
+    note = _note(folder, root)
+    noted = known_sums(note.get("files"))
+    doubted = again or bool(note.get("distrusted"))
+    found: dict[str, Sum] = {}
+    for name, entry in (noted if stored is None else stored).items():
+        path, known = folder / name, noted.get(name)
+        if stored is None and not path.is_file():
+            continue  # the folder's owner took it away
+        now = _status(path)
+        if not doubted and now in (entry[:2], known[:2] if known else None):
+            found[name] = (*now, entry[2])
+            continue
+        found[name] = _sum(path)
+        was_written = stored is None and now != entry[:2]
+        if found[name][2] != entry[2] and not was_written:
+            distrust(folder, root)
+            raise ModelLoadError(f"'{path}' is damaged: its content is not what was stored; {get_again(folder)}")
+    if doubted or found != noted:
+        _write(folder, root, {"files": found})
+
+
+def _sum(path: Path) -> Sum:
+    with path.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        return status.st_size, status.st_mtime_ns, hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _status(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"'{path}' is missing or unreadable; {get_again(path.parent)}") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _place(folder: Path, root: Path) -> Path:
+    where = str(folder.resolve())
+    return root / "sums" / f"{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}.json"
+
+
+def _note(folder: Path, root: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_place(folder, root).read_text("utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
+    place = _place(folder, root)
+    fresh = place.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(note), "utf-8")
+        os.replace(fresh, place)
+    except OSError as error:
+        logger.info("the sums of '%s' are not kept: %s", folder, error)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
