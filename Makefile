@@ -28,7 +28,7 @@ test: setup
 
 # for the inner loop, under a minute on two cores: no weights, no test marked slow. ARGS='--random-order 7' shuffles
 quick: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not weights and not slow' $(ARGS) tests/unit tests/exact
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not weights and not slow and not install' $(ARGS) tests/unit tests/exact
 
 check: setup
 	$(BIN)/ruff format --check .
