@@ -56,7 +56,7 @@ class Requests:
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
-        self._allow_control_tokens = allow_control_tokens
+        self.allow_control_tokens = allow_control_tokens
         self._grammars: Grammars | None = None
 
     def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
@@ -202,7 +202,7 @@ class Requests:
         """
         if self._tokenizer is None:
             raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self._allow_control_tokens)
+        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Tokens of a text or of a list of token ids.

@@ -139,6 +139,7 @@ REQUESTS = [
     (["--device", "toaster"], "'toaster'"),
     (["--chat"], "no chat template"),
     (["--system", "x"], "no chat template"),
+    (["--allow-control-tokens"], "no chat template"),
     (["--compare", "--draft", "ngram", "--verify", "token"], "use coupled, match"),
     (["--compare", "--draft", "ngram", "--verify", "soft"], "is lossy"),
 ]

@@ -40,13 +40,18 @@ class Task:
         """The same with `chat` decided.
 
         Raises:
-            InvalidRequestError: a system message for a model that holds no conversations.
+            InvalidRequestError: a system message, or an option of messages, for a model that holds no conversations.
         """
         chat = self.chat
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         if self.system is not None and not chat:
             raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
+        if llm.requests.allow_control_tokens and not chat:
+            raise InvalidRequestError(
+                "--allow-control-tokens was given, but this model has no chat template, and a prompt has its control "
+                "tokens anyway: leave --allow-control-tokens out"
+            )
         return Task(self.text, self.system, chat)
 
     def fitted(self, params: SamplingParams, llm: LLM) -> SamplingParams:
