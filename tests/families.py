@@ -70,6 +70,8 @@ SLOTTED: dict[str, dict[str, Any]] = {
     "gpt_oss": {**HEAD_DIM, **MIXED, **EXPERTS},
     "stablelm": {},
     "glm4": HEAD_DIM,
+    "roberta": {**ALL_HEADS, "is_decoder": True, "type_vocab_size": 1},
+    "camembert": {**ALL_HEADS, "is_decoder": True, "type_vocab_size": 1},
     "deepseek_v3": {
         **ALL_HEADS,
         "q_lora_rank": 16,
@@ -88,7 +90,20 @@ SLOTTED: dict[str, dict[str, Any]] = {
 }
 """Families that call the registered attention: our slots, trees."""
 
+BART: dict[str, Any] = {
+    "forced_eos_token_id": None,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 48,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 1,
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+}
+
 CACHED: dict[str, dict[str, Any]] = {
+    "bart": BART,
+    "pegasus": BART,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "num_heads": 4},
     "falcon": {"new_decoder_architecture": False, "multi_query": True, "alibi": False},
     "falcon-alibi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},

@@ -18,13 +18,14 @@ from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
 from draftree.dropin.handover import NO_SYNC, AskedSignature, dropped_arguments
-from draftree.dropin.refusals import num_pads, refuse_config, refuse_inputs, refuse_model
+from draftree.dropin.prompts import openers, read_prompts
+from draftree.dropin.refusals import has_images, num_pads, refuse_config, refuse_inputs, refuse_model
 from draftree.dropin.steps import Callbacks, Row, Steps
 from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
-from draftree.models.lending import borrowed
+from draftree.models.lending import borrowed, is_padding_counted
 from draftree.models.loading import LoadedModel
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
@@ -98,8 +99,13 @@ def generate(
     with _both_borrowed(model, assistant_model, assistant_tokenizer) as (target, assistant):
         refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
         pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
+        opened = None
+        if has_images(model_kwargs) or (any(pads) and is_padding_counted(model)):
+            opened = read_prompts(target.model, input_ids, model_kwargs, kind=target.name)
         steps = Steps(input_ids, max_length=max_length, pad_id=_pad_id(generation_config, calls), callbacks=calls)
         rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size)
+        for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
+            row.sequence.opens = opens
         _write(_parts(drafting, target, _tokenizer(tokenizer), assistant), steps, rows)
     if streamer is not None:
         streamer.end()
@@ -113,7 +119,7 @@ def _refuse(model: Any, config: Any, *, synced_gpus: bool) -> None:
     refuse_model(model)
     if synced_gpus:
         raise ConfigurationError(NO_SYNC)
-    refuse_config(config)
+    refuse_config(config, without_cache=getattr(model.generation_config, "use_cache", None) is False)
 
 
 @contextmanager
