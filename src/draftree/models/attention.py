@@ -203,3 +203,19 @@ class ProbePass:
         visible = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=query.device).tril()
         mixed = attend(query, key, value, call=call, mask=additive(visible, query.dtype))
         return mixed.transpose(1, 2).contiguous()
+
+
+@torch.inference_mode()
+def windows_of_masks(model: Any) -> set[int]:
+    """Windows of the masks that a model makes for itself; its attention implementation stays what it was."""
+    if not model._can_set_attn_implementation():
+        return set()
+    config = model.config.get_text_config()
+    before, probe = config._attn_implementation, ProbePass()
+    use_in_decoder(model)
+    try:
+        with announced(probe):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+    finally:
+        model.set_attn_implementation(before)
+    return probe.windows_of_masks

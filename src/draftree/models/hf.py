@@ -20,6 +20,7 @@ from draftree.models.attention import ProbePass, announced, recorded, use_in_dec
 from draftree.models.base import Extend, Part
 from draftree.models.context import context_length
 from draftree.models.identity import fingerprint
+from draftree.models.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.own_forward import ReadPrompt, offsets_of, prompt_inputs
 from draftree.models.packing import weight_bytes
@@ -31,8 +32,6 @@ from draftree.models.slotted import SlottedModel, asked_rows
 from draftree.models.static.buckets import WORD_BITS, Shapes
 from draftree.models.static.passes import StaticPasses
 from draftree.models.torch_layers import TorchLayers
-
-KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
 class HFModel(SlottedModel):
@@ -66,6 +65,9 @@ class HFModel(SlottedModel):
         use_in_decoder(model)
         probe = self._probe(num_layers)
         self.calls = probe.calls
+        # what a layer sees without a window of its own is forgotten by the cache of generate: texts end before that
+        forgotten = [window for layer, window in cache_windows(self.config).items() if self._sees_all(layer)]
+        self.max_length = min([self.max_length, *forgotten])
         pool = SlotPool(
             probe.shapes,
             dtype=self.dtype,
@@ -85,6 +87,9 @@ class HFModel(SlottedModel):
             shapes=shapes,
             min_rows=min(self.row_buckets, default=1),
         )
+
+    def _sees_all(self, layer: int) -> bool:
+        return layer in self.calls and self.calls[layer].window is None
 
     @property
     def footprint(self) -> Footprint:
@@ -112,17 +117,10 @@ class HFModel(SlottedModel):
 
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__
-        if getattr(self.model, "_is_stateful", False):
-            raise UnsupportedModelError(
-                f"{kind} keeps a recurrent state, which can not be rolled back after a rejected draft: "
-                "use a model whose layers all attend"
-            )
-        strange = set(getattr(self.config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES
+        refuse_state(self.model)
+        strange = layer_types(self.config) - KNOWN_LAYER_TYPES
         if strange:
-            raise UnsupportedModelError(
-                f"{kind} has layers of type {', '.join(sorted(strange))}, whose state can not be rolled back: "
-                "use a model whose layers all attend"
-            )
+            raise UnsupportedModelError(f"{kind} has layers of type {', '.join(sorted(strange))}")
         if not self.model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
 
@@ -193,6 +191,11 @@ class HFModel(SlottedModel):
         return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
 
     def _require_layers(self, part: Part) -> None:
+        if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
+            raise UnsupportedModelError(
+                f"{self.kind} shares keys and values between its layers, so no part of them can run alone: take a "
+                "drafter that needs no part of the model"
+            )
         self._layers.require(part)
 
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.models.attention import windows_of_masks
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.layer_state import cache_windows, refuse_state
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
 from draftree.models.packing import weight_bytes
@@ -67,14 +68,13 @@ class CachedModel(LanguageModel):
     def __init__(self, model: Any) -> None:
         self.model: Any = model.eval()
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if getattr(model, "_is_stateful", False) or any("linear" in kind or "conv" in kind for kind in kinds):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} keeps a recurrent state, which can not be rolled back after a rejected "
-                "draft: use a model whose layers all attend"
-            )
+        refuse_state(model)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
+        windows = set(cache_windows(config).values())
+        if windows:
+            # where the model's own mask has no window the cache of generate forgets what it would see
+            self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
         self.supports_trees = False
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -124,7 +124,11 @@ class CachedModel(LanguageModel):
         offsets = offsets_of(inputs.get("position_ids"), lengths)
         found = []
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
-            layers = {place: (layer.keys[row], layer.values[row]) for place, layer in enumerate(cache.layers)}
+            layers = {
+                place: (layer.keys[row], layer.values[row])
+                for place, layer in enumerate(cache.layers)
+                if layer.keys is not None
+            }
             found.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
         return found
 
