@@ -85,6 +85,26 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
         )
 
 
+def refuse_lookbehind(config: Any, where: str) -> None:
+    """Raise where windows for aligning two tokenizers are set to other numbers than transformers' own.
+
+    Args:
+        config: a generation config.
+        where: names it.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    defaults = type(config)._get_default_generation_params()
+    for name in ("target_lookbehind", "assistant_lookbehind"):
+        value = getattr(config, name, None)
+        if value is not None and value != defaults.get(name):
+            raise ConfigurationError(
+                f"{name}={value!r} of {where} can not be honoured: Draftree aligns two tokenizers by their bytes and "
+                "widens its window until both agree; leave it out"
+            )
+
+
 def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> None:
     """Raise where inputs are more than token ids with left padding, or do not fit the model's context.
 
