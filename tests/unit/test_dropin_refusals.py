@@ -159,6 +159,7 @@ def test_a_text_beyond_where_keys_turn_is_left_to_transformers(kind: str, caplog
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
     name = "phi3" if kind == "longrope" else "llama"
     settings = {"rope_parameters": rope | factors, "max_position_embeddings": 160 if factors else 20}
+    settings |= {"original_max_position_embeddings": 20} if factors else {}
     model, other = fresh(name, **settings), fresh(name, **settings)
     inputs = padded(14, 9)
     for extra in ({}, {"do_sample": True}):
