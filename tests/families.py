@@ -82,7 +82,6 @@ SLOTTED: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "glm4": HEAD_DIM,
     "roberta": {**ALL_HEADS, "is_decoder": True, "type_vocab_size": 1},
-    "camembert": {**ALL_HEADS, "is_decoder": True, "type_vocab_size": 1},
     "granitemoehybrid": {
         "layer_types": ["attention", "attention"],
         "num_local_experts": 4,
@@ -128,6 +127,10 @@ BART: dict[str, Any] = {
     "encoder_ffn_dim": 48,
     "encoder_attention_heads": 4,
 }
+
+UNDIVIDED = frozenset({"gemma3n_text", "gemma4_text"})
+"""Slotted families of which no part can run alone, since layers read keys and values of others."""
+DIVIDED = frozenset(SLOTTED) - UNDIVIDED
 
 CACHED: dict[str, dict[str, Any]] = {
     "bart": BART,
