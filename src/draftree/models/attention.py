@@ -92,7 +92,11 @@ def _attention(
     if attention_mask is None and kwargs.get("is_causal", getattr(module, "is_causal", True)) is not False:
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         attention_mask = seen.tril(key.shape[2] - query.shape[2])[None, None]
-    mask = None if attention_mask is None else additive(attention_mask, query.dtype)
+    mask = attention_mask
+    if mask is not None:
+        if mask.dtype == torch.bool:  # a row of padding sees nothing, and softmax of nothing is NaN
+            mask = mask | ~mask.any(dim=-1, keepdim=True)
+        mask = additive(mask, query.dtype)
     mixed = attend(query, key, value, call=call, mask=mask)
     return mixed.transpose(1, 2).contiguous(), None
 
