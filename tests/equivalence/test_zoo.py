@@ -39,7 +39,7 @@ REFUSED_TEXT = {
     "falcon_mamba": "recurrent state",
     "inkling_text": "more than the keys and values",
     "moshi": "context holds 8",
-    "recurrent_gemma": "recurrent state",
+    "lfm3": "recurrent state",
     "rwkv": "recurrent state",
     "whisper": "leave custom_generate out",
     "xlm": "takes no stored keys and values",
