@@ -45,6 +45,17 @@ ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
 MIXED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
+SHARED: dict[str, Any] = {
+    **HEAD_DIM,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+"""The last layers read the keys and values of earlier ones."""
+
 SLOTTED: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -70,6 +81,24 @@ SLOTTED: dict[str, dict[str, Any]] = {
     "gpt_oss": {**HEAD_DIM, **MIXED, **EXPERTS},
     "stablelm": {},
     "glm4": HEAD_DIM,
+    "roberta": {**ALL_HEADS, "is_decoder": True, "type_vocab_size": 1},
+    "granitemoehybrid": {
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+    },
+    "gemma3n_text": {
+        **SHARED,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+    },
+    "gemma4_text": {**SHARED, "global_head_dim": 16},
     "deepseek_v3": {
         **ALL_HEADS,
         "q_lora_rank": 16,
@@ -88,7 +117,24 @@ SLOTTED: dict[str, dict[str, Any]] = {
 }
 """Families that call the registered attention: our slots, trees."""
 
+BART: dict[str, Any] = {
+    "forced_eos_token_id": None,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 48,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 1,
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+}
+
+UNDIVIDED = frozenset({"gemma3n_text", "gemma4_text"})
+"""Slotted families of which no part can run alone, since layers read keys and values of others."""
+DIVIDED = frozenset(SLOTTED) - UNDIVIDED
+
 CACHED: dict[str, dict[str, Any]] = {
+    "bart": BART,
+    "pegasus": BART,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW, "num_heads": 4},
     "falcon": {"new_decoder_architecture": False, "multi_query": True, "alibi": False},
     "falcon-alibi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},
@@ -122,15 +168,48 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 """Families whose state can not be rolled back."""
 
+SPARSE: dict[str, Any] = {
+    **ALL_HEADS,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "index_topk": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+}
+REFUSED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "deepseek_v32": (SPARSE, "by an index"),
+    "glm_moe_dsa": (SPARSE, "by an index"),
+    "openai": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "takes no stored keys and values"),
+    "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "does not go on from the keys and values"),
+    "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "takes no stored keys and values"),
+}
+"""Families that are refused for another reason, and how its sentence goes."""
+
 ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
 """Families whose rows see what comes behind them: no text can be decoded token by token."""
 
-FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **ENCODERS}
+OTHERWISE = {name: changes for name, (changes, _) in REFUSED_OTHERWISE.items()}
+FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **OTHERWISE, **ENCODERS}
+KINDS = {"openai": "openai-gpt"}
+"""How transformers calls a family whose name here must have no dash."""
 
 
 def fresh(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A new transformers model of a family, always with the same weights; `changes` go into its configuration."""
-    config = AutoConfig.for_model(name.split("-")[0], **(COMMON | FAMILIES[name] | changes))
+    kind = KINDS.get(name, name.split("-")[0])
+    common = {key: value for key, value in COMMON.items() if kind != "xlnet" or key in ("vocab_size", "pad_token_id")}
+    config = AutoConfig.for_model(kind, **(common | FAMILIES[name] | changes))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _fill(model)
     return model.to(dtype).eval()

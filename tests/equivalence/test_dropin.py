@@ -58,7 +58,7 @@ def test_every_setting_gives_the_tokens_of_generate(name: str, inputs: dict[str,
     torch.testing.assert_close(ours(model_of(), inputs, **settings), plain(model_of(), inputs, **settings))
 
 
-@pytest.mark.parametrize("name", ["qwen2-window", "gemma3_text", "gpt2", "opt", "gpt_oss", "phi3"])
+@pytest.mark.parametrize("name", ["qwen2-window", "gemma2", "gemma3_text", "gpt2", "opt", "gpt_oss", "phi3", "roberta"])
 def test_families_with_our_attention(name: str) -> None:
     assert name in SLOTTED
     model, settings = model_of(name), {"eos_token_id": EOS, "repetition_penalty": 1.1}
@@ -68,7 +68,7 @@ def test_families_with_our_attention(name: str) -> None:
     assert torch.equal(ours(model, BATCH, **settings, draft="ngram,min=1"), wanted)
 
 
-@pytest.mark.parametrize("name", ["gptj", "bloom"])
+@pytest.mark.parametrize("name", ["gptj", "bloom", "bart", "pegasus", "mpt"])
 def test_families_with_their_own_cache(name: str) -> None:
     assert name in CACHED
     model = model_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,18 @@ from draftree.core.errors import UnsupportedModelError
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.loading import wrap_model
-from families import CACHED, REFUSED, SLOTTED, drafter_folder, fresh, peer, prompts, target, transformers_greedy
+from families import (
+    CACHED,
+    REFUSED,
+    REFUSED_OTHERWISE,
+    SLOTTED,
+    drafter_folder,
+    fresh,
+    peer,
+    prompts,
+    target,
+    transformers_greedy,
+)
 from paced import steady
 
 PROMPTS = prompts(1, 8, 21)
@@ -73,6 +85,20 @@ def test_family_falls_back_to_chains(family: str) -> None:
 def test_family_is_refused_with_a_reason(family: str) -> None:
     with pytest.raises(UnsupportedModelError, match="can not be rolled back"):
         wrap_model(fresh(family))
+
+
+@pytest.mark.parametrize("family", REFUSED_OTHERWISE)
+def test_other_families_are_refused_in_one_sentence(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=REFUSED_OTHERWISE[family][1]) as caught:
+        wrap_model(fresh(family))
+    assert not re.search(r"size of tensor|index out of range|Error|layer_idx|_indexer", str(caught.value))
+
+
+@pytest.mark.parametrize("draft", ["early-exit,layers=1", "early-exit,layers=3", "layer-skip,mlp=1"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_layers_that_share_keys_can_not_run_alone(family: str, draft: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="shares keys and values between its layers"):
+        LLM(target(family), draft)
 
 
 @pytest.mark.parametrize("family", DECODED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown drafter": ({"draft": "ngramm"}, "did you mean 'ngram'"),
     "no prediction": ({"draft": "ngram+prediction"}, "from the prediction of a request, and generate takes none"),
     "no grammar": ({"draft": "grammar"}, "from the grammar of a request, and generate takes none"),
+    "target lookbehind": ({"target_lookbehind": 3}, "target_lookbehind=3"),
+    "assistant lookbehind": ({"assistant_lookbehind": 4}, "assistant_lookbehind=4"),
     "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
@@ -133,6 +136,43 @@ def test_an_error_of_the_users_code_passes_through_and_leaves_the_model_whole() 
 def test_an_assistant_of_another_vocabulary_needs_tokenizers() -> None:
     with pytest.raises(ConfigurationError, match="tokens"):
         ours(model_of(), ONE, assistant_model=fresh("llama", vocab_size=50))
+
+
+def test_a_named_model_of_another_vocabulary_asks_for_the_tokenizer(tmp_path: Path) -> None:
+    fresh("llama", vocab_size=50).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"50 tokens and the target 96.* generate takes them as tokenizer="):
+        ours(model_of(), ONE, draft=f"model:{tmp_path}")
+    with pytest.raises(ConfigurationError, match="as tokenizer= and assistant_tokenizer="):
+        ours(model_of(), ONE, assistant_model=fresh("llama", vocab_size=50))
+
+
+def test_lookbehind_of_the_assistant_is_refused() -> None:
+    assistant = fresh("llama")
+    assistant.generation_config.target_lookbehind = 3
+    with pytest.raises(ConfigurationError, match=r"target_lookbehind=3 of assistant_model\.generation_config"):
+        ours(model_of(), ONE, assistant_model=assistant)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_text_beyond_where_keys_turn_is_left_to_transformers(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 20}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
+    name = "phi3" if kind == "longrope" else "llama"
+    settings = {"rope_parameters": rope | factors, "max_position_embeddings": 160 if factors else 20}
+    settings |= {"original_max_position_embeddings": 20} if factors else {}
+    model, other = fresh(name, **settings), fresh(name, **settings)
+    inputs = padded(14, 9)
+    for extra in ({}, {"do_sample": True}):
+        torch.manual_seed(3)
+        wanted = plain(other, inputs, **extra)
+        torch.manual_seed(3)
+        assert torch.equal(ours(model, inputs, draft="ngram", **extra), wanted)
+    assert "beyond 20 positions are written by transformers alone" in caplog.text
+    done = ours(model, inputs, draft="ngram", return_dict_in_generate=True)
+    assert done.stats is None
+    short = ours(model, inputs, draft="ngram", max_new_tokens=5, return_dict_in_generate=True)
+    assert torch.equal(short.sequences, plain(model, inputs, max_new_tokens=5))
+    assert len(short.stats) == 2
 
 
 @pytest.mark.parametrize("schedule", ["heuristic", "heuristic_transient", "constant"])

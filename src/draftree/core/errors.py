@@ -53,6 +53,10 @@ class ConfigurationError(DraftreeError, ValueError):
     """A method, an option or a combination that can not be honoured."""
 
 
+class MissingTokenizerError(ConfigurationError):
+    """Two vocabularies differ, and a tokenizer that would tell how is missing."""
+
+
 class VocabularyMismatchError(ConfigurationError):
     """Drafter and target do not share one vocabulary."""
 

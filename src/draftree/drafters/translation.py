@@ -19,7 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError, VocabularyMismatchError, suggestion
+from draftree.core.errors import ConfigurationError, MissingTokenizerError, VocabularyMismatchError, suggestion
 from draftree.core.threads import one_thread
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
@@ -97,7 +97,7 @@ def _require_same_size(wanted: str, loaded: LoadedDraftModel, context: DraftCont
     own, target = loaded.model.vocab_size, context.target.vocab_size
     if wanted != AUTO or own != target:
         asked = "" if wanted == AUTO else f" with map={wanted}"
-        raise ConfigurationError(
+        raise MissingTokenizerError(
             f"drafter '{loaded.name}'{asked} has {own} tokens and the target {target}, and there are no tokenizers to "
             "compare or to map: take models that bring theirs, or a drafter of the same family"
         )

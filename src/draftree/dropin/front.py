@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,22 +14,26 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import CompletionStats, stats_of
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
 from draftree.dropin.handover import NO_SYNC, AskedSignature, dropped_arguments
-from draftree.dropin.refusals import num_pads, refuse_config, refuse_inputs, refuse_model
+from draftree.dropin.prompts import openers, read_prompts
+from draftree.dropin.refusals import has_images, num_pads, refuse_config, refuse_inputs, refuse_lookbehind, refuse_model
 from draftree.dropin.steps import Callbacks, Row, Steps
 from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
-from draftree.models.lending import borrowed
+from draftree.models.context import turning_length
+from draftree.models.lending import borrowed, is_padding_counted
 from draftree.models.loading import LoadedModel
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _SEEDS = 2**63 - 1
 
@@ -38,7 +43,7 @@ class DraftreeOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
 
     `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros behind the
-    end of a row.
+    end of a row. `stats` is None where transformers wrote the text by itself.
     """
 
     stats: tuple[CompletionStats, ...] | None = None
@@ -92,14 +97,31 @@ def generate(
     streamer = dropped.get("streamer", streamer)
     assistant_model = dropped.get("assistant_model", assistant_model)
     _refuse(model, generation_config, synced_gpus=synced_gpus)
+    refuse_lookbehind(generation_config, "the call")
+    if assistant_model is not None:
+        refuse_lookbehind(assistant_model.generation_config, "assistant_model.generation_config")
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
+    turns = turning_length(model.config.get_text_config())
+    if turns is not None and max_length - min(num_pads(input_ids, model_kwargs.get("attention_mask"))) > turns:
+        logger.warning(
+            "%s: texts beyond %d positions are written by transformers alone, without drafts: there its rotary angles "
+            "change with the length of the text",
+            type(model).__name__,
+            turns,
+        )
+        return _written_plainly(model, input_ids, generation_config, calls, model_kwargs)
     with _both_borrowed(model, assistant_model, assistant_tokenizer) as (target, assistant):
         refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
         pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
+        opened = None
+        if has_images(model_kwargs) or (any(pads) and is_padding_counted(model)):
+            opened = read_prompts(target.model, input_ids, model_kwargs, kind=target.name)
         steps = Steps(input_ids, max_length=max_length, pad_id=_pad_id(generation_config, calls), callbacks=calls)
         rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size)
+        for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
+            row.sequence.opens = opens
         _write(_parts(drafting, target, _tokenizer(tokenizer), assistant), steps, rows)
     if streamer is not None:
         streamer.end()
@@ -109,11 +131,27 @@ def generate(
 generate.__signature__ = AskedSignature.from_callable(generate)  # type: ignore[attr-defined]
 
 
+def _written_plainly(
+    model: Any, input_ids: Tensor, config: Any, calls: Callbacks, inputs: Mapping[str, Any]
+) -> Tensor | DraftreeOutput:
+    """What transformers writes by its own loop."""
+    written = model._sample(
+        input_ids,
+        logits_processor=calls.processors,
+        stopping_criteria=calls.criteria,
+        generation_config=config,
+        synced_gpus=False,
+        streamer=calls.streamer,
+        **inputs,
+    )
+    return written if isinstance(written, Tensor) else DraftreeOutput(**written)
+
+
 def _refuse(model: Any, config: Any, *, synced_gpus: bool) -> None:
     refuse_model(model)
     if synced_gpus:
         raise ConfigurationError(NO_SYNC)
-    refuse_config(config)
+    refuse_config(config, without_cache=getattr(model.generation_config, "use_cache", None) is False)
 
 
 @contextmanager
@@ -189,7 +227,11 @@ def _parts(
             )
     model = target.model
     load = None if assistant is None else lambda name: assistant
-    return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
+    try:
+        return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
+    except MissingTokenizerError as error:
+        names = "tokenizer=" if assistant is None else "tokenizer= and assistant_tokenizer="
+        raise MissingTokenizerError(f"{error}; generate takes them as {names}") from error
 
 
 def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:

@@ -29,6 +29,14 @@ _UNSUPPORTED: dict[str, str] = {
 _KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
 
 
+_TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
+"""Say which tokens stand for images; of no effect where they are zero throughout."""
+_WITH_IMAGES = ("pixel", "image", "patch", "spatial_shapes", "num_", "high_res_pixel", *_TOKEN_KINDS)
+"""How the names of inputs begin that go with images."""
+_OTHER_MEDIA = ("video", "audio", "input_features", "input_values", "speech")
+"""Parts of the names of inputs that hold what is not read."""
+
+
 def refuse_model(model: Any) -> None:
     """Raise where the model is of a kind, or in a state, in which its text can not be the one that generate writes.
 
@@ -45,8 +53,12 @@ def refuse_model(model: Any) -> None:
         )
 
 
-def refuse_config(config: Any) -> None:
+def refuse_config(config: Any, *, without_cache: bool = False) -> None:
     """Raise where the generation config asks for what Draftree does not do.
+
+    Args:
+        config: complete.
+        without_cache: whether the model's own settings say `use_cache=False`, as those of MPT do; the text is the same.
 
     Raises:
         ConfigurationError: names the setting.
@@ -61,7 +73,7 @@ def refuse_config(config: Any) -> None:
         value = getattr(config, name, None)
         if value is not None and value is not False:
             raise ConfigurationError(f"{name}={value!r} can not be honoured: {reason}; leave it out, or {WITHOUT}")
-    if config.use_cache is False:
+    if config.use_cache is False and not without_cache:
         raise ConfigurationError(
             "use_cache=False can not be honoured: Draftree always keeps keys and values; "
             f"set use_cache=True, or {WITHOUT}"
@@ -71,6 +83,26 @@ def refuse_config(config: Any) -> None:
             f"cache_implementation={config.cache_implementation!r} can not be honoured: keys and values lie in "
             f"preallocated memory of Draftree's own; leave it out, or {WITHOUT}"
         )
+
+
+def refuse_lookbehind(config: Any, where: str) -> None:
+    """Raise where windows for aligning two tokenizers are set to other numbers than transformers' own.
+
+    Args:
+        config: a generation config.
+        where: names it.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    defaults = type(config)._get_default_generation_params()
+    for name in ("target_lookbehind", "assistant_lookbehind"):
+        value = getattr(config, name, None)
+        if value is not None and value != defaults.get(name):
+            raise ConfigurationError(
+                f"{name}={value!r} of {where} can not be honoured: Draftree aligns two tokenizers by their bytes and "
+                "widens its window until both agree; leave it out"
+            )
 
 
 def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> None:
@@ -85,11 +117,7 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
     Raises:
         InvalidRequestError: names the input.
     """
-    strange = [name for name, value in inputs.items() if name not in _KNOWN_INPUTS and value is not None]
-    if strange:
-        raise InvalidRequestError(
-            f"{', '.join(strange)} can not be honoured: Draftree reads token ids with an attention mask only; {WITHOUT}"
-        )
+    _refuse_strange(inputs)
     cache = inputs.get("past_key_values")
     if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
         raise InvalidRequestError(
@@ -101,13 +129,43 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
     if input_ids.dim() != 2 or not input_ids.numel():
         raise InvalidRequestError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, length) with a token")
     pads = num_pads(input_ids, inputs.get("attention_mask"))
-    _refuse_positions(inputs.get("position_ids"), pads, input_ids)
+    if not has_images(inputs):
+        _refuse_positions(inputs.get("position_ids"), pads, input_ids)
     longest = max_length - min(pads)
     if longest > context:
         room = context - (input_ids.shape[1] - min(pads))
         raise InvalidRequestError(
             f"prompt and output may have {longest} tokens, but the model's context holds {context}: "
             + (f"set max_new_tokens to {room} at most" if room > 0 else "shorten the prompt")
+        )
+
+
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Whether the prompts hold images, as pixels or encoded."""
+    encoded = inputs.get("mm_encoder_outputs") or {}
+    return encoded.get("image") is not None or any(
+        value is not None for name, value in inputs.items() if name.startswith("pixel_values")
+    )
+
+
+def _refuse_strange(inputs: Mapping[str, Any]) -> None:
+    """Raise where there is more than token ids with a mask, and images with what goes with them."""
+    given = {name for name, value in inputs.items() if name not in _KNOWN_INPUTS and value is not None}
+    given -= {name for name in _TOKEN_KINDS if name in given and not bool(inputs[name].any())}
+    encoded = {name for name, value in (inputs.get("mm_encoder_outputs") or {}).items() if value is not None}
+    given.discard("mm_encoder_outputs")
+    others = {name for name in given | encoded if any(word in name for word in _OTHER_MEDIA)}
+    if others:
+        raise InvalidRequestError(
+            f"{', '.join(sorted(others))} can not be honoured: of other inputs than text Draftree reads images only, "
+            f"neither video nor audio; {WITHOUT}"
+        )
+    if has_images(inputs):
+        given = {name for name in given if not name.startswith(_WITH_IMAGES)}
+    if given:
+        raise InvalidRequestError(
+            f"{', '.join(sorted(given))} can not be honoured: Draftree reads token ids with an attention mask, and "
+            f"images; {WITHOUT}"
         )
 
 
@@ -134,9 +192,14 @@ def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tens
         return
     length = input_ids.shape[1]
     plain = torch.arange(length, device=positions.device)
-    if positions.dim() == 2 and positions.shape[-1] == length:
-        rows = zip(positions.expand(len(pads), -1), pads, strict=True)
-        if all(torch.equal(row[skipped:], plain[: length - skipped]) for row, skipped in rows):
+    if positions.dim() in (2, 3) and positions.shape[-1] == length:
+        kinds = positions.expand(-1, len(pads), -1) if positions.dim() == 3 else positions.expand(1, len(pads), -1)
+        rows = [
+            (row[skipped:], plain[: length - skipped])
+            for kind in kinds
+            for row, skipped in zip(kind, pads, strict=True)
+        ]
+        if all(torch.equal(given, counted) for given, counted in rows):
             return
     raise InvalidRequestError(
         f"position_ids can not be honoured: Draftree counts each row's tokens from 0 behind its padding; leave them "

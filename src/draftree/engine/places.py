@@ -121,7 +121,8 @@ class Places:
                 sequence.fail(error)
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
-        found = self._beginning(sequence.history.tokens[: sequence.num_copyable], earlier)
+        copyable = sequence.history.tokens[: sequence.num_copyable]
+        found = Beginning() if sequence.opens else self._beginning(copyable, earlier)
         if found.later >= found.length + MIN_SHARED:
             return  # another is about to read that much of it
         if found.length < MIN_SHARED:
@@ -146,7 +147,7 @@ class Places:
         slot = None if kept is None else kept.slot
         later = 0
         for other in earlier if self._shares else ():
-            if other.slot is None:
+            if other.slot is None or other.opens is not None:
                 continue
             alike = common(other.history.tokens, prompt)
             if min(alike, other.slot.length) > length:
@@ -166,6 +167,8 @@ class Places:
                 return slot
         self.prefixes.evict(self._num_open() + 1 - self._most_open())
         self._reserve(self._num_open() + 1, [sequence])
+        if sequence.opens is not None:
+            return sequence.opens()
         return target.open() if found.slot is None else target.fork(found.slot, found.length)
 
     def _num_open(self) -> int:
@@ -197,7 +200,7 @@ class Places:
     def leave(self, sequence: WritingSequence, *, may_keep: bool) -> None:
         """Take a sequence's slot and drafter state from it."""
         slot, sequence.slot = sequence.slot, None
-        if slot is not None and may_keep:
+        if slot is not None and may_keep and sequence.opens is None:
             self.prefixes.keep(slot, sequence.history.tokens)
         elif slot is not None:
             self._parts.target.close(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,8 @@ class WritingSequence:
         self.rank = (priority, 0)
         """Its place in the order of service; the scheduler's."""
         self.slot: Slot | None = None
+        self.opens: Callable[[], Slot] | None = None
+        """Opens a slot that holds the beginning of the prompt, where tokens alone do not say what it is; else None."""
         self.draft_state: Any = None
         self.plan_state: Any = None
         self.counts = SequenceCounts()

@@ -43,6 +43,7 @@ class Pass(Protocol):
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("draftree_pass", default=None)
+_RECORD: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("draftree_record", default=None)
 
 
 @contextmanager
@@ -53,6 +54,17 @@ def announced(current: Pass) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+    """Keys and values of the calls inside that are of no pass, by layer: shape (batch, kv_heads, rows, dim)."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    token = _RECORD.set(found)
+    try:
+        yield found
+    finally:
+        _RECORD.reset(token)
 
 
 def _attention(
@@ -70,13 +82,22 @@ def _attention(
 ) -> tuple[Tensor, None]:
     current = _CURRENT.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = LayerCall(int(module.layer_idx), scale, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
+    # attentions outside of the decoder, such as those of images, need not know their layer
+    call = LayerCall(int(getattr(module, "layer_idx", -1)), scale, sliding_window, softcap, s_aux)
     if current is not None:
         return current.attend(call, query, key, value), None
-    if attention_mask is None:
+    record = _RECORD.get()
+    if record is not None:
+        record[call.layer] = (key, value)
+    if attention_mask is None and kwargs.get("is_causal", getattr(module, "is_causal", True)) is not False:
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         attention_mask = seen.tril(key.shape[2] - query.shape[2])[None, None]
-    mixed = attend(query, key, value, call=call, mask=additive(attention_mask, query.dtype))
+    mask = attention_mask
+    if mask is not None:
+        if mask.dtype == torch.bool:  # a row of padding sees nothing, and softmax of nothing is NaN
+            mask = mask | ~mask.any(dim=-1, keepdim=True)
+        mask = additive(mask, query.dtype)
+    mixed = attend(query, key, value, call=call, mask=mask)
     return mixed.transpose(1, 2).contiguous(), None
 
 
@@ -95,6 +116,17 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     from transformers.masking_utils import sdpa_mask
 
     return sdpa_mask(*args, **kwargs)
+
+
+def use_in_decoder(model: Any) -> None:
+    """Set our attention in the layers that write text; what reads images keeps its own."""
+    register()
+    text = model.config.get_text_config()
+    inside = [key for key in model.config.sub_configs if getattr(model.config, key, None) is text]
+    if text is not model.config and not inside:
+        model.set_attn_implementation(NAME)
+        return
+    model.set_attn_implementation({"": NAME, **dict.fromkeys(inside, NAME)})
 
 
 def register() -> None:
@@ -175,3 +207,19 @@ class ProbePass:
         visible = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=query.device).tril()
         mixed = attend(query, key, value, call=call, mask=additive(visible, query.dtype))
         return mixed.transpose(1, 2).contiguous()
+
+
+@torch.inference_mode()
+def windows_of_masks(model: Any) -> set[int]:
+    """Windows of the masks that a model makes for itself; its attention implementation stays what it was."""
+    if not model._can_set_attn_implementation():
+        return set()
+    config = model.config.get_text_config()
+    before, probe = config._attn_implementation, ProbePass()
+    use_in_decoder(model)
+    try:
+        with announced(probe):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+    finally:
+        model.set_attn_implementation(before)
+    return probe.windows_of_masks

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import Extend, LanguageModel, Part
+from draftree.models.own_forward import prompt_inputs
 
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
@@ -95,7 +96,7 @@ def tokens_of_check(vocab: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def judge(model: Any) -> Judgement:
-    """Score every branch alone, without a cache.
+    """Score every branch alone, without a cache, with the inputs that `generate` makes.
 
     Args:
         model: the transformers model.
@@ -106,7 +107,7 @@ def judge(model: Any) -> Judgement:
     branch: tuple[int, ...]
     for branch in BRANCHES:
         tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + n] for n in branch)]], device=model.device)
-        rows = model(input_ids=tokens, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]
+        rows = model(**prompt_inputs(model, tokens, use_cache=False)).logits[0, PREFIX_LENGTH - 1 :]
         logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
     return Judgement(ids, logits)
 

@@ -31,6 +31,21 @@ def context_length(config: Any) -> int:
     return limit
 
 
+def turning_length(config: Any) -> int | None:
+    """Positions beyond which the rotary angles of all keys depend on how long the text is; None where they never do.
+
+    Under `generate` keys that are stored keep the angles of the pass that made them, one pass a token. Passes over
+    drafts would give them other angles.
+    """
+    limits = []
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope":
+            limits.append(int(rope["original_max_position_embeddings"]))
+        elif rope.get("rope_type") == "dynamic":
+            limits.append(int(config.max_position_embeddings))
+    return min(limits, default=None)
+
+
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
     """The rotary settings: one of all layers, or one for each kind of layer."""
     settings = getattr(config, "rope_parameters", None) or {}

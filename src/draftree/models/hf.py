@@ -7,7 +7,7 @@ into our slots and attends over prefix and ancestors. Positions go by depth.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
-from draftree.models.attention import NAME, ProbePass, announced, register
+from draftree.models.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.base import Extend, Part
 from draftree.models.context import context_length
 from draftree.models.identity import fingerprint
+from draftree.models.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.own_forward import ReadPrompt, offsets_of, prompt_inputs
 from draftree.models.packing import weight_bytes
 from draftree.models.passes import SlotPass, is_run, plan_blocks
 from draftree.models.sketch import Outcome, Stretch
@@ -30,8 +32,6 @@ from draftree.models.slotted import SlottedModel, asked_rows
 from draftree.models.static.buckets import WORD_BITS, Shapes
 from draftree.models.static.passes import StaticPasses
 from draftree.models.torch_layers import TorchLayers
-
-KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
 class HFModel(SlottedModel):
@@ -49,7 +49,6 @@ class HFModel(SlottedModel):
     """
 
     def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:
-        register()
         self.model: Any = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size = int(self.config.vocab_size)
@@ -63,9 +62,12 @@ class HFModel(SlottedModel):
         num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, num_layers)
         self.fingerprint = fingerprint(model)
-        model.set_attn_implementation(NAME)
+        use_in_decoder(model)
         probe = self._probe(num_layers)
         self.calls = probe.calls
+        # what a layer sees without a window of its own is forgotten by the cache of generate: texts end before that
+        forgotten = [window for layer, window in cache_windows(self.config).items() if self._sees_all(layer)]
+        self.max_length = min([self.max_length, *forgotten])
         pool = SlotPool(
             probe.shapes,
             dtype=self.dtype,
@@ -86,6 +88,9 @@ class HFModel(SlottedModel):
             min_rows=min(self.row_buckets, default=1),
             row_bytes=self.vocab_size * max(LOGIT_BYTES, self.dtype.itemsize),
         )
+
+    def _sees_all(self, layer: int) -> bool:
+        return layer in self.calls and self.calls[layer].window is None
 
     @property
     def num_warm_ups(self) -> int:
@@ -108,7 +113,7 @@ class HFModel(SlottedModel):
     def attach(self, model: Any) -> None:
         """Go on with the model that was let go by `release`."""
         self.model = model
-        model.set_attn_implementation(NAME)
+        use_in_decoder(model)
         self._layers.bind(model)
 
     def release(self) -> None:
@@ -121,17 +126,10 @@ class HFModel(SlottedModel):
 
     def _require_attention_only(self) -> None:
         kind = type(self.model).__name__
-        if getattr(self.model, "_is_stateful", False):
-            raise UnsupportedModelError(
-                f"{kind} keeps a recurrent state, which can not be rolled back after a rejected draft: "
-                "use a model whose layers all attend"
-            )
-        strange = set(getattr(self.config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES
+        refuse_state(self.model)
+        strange = layer_types(self.config) - KNOWN_LAYER_TYPES
         if strange:
-            raise UnsupportedModelError(
-                f"{kind} has layers of type {', '.join(sorted(strange))}, whose state can not be rolled back: "
-                "use a model whose layers all attend"
-            )
+            raise UnsupportedModelError(f"{kind} has layers of type {', '.join(sorted(strange))}")
         if not self.model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
 
@@ -166,6 +164,32 @@ class HFModel(SlottedModel):
         return logits if logits.dtype == torch.float64 else logits.float()
 
     @torch.inference_mode()
+    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+        """Read prompts by the model's own forward; padding is left out of what is kept."""
+        rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **given)
+        with recorded() as calls:
+            logits = self.model(**inputs).logits[:, -1].float()
+        width = input_ids.shape[1]
+        lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
+        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        found = []
+        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+            layers = {
+                layer: (keys[row, :, width - length : -1], values[row, :, width - length : -1])
+                for layer, (keys, values) in calls.items()
+            }
+            found.append(ReadPrompt(layers, length, 0, offset, logits[row]))
+        return found
+
+    def adopt(self, prompt: ReadPrompt) -> KVSlot:
+        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
+        assert set(prompt.layers) == set(self.calls), "every layer that attends was recorded"
+        slot = self._pool.adopt(prompt.layers, prompt.length - 1)
+        slot.offset = prompt.offset
+        return slot
+
+    @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
         if self.static is not None and stretch.is_whole(self.num_layers):
@@ -176,6 +200,11 @@ class HFModel(SlottedModel):
         return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
 
     def _require_layers(self, part: Part) -> None:
+        if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
+            raise UnsupportedModelError(
+                f"{self.kind} shares keys and values between its layers, so no part of them can run alone: take a "
+                "drafter that needs no part of the model"
+            )
         self._layers.require(part)
 
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
@@ -185,7 +214,7 @@ class HFModel(SlottedModel):
         for job in order:
             slot = kv_slot(jobs[job].slot)
             tokens.extend(jobs[job].tokens)
-            positions.extend(slot.length - 1 + slot.depths[node] for node in nodes[job])
+            positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
         current = self._plan([kv_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
         asked = asked_rows(jobs, order)
         padding = self._padding(len(tokens))

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.models.attention import windows_of_masks
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.context import context_length
+from draftree.models.layer_state import cache_windows, refuse_state
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
 from draftree.models.packing import weight_bytes
 
 
 class CacheSlot(Slot):
     """A slot with a transformers cache. Mutated by its model only."""
 
-    __slots__ = ("_length", "cache", "tentative")
+    __slots__ = ("_length", "cache", "num_pads", "offset", "tentative")
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, *, num_pads: int = 0, offset: int = 0) -> None:
         self.cache = cache
         self._length = 0
         self.tentative = 0
+        self.num_pads = num_pads
+        """Tokens of padding that lie before the prefix, unseen."""
+        self.offset = offset
+        """How far positions are ahead of places."""
 
     @property
     def length(self) -> int:
@@ -62,17 +68,17 @@ class CachedModel(LanguageModel):
     def __init__(self, model: Any) -> None:
         self.model: Any = model.eval()
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if getattr(model, "_is_stateful", False) or any("linear" in kind or "conv" in kind for kind in kinds):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} keeps a recurrent state, which can not be rolled back after a rejected "
-                "draft: use a model whose layers all attend"
-            )
+        refuse_state(model)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
+        windows = set(cache_windows(config).values())
+        if windows:
+            # where the model's own mask has no window the cache of generate forgets what it would see
+            self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
         self.supports_trees = False
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes_positions = takes_positions(model)
 
     @property
     def footprint(self) -> Footprint:
@@ -106,6 +112,36 @@ class CachedModel(LanguageModel):
         return CacheSlot(DynamicCache())
 
     @torch.inference_mode()
+    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+        """Read prompts by the model's own forward as `generate` does; padding stays where it is."""
+        from transformers import DynamicCache
+
+        cache: Any = DynamicCache()
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=True, past_key_values=cache, **given)
+        logits = self.model(**inputs).logits[:, -1].float()
+        width = input_ids.shape[1]
+        lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
+        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        found = []
+        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+            layers = {
+                place: (layer.keys[row], layer.values[row])
+                for place, layer in enumerate(cache.layers)
+                if layer.keys is not None
+            }
+            found.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
+        return found
+
+    @torch.inference_mode()
+    def adopt(self, prompt: ReadPrompt) -> CacheSlot:
+        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
+        slot = self.open()
+        for layer, (keys, values) in prompt.layers.items():
+            slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
+        slot.num_pads, slot.offset, slot._length = prompt.num_pads, prompt.offset, prompt.length - 1
+        return slot
+
+    @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass for each job."""
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
@@ -118,12 +154,16 @@ class CachedModel(LanguageModel):
             count = len(job.tokens)
             asked = list(range(count) if job.logits_at is None else job.logits_at)
             rows = torch.tensor(asked or [0], device=self.device)  # the head can not be asked for no row at all
+            positions = torch.arange(start, start + count, device=self.device) + slot.offset
+            seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
+            seen[:, : slot.num_pads] = 0
             output = self.model(
                 input_ids=torch.tensor([list(job.tokens)], device=self.device),
-                attention_mask=torch.ones(1, start + count, dtype=torch.long, device=self.device),
+                attention_mask=seen,
                 past_key_values=slot.cache,
                 use_cache=True,
                 **({"logits_to_keep": rows} if self._rows_keyword else {}),
+                **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
             )
             slot.tentative += count
             logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
@@ -160,7 +200,7 @@ class CachedModel(LanguageModel):
         """Copy the prefix into a new slot."""
         source = _slot(slot)
         assert length is None or 0 <= length <= source.length, "a prefix is cut, not lengthened"
-        twin = CacheSlot(copy.deepcopy(source.cache))
+        twin = CacheSlot(copy.deepcopy(source.cache), num_pads=source.num_pads, offset=source.offset)
         twin._length, twin.tentative = source.length, source.tentative
         twin.set_length(source.length if length is None else length)
         return twin

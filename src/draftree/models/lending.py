@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from draftree.models.hf import HFModel
 from draftree.models.hf_cache import CachedModel
 from draftree.models.loading import LoadedModel, behind_seam
+from draftree.models.own_forward import padding_counts
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class _Loan:
     wrapped: HFModel | CachedModel | None = None
     facts: tuple[Any, ...] = ()
     depth: int = 0
+    padding_counts: bool | None = None
 
 
 _LOANS: WeakKeyDictionary[Any, _Loan] = WeakKeyDictionary()
@@ -63,12 +65,21 @@ def borrowed(model: Any) -> Iterator[LoadedModel]:
                 module.training = True
 
 
+def is_padding_counted(model: Any) -> bool:
+    """Whether padding before a prompt changes what a borrowed model makes of it; seen once, then kept."""
+    loan = _LOANS[model]
+    with loan.lock:
+        if loan.padding_counts is None:
+            loan.padding_counts = padding_counts(model)
+        return loan.padding_counts
+
+
 def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
     facts = _facts(model)
     if loan.depth > 1 and loan.wrapped is not None:
         return loan.wrapped  # borrowed by the borrower: one model serves both
     if loan.wrapped is None or loan.facts != facts:
-        loan.wrapped = None
+        loan.wrapped = loan.padding_counts = None
         loan.wrapped, loan.facts = behind_seam(model, type(model).__name__), facts
     else:
         loan.wrapped.attach(model)

@@ -260,8 +260,10 @@ def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
     try:
         result = check(cached, wanted)
     except Exception as reason:  # as above
+        logger.info("%s: fails token by token: %s", kind, first_line(reason))
         raise UnsupportedModelError(
-            f"{kind} fails token by token ({first_line(reason)}): its kind can not be decoded here"
+            f"{kind} does not go on from the keys and values that it stores, token by token: its kind can not be "
+            "decoded here"
         ) from reason
     if not result.chains_ok:
         raise UnsupportedModelError(

@@ -51,7 +51,8 @@ def total(footprints: Iterable[Footprint]) -> Footprint:
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:
     """About what a row takes between the operators of a layer, by the sizes that a model's settings name."""
     hidden = int(config.hidden_size)
-    inner = int(getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden)
+    named = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
+    inner = max(map(int, named)) if isinstance(named, (list, tuple)) else int(named)  # one for each layer
     return (6 * hidden + 3 * inner) * dtype.itemsize
 
 

@@ -102,6 +102,7 @@ class Sketch:
         self.nodes = KVSlot(slot.index)
         """The tree as passes read one: behind the same prefix, at the same places."""
         self.nodes.copy_prefix(slot.length)
+        self.nodes.offset = slot.offset
         self._places: dict[tuple[int, int], int] = {}
         self._hidden: list[Tensor] = []
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
 import torch
+from torch import Tensor
 
 from draftree.core.tree import is_path, is_rooted
 from draftree.models.base import Extend, Slot
@@ -116,7 +117,22 @@ class SlotPool:
         target = self.open()
         self.memory.copy(slot.index, target.index, count)
         target.copy_prefix(count)
+        target.offset = slot.offset
         return target
+
+    def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
+        """A new slot whose prefix was read elsewhere.
+
+        Args:
+            layers: keys and values of all layers, shape (kv_heads, length, dim).
+            length: tokens of the prefix.
+        """
+        slot = self.open()
+        if length > self.memory.length:
+            self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
+        self.memory.write(slot.index, layers, length)
+        slot.copy_prefix(length)
+        return slot
 
     def append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
         """Note the jobs' tokens in these slots; the nodes that they are there."""

@@ -32,7 +32,7 @@ CLOSED = -1
 class KVSlot(Slot):
     """A slot's bookkeeping. Mutated by its model only."""
 
-    __slots__ = ("_length", "depths", "index", "parents", "sketch")
+    __slots__ = ("_length", "depths", "index", "offset", "parents", "sketch")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -40,6 +40,8 @@ class KVSlot(Slot):
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.sketch: Sketch | None = None
+        self.offset = 0
+        """How far positions are ahead of places: images may take fewer positions than tokens."""
 
     @property
     def length(self) -> int:
@@ -256,6 +258,13 @@ class KVMemory:
         for pair in self._stores:
             for store in pair:
                 store[target, :, :, :length] = store[source, :, :, :length]
+
+    @torch.inference_mode()
+    def write(self, slot: int, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> None:
+        """Put the first `length` tokens of a slot: keys and values of all layers, shape (kv_heads, length, dim)."""
+        for layer, (keys, values) in layers.items():
+            self.keys[layer][slot, :, :length] = keys
+            self.values[layer][slot, :, :length] = values
 
     @torch.inference_mode()
     def scrub(self, slot: int) -> None:
