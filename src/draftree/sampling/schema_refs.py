@@ -63,6 +63,8 @@ class References:
         self._bases: dict[int, str] = {}
         self._paths: dict[int, str] = {}
         self._by_uri: dict[str, Any] = {"": root}
+        self._targets: dict[int, Any] = {}
+        self._ends: dict[int, Any] = {}
         self._index(root, "", "#")
 
     def reachable(self) -> Iterator[tuple[dict[str, Any], str]]:
@@ -94,7 +96,9 @@ class References:
             if id(schema) in seen:
                 raise SchemaError(self._paths[id(schema)], f"'$ref' {schema['$ref']!r} refers to itself")
             seen.add(id(schema))
-            schema = self._target(schema)
+            # what was followed before ends the chain at once: chains are long where each part refers to the next
+            schema = self._ends[id(schema)] if id(schema) in self._ends else self._target(schema)
+        self._ends.update(dict.fromkeys(seen, schema))
         return schema
 
     def resolved(self, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
@@ -161,6 +165,11 @@ class References:
             raise SchemaError(path, f"{uri!r} is the name of another part of the schema as well")
 
     def _target(self, schema: dict[str, Any]) -> Any:
+        if id(schema) not in self._targets:
+            self._targets[id(schema)] = self._find(schema)
+        return self._targets[id(schema)]
+
+    def _find(self, schema: dict[str, Any]) -> Any:
         path, ref = self._paths[id(schema)], schema["$ref"]
         if not isinstance(ref, str):
             raise SchemaError(path, f"'$ref' is {ref!r}: it must be text")
