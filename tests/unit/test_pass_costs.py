@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,19 +42,16 @@ def log() -> list[str]:
     return []
 
 
-def measured(model: Queueing, monkeypatch: pytest.MonkeyPatch, rows: Sequence[int]) -> dict[int, float]:
+def measured(model: Queueing, rows: Sequence[int]) -> dict[int, float]:
     def clock() -> float:
         model.log.append("clock")
         return model.seconds
 
-    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=clock))
-    return costs.measure_costs(model, max_rows=rows[-1], rows=rows)
+    return costs.measure_costs(model, max_rows=rows[-1], rows=rows, clock=clock)
 
 
-def test_the_device_is_waited_for_before_and_behind_each_timed_pass(
-    log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = measured(Queueing(log, num_warm_ups=2), monkeypatch, (1, 4))
+def test_the_device_is_waited_for_before_and_behind_each_timed_pass(log: list[str]) -> None:
+    found = measured(Queueing(log, num_warm_ups=2), (1, 4))
     timed = ["wait", "clock", "pass {0}", "wait", "clock"]
     wanted = [f"pass {costs.PREFIX}", "pass 1"]
     for rows in (1, 4):
@@ -64,10 +60,8 @@ def test_the_device_is_waited_for_before_and_behind_each_timed_pass(
     assert found == {1: 1.0, 4: 4.0}
 
 
-def test_a_model_without_warm_ups_still_runs_its_head_once_before(
-    log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = measured(Queueing(log, num_warm_ups=0), monkeypatch, (1, 2, 8))
+def test_a_model_without_warm_ups_still_runs_its_head_once_before(log: list[str]) -> None:
+    found = measured(Queueing(log, num_warm_ups=0), (1, 2, 8))
     assert log[:3] == [f"pass {costs.PREFIX}", "pass 1", "wait"]
     assert found == {1: 1.0, 2: 2.0, 8: 8.0}
 

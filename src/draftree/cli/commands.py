@@ -186,19 +186,25 @@ def invoke(arguments: Sequence[str]) -> int:
     command = get_command(app)
     try:
         if COMPLETION_VARIABLE in os.environ:
-            command.main(list(arguments), prog_name=PROGRAM)
+            return complete(command, arguments)
         # not the command's own main: that turns Ctrl-C and closed pipes into statuses and texts of its own
         with command.make_context(PROGRAM, list(arguments)) as context:
             context.command.invoke(context)
-    except SystemExit as leaving:
-        # completion leaves the program by itself
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except typer.Exit as leaving:
         return leaving.exit_code
     except typer.Abort as aborted:
         raise KeyboardInterrupt from aborted
     except UsageError as error:
         return explain(error)
+    return 0
+
+
+def complete(command: Any, arguments: Sequence[str]) -> int:
+    """Answer a shell that completes a command line; returns the exit status."""
+    try:
+        command.main(list(arguments), prog_name=PROGRAM)
+    except SystemExit as leaving:  # completion leaves the program by itself
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     return 0
 
 
