@@ -515,3 +515,29 @@ def test_optional_parts_are_counted_in_each_rule_of_a_grammar() -> None:
         SamplingParams(grammar="root ::= " + "[a-z]? " * 300)
     SamplingParams(grammar="root ::= " + '"???" ' * 300 + r"[?\?]" + "".join(f'\nr{i} ::= "a"?' for i in range(300)))
     SamplingParams(regex=r"\?" * 300 + "[?]" * 300)
+
+
+def properties(count: int, **more: Any) -> dict[str, Any]:
+    return {**OBJECT, "properties": {f"p{place}": INTEGER for place in range(count)}, **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (properties(513, additionalProperties=True), "513 properties stand beside additional ones"),
+        (properties(513, unevaluatedProperties=STRING), "513 properties stand beside additional ones"),
+        (properties(100, minProperties=50), "make 5000, and at most 2048"),
+        (properties(100, maxProperties=50), "make 5000, and at most 2048"),
+        ({**ARRAY, "prefixItems": [properties(40, minProperties=30 + n) for n in range(3)]}, "make 3720"),
+    ],
+)
+def test_properties_that_take_long_to_compile_are_bounded(schema: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        guide(schema)
+
+
+def test_properties_that_compile_soon_are_allowed() -> None:
+    names = [f"p{place}" for place in range(600)]
+    assert accepts(properties(600, required=names), dict.fromkeys(names, 1))
+    assert accepts(properties(20, additionalProperties=INTEGER, minProperties=1), {"p3": 1, "x": 2})
+    assert accepts(properties(40, minProperties=2, maxProperties=4), {"p3": 1, "p5": 2})
