@@ -13,6 +13,8 @@ MAX_CHARACTERS = 2**15
 MAX_DEPTH = 128
 """Brackets of a regular expression or of a grammar within each other."""
 
+MAX_OPTIONAL = 48
+"""Optional parts of an expression or of one rule of a grammar; compiling takes time in the square of them."""
 MAX_PARTS = 4096
 """Repeated parts of an expression, each counted as often as it may stand in a text; * and + count once."""
 
@@ -25,6 +27,11 @@ _NAME_OR_SYMBOL = re.compile(r"\{(\d*)(,?)(\d*)\}|[\w-]+|\S")
 _GROUP_MARK = re.compile(r"\(\?(?!:|<[A-Za-z_]\w*>)")
 _TWO_QUANTIFIERS = re.compile(r"[*+?}][*+]")
 _CODE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|.)", flags=re.DOTALL)
+_CODE_POINT = re.compile(
+    r"\\(?:\\|x([0-9a-fA-F]+)|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|U([0-9a-fA-F]{8})|.)", flags=re.DOTALL
+)
+"""Escapes as xgrammar reads them: all digits behind an x are one number."""
+_OPTIONAL = re.compile(r"\?|[(|]\s*(?=[)|])")
 _CONTROL = re.compile(r"\\[nrtfv0c]")
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 
@@ -33,13 +40,17 @@ def require_bounded_regex(text: str) -> None:
     """Raise ValueError for a regular expression that is too long, too deep or no text."""
     bare = _ESCAPES_AND_CLASSES.sub(".", text)
     _require_bounded(text, bare)
-    _require_few_parts(_SYMBOL, re.sub(r"\(\?(?:[:=!]|<\w*>)", "(", bare))
+    expression = re.sub(r"\(\?(?:[:=!]|<\w*>)", "(", bare)
+    _require_few_optional(expression)
+    _require_few_parts(_SYMBOL, expression)
 
 
 def require_bounded_grammar(text: str) -> None:
     """Raise ValueError for EBNF that is too long, too deep or no text."""
     bare = _LITERALS.sub(lambda found: "" if found[0][0] == "#" else ".", text)
     _require_bounded(text, bare)
+    for rule in bare.split("::="):
+        _require_few_optional(rule)
     _require_few_parts(_NAME_OR_SYMBOL, bare)
 
 
@@ -50,6 +61,12 @@ def _require_bounded(text: str, bare: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"character {error.start} is half of a surrogate pair, which is no character") from error
+    for found in _CODE_POINT.finditer(text):
+        digits = next(filter(None, found.groups()), "").lstrip("0")
+        if len(digits) == 4 and 0xD800 <= int(digits, 16) <= 0xDFFF:
+            raise ValueError(
+                f"{found[0]} is half of a surrogate pair, which is no character: write the character that is meant"
+            )
     if "\0" in text:
         raise ValueError(f"character {text.index(chr(0))} is null, which no text may have: leave it out")
     depth = 0
@@ -57,6 +74,16 @@ def _require_bounded(text: str, bare: str) -> None:
         depth += (bracket in "([{") - (bracket in ")]}")
         if depth > MAX_DEPTH:
             raise ValueError(f"its brackets are nested deeper than {MAX_DEPTH} levels: flatten it")
+
+
+def _require_few_optional(expression: str) -> None:
+    """Bound optional parts; escapes, classes and literals are single characters here."""
+    count = len(_OPTIONAL.findall(expression))
+    if count > MAX_OPTIONAL:
+        raise ValueError(
+            f"it has {count} optional parts (by ? or an empty alternative), and at most {MAX_OPTIONAL} are compiled: "
+            "write a repetition such as {0,3}, or alternatives"
+        )
 
 
 def _require_few_parts(symbols: re.Pattern[str], bare: str) -> None:
@@ -85,6 +112,8 @@ def unenforced(pattern: str) -> str | None:
     bare = _bare(pattern)
     if "^" in bare[1:] or "$" in bare[:-1]:
         return "^ and $ may stand at its ends only, where they say what holds anyway"
+    if any(len(found[1] or "") > 2 for found in _CODE_POINT.finditer(pattern)):
+        return "the escape \\x with more than two digits behind it is read as one number: write \\u and four digits"
     letters = (found[1] for found in _ESCAPE.finditer(pattern) if found[1].isascii() and found[1].isalpha())
     letter = next((letter for letter in letters if letter not in _KNOWN_ESCAPES), None)
     if letter is not None:

@@ -2,8 +2,8 @@
 
 A schema comes from a request, so its size is bounded before anything recursive touches it. What is allowed compiles in
 the end: for 49,000 tokens (xgrammar 0.2.8, one busy core of an AMD EPYC) 64 nested arrays take 0.1 s, an enum of 5,000
-strings 0.14 s, 300 properties beside additional ones 7 s, and 1,000 of them 52 s, which no request waits for
-(`compilations.py`).
+strings 0.14 s, 300 properties beside additional ones 7 s, and 1,000 of them would take 52 s. What takes longer than a
+request waits goes on in the background (`compilations.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ MAX_VALUES = 8192
 """Objects, arrays, strings, numbers and constants in a schema, keywords not counted."""
 MAX_CHARACTERS = 2**18
 """Characters of a schema, as JSON text."""
+MAX_FREE = 512
+"""Properties of a schema in objects that allow additional ones."""
+MAX_COUNTED = 2048
+"""Properties of an object times its 'minProperties' or 'maxProperties', of all objects of a schema together."""
 
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
 _DATE = (
@@ -83,12 +87,39 @@ def prepare_schema(text: str) -> str:
         gap = next(gaps(schema, references.follow, is_name=id(schema) in names), None)
         if gap is not None:
             raise SchemaError(path, f"{gap}: leave it out, and check the finished text")
+    _require_few_properties([schema for schema, _ in schemas])
     resolved = references.resolved(_enforceable)
     try:
         _require_bounded(resolved)
     except ValueError as error:
         raise SchemaError("#", f"with its references resolved, {error}") from error
     return json.dumps(resolved, ensure_ascii=False)
+
+
+def _require_few_properties(schemas: Iterable[dict[str, Any]]) -> None:
+    """Bound what compiles in more than linear time.
+
+    Raises:
+        SchemaError: there is more of it.
+    """
+    free = counted = 0
+    for schema in schemas:
+        named = schema.get("properties")
+        count = len(named) if isinstance(named, dict) else 0
+        if any(schema.get(word, False) is not False for word in ("additionalProperties", "unevaluatedProperties")):
+            free += count
+        bounds = [schema.get(word, 0) for word in ("minProperties", "maxProperties")]
+        # a bound above the number of properties costs no more than that number
+        most = max(min(bound, count) for bound in [*bounds, 0] if isinstance(bound, int)) if count else 0
+        counted += count * most if most > 1 else 0
+    if free > MAX_FREE:
+        raise SchemaError("#", f"{free} properties stand beside additional ones, and at most {MAX_FREE} are compiled")
+    if counted > MAX_COUNTED:
+        raise SchemaError(
+            "#",
+            f"'minProperties' and 'maxProperties' times the number of properties make {counted}, and at most "
+            f"{MAX_COUNTED} are compiled: use 'required' instead",
+        )
 
 
 def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
