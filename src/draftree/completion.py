@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftree.core.errors import DraftreeError, GenerationError
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
 from draftree.verifiers.base import Promise
 
@@ -179,3 +181,15 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         kernels_reason=sequence.kernels_reason,
         promise=sequence.promise,
     )
+
+
+def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
+    """Raise what sequences failed with, and hand over what the others gave."""
+    errors = [sequence.error for sequence in sequences if sequence.error is not None]
+    if not errors:
+        return
+    first = errors[0]
+    # of one text, or of a request that was refused as a whole
+    if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
+        raise first
+    raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first

@@ -15,19 +15,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from draftree.arguments import Messages, Params, Prompt, limits_of, one_params, params_for, prompt_list, require_single
 from draftree.assembly import build_parts, choose_methods
-from draftree.completion import Completion, completion_of
+from draftree.completion import Completion, completion_of, raise_failures
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.errors import ConfigurationError, DraftreeError, GenerationError, InvalidRequestError
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import KEEP, Engine, Limits, Update
+from draftree.engine.engine import KEEP, Engine, Update
 from draftree.engine.prefixes import PrefixStats
 from draftree.engine.reading import BESIDE
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import ProgressBar
-from draftree.requests import Messages, Params, Prompt, Requests, one_params, params_for, prompt_list
+from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
@@ -91,10 +91,7 @@ class LLM:
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if max_batch_size is not None:
-            require_count("max_batch_size", max_batch_size, least=1)
-        require_count("read_beside", read_beside, least=1)
-        require_count("keep_prefixes", keep_prefixes, least=0)
+        limits = limits_of(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
         methods = choose_methods(draft, verify, plan)
         trusts = trust_remote_code
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
@@ -110,7 +107,6 @@ class LLM:
             trust_remote_code=trusts,
         )
         self._target = loaded.model
-        limits = Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
         self._engine = Engine(self._parts, limits, on_round=on_round)
         eos_ids = eos_ids_of(loaded, self._tokenizer)
         self._requests = Requests(
@@ -299,27 +295,3 @@ class LLM:
                     bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
         finally:
             self._engine.abort(sequences)
-
-
-def require_single(params: SamplingParams) -> None:
-    """Refuse several texts where one is streamed."""
-    if params.n != 1:
-        raise InvalidRequestError(f"n={params.n} texts can not be streamed as one: set n=1, or use generate")
-
-
-def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
-    """Raise what sequences failed with, and hand over what the others gave."""
-    errors = [sequence.error for sequence in sequences if sequence.error is not None]
-    if not errors:
-        return
-    first = errors[0]
-    # of one text, or of a request that was refused as a whole
-    if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
-        raise first
-    raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first
-
-
-def require_count(name: str, value: object, *, least: int) -> None:
-    """Refuse what is no whole number of at least so many."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")

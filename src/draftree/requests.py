@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from draftree.arguments import Messages, Prompt, is_id, is_row, shown_value
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
 from draftree.core.noise import Noise
 from draftree.engine.parts import Parts
@@ -17,11 +18,8 @@ from draftree.sampling.grammar import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
 from draftree.text.lexicon import lexicon_of
-from draftree.text.tokenizer import MESSAGE_KEYS, Tokenizer
+from draftree.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, str]]
-Params = SamplingParams | Sequence[SamplingParams] | None
 SEED_BITS = 32
 
 
@@ -66,7 +64,9 @@ class Requests:
             InvalidRequestError: something that can not be honoured.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError(f"priority is {_shown(priority)}: it must be a whole number, lower goes first")
+            raise InvalidRequestError(
+                f"priority is {shown_value(priority)}: it must be a whole number, lower goes first"
+            )
         ids = self.truncated(ids, params)
         limit = self._limit(ids, params)
         self._check_prediction(params)
@@ -214,94 +214,18 @@ class Requests:
             if self._tokenizer is None:
                 raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
             ids = self._tokenizer.encode(prompt) if prompt else []
-        elif _is_row(prompt):
+        elif is_row(prompt):
             ids = list(prompt)
         else:
-            raise InvalidRequestError(f"the prompt is {_shown(prompt)}: give a text, or a list of token ids")
+            raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one character or token")
         vocab_size = self._parts.target.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not _is_id(token):
-                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {_shown(token)}")
+            if isinstance(token, bool) or not is_id(token):
+                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {shown_value(token)}")
             if not 0 <= token < vocab_size:
                 raise InvalidRequestError(
                     f"the prompt holds token {token}, but the vocabulary ends at {vocab_size - 1}"
                 )
         return [int(token) for token in ids]
-
-
-def prompt_list(prompts: Any) -> list[Prompt]:
-    """One prompt or several, as a list of them; arrays and tensors of token ids are read as lists are.
-
-    Raises:
-        InvalidRequestError: it is neither.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Mapping):
-        _refuse_messages([prompts])
-    if not _is_row(prompts):
-        hint = "give its input_ids" if isinstance(prompts, Mapping) else "give a text, token ids, or a list of either"
-        raise InvalidRequestError(f"prompts is {_shown(prompts)}: {hint}")
-    listed = list(prompts)
-    _refuse_messages(listed)
-    is_one_of_ids = bool(listed) and all(map(_is_id, listed))
-    return [listed] if is_one_of_ids else listed
-
-
-def _refuse_messages(prompts: Sequence[Any]) -> None:
-    """Refuse a conversation, or a list of them, in the place of prompts."""
-    rows = (row if isinstance(row, list | tuple) else [row] for row in prompts)
-    if any(isinstance(item, Mapping) and not item.keys().isdisjoint(MESSAGE_KEYS) for row in rows for item in row):
-        raise InvalidRequestError(
-            "prompts holds messages with 'role' and 'content', and generate takes texts or token ids: "
-            "call chat(messages), which formats them by the model's chat template"
-        )
-
-
-def _is_id(value: Any) -> bool:
-    # arrays and tensors of any size have __index__
-    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
-
-
-def _is_row(value: Any) -> bool:
-    """Whether it goes on in an order of its own; a dictionary would give its keys, bytes their numbers."""
-    return isinstance(value, Iterable) and not isinstance(value, Mapping | Set | bytes | bytearray)
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else f"a {type(value).__name__}"
-
-
-def params_for(params: Params, count: int) -> list[SamplingParams]:
-    """Parameters for each of so many prompts.
-
-    Raises:
-        InvalidRequestError: there are more or fewer of them, or they are something else.
-    """
-    if not isinstance(params, Sequence) or isinstance(params, str):
-        return [one_params(params)] * count
-    if len(params) != count:
-        raise InvalidRequestError(
-            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
-        )
-    return [one_params(given) for given in params]
-
-
-def one_params(params: SamplingParams | None) -> SamplingParams:
-    """What was given for one prompt; the defaults where nothing was.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
-    if params is None:
-        return SamplingParams()
-    if isinstance(params, Mapping):
-        raise InvalidRequestError("the sampling parameters are a dictionary: give SamplingParams(**parameters)")
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequestError(
-            f"the sampling parameters are {_shown(params)}: give SamplingParams, such as SamplingParams(temperature=0)"
-        )
-    return params

@@ -53,8 +53,13 @@ def noting(tmp_path: Path) -> str:
     return compiler(tmp_path, f'echo "$@" > {tmp_path}/given; exec cc "$@"')
 
 
-def test_a_built_library_needs_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("both", [("", ""), ("cc", ""), ("", "/nowhere/gcc"), ("env cc", ""), ("cc -O1", "gcc -O1")])
+def test_a_built_library_needs_no_compiler(
+    source: Path, both: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", both[0])
     first = built_library([source])
+    monkeypatch.setenv("CC", both[1])
     monkeypatch.setenv("PATH", "/nowhere")
     assert built_library([source]) == first
 

@@ -151,6 +151,33 @@ def test_the_command_line_gives_permission(own_model: Path, capfd: pytest.Captur
     assert "m" in ran()
 
 
+COMMANDS = {
+    "explain": ["ab", "--draft", "ngram", "--max-tokens", "3", "--no-chat"],
+    "doctor": [],
+    "bench run": ["--draft", "ngram", "--prompts", "prompts.jsonl", "--max-tokens", "3", "--repeats", "1"],
+    "bench passes": ["--rows", "1", "--prefix", "4", "--repeats", "1"],
+    "bench perplexity": ["--text", "text.txt"],
+    "tune layers": ["--prompts", "prompts.jsonl", "--max-tokens", "2", "--trials", "1"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_loads_a_model_takes_the_permission(
+    command: str, own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    Path("text.txt").write_text("abba" * 9, "utf-8")
+    Path("prompts.jsonl").write_text('{"prompt": "ab", "category": "a"}\n' * 4, "utf-8")
+    arguments = [*command.split(), str(own_model), *COMMANDS[command]]
+    assert run(arguments) == 1
+    assert "allow it with" in capfd.readouterr().err
+    assert ran() == ""
+    status = run([*arguments, "--trust-remote-code"])
+    assert status == 0 or (command == "tune layers" and "not kept" in capfd.readouterr().err)
+    assert "m" in ran()
+
+
 def test_a_known_kind_needs_no_code_though_its_settings_name_some(base: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "modeling_own.py").write_text(MODELING, "utf-8")

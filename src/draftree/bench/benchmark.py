@@ -58,6 +58,7 @@ class BenchSettings:
         kernels: what computes passes: "auto", "native", "torch" or "graphs".
         quantization: of the target's weights; None for as they come.
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
         batch: prompts that are written at once.
         peer: whether transformers does the same jobs beside.
     """
@@ -78,6 +79,7 @@ class BenchSettings:
     kernels: str = "auto"
     quantization: str | None = None
     threads: int | None = None
+    trust_remote_code: bool = False
     batch: int = 1
     peer: bool = False
 
@@ -165,7 +167,8 @@ def tokenizer_of(target: LoadedModel) -> Tokenizer:
     Raises:
         ConfigurationError: it has none.
     """
-    tokenizer = None if target.folder is None else load_tokenizer(target.folder)
+    trusts = target.runs_code
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     if tokenizer is None:
         raise ConfigurationError(
             f"model '{target.name}' has no tokenizer, and the prompts are texts: add its tokenizer"
@@ -225,6 +228,7 @@ def _writers(
             methods=peers,
             dtype=target.model.dtype,
             device=target.model.device,
+            trust_remote_code=target.runs_code,
             eos_ids=eos_ids,
         )
     return writers

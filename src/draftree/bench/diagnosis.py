@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -95,8 +94,8 @@ def examine(
     methods = settings.methods()
     for name in (settings.model, *methods.draft_models):
         fetch(name)
-    target = load_for(settings)
-    tokenizer = None if target.folder is None else load_tokenizer(target.folder)
+    trusts, target = settings.trust_remote_code, load_for(settings)
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
     parts, draft = Parts(target.model, methods.verifier, methods.planner), None
     if methods.drafters:
@@ -135,10 +134,17 @@ def _examine_draft(
     loaded: list[tuple[LoadedModel, DraftModelReport]],
 ) -> tuple[Parts, DraftReport]:
     """The parts that would write, without the drafter where it does not fit, and what was found."""
+    trusts = settings.trust_remote_code
 
     def load(name: str) -> LoadedDraftModel:
-        model = load_model(name, dtype=target.model.dtype, device=settings.device, kernels=kernels_of_drafter(target))
-        own = None if model.folder is None else load_tokenizer(model.folder)
+        model = load_model(
+            name,
+            dtype=target.model.dtype,
+            device=settings.device,
+            kernels=kernels_of_drafter(target),
+            trust_remote_code=trusts,
+        )
+        own = None if model.folder is None else load_tokenizer(model.folder, trust_remote_code=trusts)
         vocabulary = None
         if own is not None and tokenizer is not None:
             vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())
@@ -161,7 +167,7 @@ def _model_report(loaded: LoadedModel) -> ModelReport:
     model, check = loaded.model, loaded.model.self_check
     return ModelReport(
         name=shown_name(loaded.name),
-        family=_family(loaded.folder),
+        family=_family(loaded),
         vocab_size=model.vocab_size,
         max_length=model.max_length,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -178,18 +184,19 @@ def _model_report(loaded: LoadedModel) -> ModelReport:
     )
 
 
-def _family(folder: Path | None) -> str:
-    if folder is None:
+def _family(loaded: LoadedModel) -> str:
+    if loaded.folder is None:
         return ""
     from transformers import AutoConfig
 
-    return str(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type)
+    trusts = loaded.runs_code
+    return str(AutoConfig.from_pretrained(loaded.folder, local_files_only=True, trust_remote_code=trusts).model_type)
 
 
 def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
     assert target.folder is not None
     model = target.model
-    weights = weights_of_pass(target.folder)
+    weights = weights_of_pass(target.folder, trust_remote_code=target.runs_code)
     kind = target.quantization or str(model.dtype).removeprefix("torch.")
     item = model.dtype.itemsize if target.quantization is None else QUANTIZED_BYTES[target.quantization]
     reports = []

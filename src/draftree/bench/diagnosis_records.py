@@ -27,6 +27,7 @@ class DoctorSettings:
         kernels: what computes passes: "auto", "native" or "torch".
         quantization: of the target's weights; None for as they come.
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
         length: tokens of a slot; None takes 2048, or the context where that is less.
         measure: whether speeds and passes are measured.
     """
@@ -39,6 +40,7 @@ class DoctorSettings:
     kernels: str = "auto"
     quantization: str | None = None
     threads: int | None = None
+    trust_remote_code: bool = False
     length: int | None = None
     measure: bool = False
 

@@ -120,5 +120,6 @@ def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_
         plan=how.plan,
         tokenizer=tokenizer,
         max_batch_size=batch,
+        trust_remote_code=target.runs_code,
         on_round=on_round,
     )

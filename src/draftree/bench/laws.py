@@ -65,6 +65,7 @@ class LawSettings:
         dtype: of both models.
         device: of both models.
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
     """
 
     model: str
@@ -79,6 +80,7 @@ class LawSettings:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "limit", "draws", "threads")
@@ -146,8 +148,10 @@ def prepare(settings: LawSettings, *, fetch: Callable[[str], object] = resolve_m
     for name in names:
         fetch(name)
     apply_threads(settings.threads)
-    target = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-    drafter = load_model(settings.draft_model, dtype=settings.dtype, device=settings.device)
+    target, drafter = (
+        load_model(name, dtype=settings.dtype, device=settings.device, trust_remote_code=settings.trust_remote_code)
+        for name in names
+    )
     assert target.folder is not None
     assert drafter.folder is not None
     tokenizer, own = tokenizer_of(target), tokenizer_of(drafter)

@@ -44,6 +44,7 @@ class PassSettings:
         kernels: what computes passes: "auto", "native", "torch" or "graphs".
         quantization: of the weights; None for as they come.
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run.
     """
 
     model: str
@@ -57,6 +58,7 @@ class PassSettings:
     kernels: str = "auto"
     quantization: str | None = None
     threads: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "prefix", "repeats", "threads")
@@ -99,7 +101,9 @@ def measure(
         )
     if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
         raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
-    weight_bytes = weight_bytes_read(loaded.folder, model.dtype, loaded.quantization)
+    weight_bytes = weight_bytes_read(
+        loaded.folder, model.dtype, loaded.quantization, trust_remote_code=loaded.runs_code
+    )
     load_before = load_average()
     bandwidth = read_bandwidth(model.device)
     records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
@@ -144,18 +148,21 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
     return [PassRecord(count, prefix, tuple(milliseconds[count])) for count in rows]
 
 
-def weight_bytes_read(folder: Path, dtype: torch.dtype, quantization: str | None = None) -> int:
+def weight_bytes_read(
+    folder: Path, dtype: torch.dtype, quantization: str | None = None, *, trust_remote_code: bool = False
+) -> int:
     """Bytes of all weights that a pass reads."""
-    return weights_of_pass(folder) * (dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization])
+    size = dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization]
+    return weights_of_pass(folder, trust_remote_code=trust_remote_code) * size
 
 
-def weights_of_pass(folder: Path) -> int:
+def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
     """Weights that a pass reads: everything but an embedding that is not the head as well."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     count = sum(parameter.numel() for parameter in model.parameters())

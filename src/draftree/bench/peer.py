@@ -34,6 +34,7 @@ class PeerWriter(Writer):
         dtype: of all weights.
         device: of all weights.
         eos_ids: tokens that end a text.
+        trust_remote_code: whether Python code that lies beside the weights may run.
     """
 
     def __init__(
@@ -45,14 +46,20 @@ class PeerWriter(Writer):
         dtype: torch.dtype,
         device: torch.device,
         eos_ids: Sequence[int],
+        trust_remote_code: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = list(eos_ids)
-        self._model = _load(folder, dtype, device)
+        trusts = trust_remote_code
+        self._model = _load(folder, dtype, device, trust_remote_code=trusts)
         names = {m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None}
         folders = {name: resolve_model(name) for name in sorted(names)}
-        self._assistants = {name: _load(place, dtype, device) for name, place in folders.items()}
-        self._tokenizers = {name: _tokenizers(tokenizer, place) for name, place in folders.items()}
+        self._assistants = {
+            name: _load(place, dtype, device, trust_remote_code=trusts) for name, place in folders.items()
+        }
+        self._tokenizers = {
+            name: _tokenizers(tokenizer, place, trust_remote_code=trusts) for name, place in folders.items()
+        }
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
         """One call of `model.generate`."""
@@ -163,15 +170,15 @@ class TokenClock:
         """Called by transformers behind the last round."""
 
 
-def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    if why := kernel_refusal(folder):
+    if not trust_remote_code and (why := kernel_refusal(folder)):
         raise ModelLoadError(f"model {why}")
     try:
         with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, trust_remote_code=False, weights_only=True
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, weights_only=True
             )
     except Exception as error:  # every library below raises its own kinds for broken files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
@@ -179,9 +186,9 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return model.to(device).eval().requires_grad_(False)
 
 
-def _tokenizers(own: Tokenizer, folder: Path) -> dict[str, Any]:
+def _tokenizers(own: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
     """What `generate` must be given where the assistant has another tokenizer; it refuses both where it has not."""
-    other = Tokenizer.load(folder)
+    other = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
     if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
         return {}
     return {"tokenizer": own.backend, "assistant_tokenizer": other.backend}

@@ -44,6 +44,7 @@ class PerplexitySettings:
         device: of the model.
         kernels: what computes passes: "auto", "native" or "torch".
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run.
     """
 
     model: str
@@ -55,6 +56,7 @@ class PerplexitySettings:
     device: str = "auto"
     kernels: str = "auto"
     threads: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("window", 4), ("limit", 2), ("threads", 1)):
@@ -142,6 +144,7 @@ def _load(settings: PerplexitySettings, kind: str) -> LoadedModel:
         device=settings.device,
         kernels=settings.kernels,
         quantization=quantization,
+        trust_remote_code=settings.trust_remote_code,
     )
 
 

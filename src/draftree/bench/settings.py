@@ -33,6 +33,10 @@ class NamesModel(Protocol):
     def quantization(self) -> str | None:
         """Of the weights; None for as they come."""
 
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether Python code that lies beside the weights may run."""
+
 
 class RunsModel(NamesModel, Protocol):
     """Settings of a job that runs one model."""
@@ -60,12 +64,8 @@ def apply_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_named(settings: NamesModel, *, trust_remote_code: bool = False) -> LoadedModel:
+def load_named(settings: NamesModel) -> LoadedModel:
     """The model as the settings want it.
-
-    Args:
-        settings: that name it.
-        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ModelError: it can not be had or used.
@@ -76,19 +76,15 @@ def load_named(settings: NamesModel, *, trust_remote_code: bool = False) -> Load
         device=settings.device,
         kernels=settings.kernels,
         quantization=settings.quantization,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=settings.trust_remote_code,
     )
 
 
-def load_for(settings: RunsModel, *, trust_remote_code: bool = False) -> LoadedModel:
+def load_for(settings: RunsModel) -> LoadedModel:
     """The model as the settings want it, on as many threads as they say.
-
-    Args:
-        settings: that name it.
-        trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
         ModelError: it can not be had or used.
     """
     apply_threads(settings.threads)
-    return load_named(settings, trust_remote_code=trust_remote_code)
+    return load_named(settings)

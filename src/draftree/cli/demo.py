@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.options import Device, Dtype, When
+from draftree.cli.options import Device, Dtype, TrustRemoteCode, When
 from draftree.cli.render import Colour, Ink, say, waiting
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def demo(
     ] = "ngram",
     dtype: Dtype = "auto",
     device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     colour: When = Colour.AUTO,
 ) -> None:
     """See a real model write the same text, plain and with speculation.
@@ -87,7 +88,7 @@ def demo(
     """
     from draftree.cli.writing import Setup, fetch_and_load
 
-    setup = Setup(model, draft, dtype=dtype, device=device)
+    setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
         raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
     ink = Ink.chosen(colour, sys.stdout)

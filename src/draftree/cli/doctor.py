@@ -22,6 +22,7 @@ from draftree.cli.options import (
     Kernels,
     Quantization,
     Threads,
+    TrustRemoteCode,
     Verify,
 )
 
@@ -82,13 +83,22 @@ def doctor(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a model does on this machine, and why."""
     if model is None:
         given = {"--draft": draft, "--verify": verify, "--length": length, "--dtype": dtype, "--kernels": kernels}
-        refuse_given(given | {"--quantization": quantization, "--measure": measure}, "it is about a model: name one")
+        refuse_given(
+            given
+            | {
+                "--quantization": quantization,
+                "--measure": measure,
+                "--trust-remote-code": trust_remote_code,
+            },
+            "it is about a model: name one",
+        )
     elif draft is None:
         refuse_given({"--verify": verify}, "it is about a drafter: name one with --draft")
     from draftree.bench.diagnosis import examine_machine
@@ -104,6 +114,7 @@ def doctor(
         kernels=kernels,
         quantization=quantization,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         length=length,
         measure=measure,
     )

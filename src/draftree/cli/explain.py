@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.completion import complete_draft, complete_plan
-from draftree.cli.generate import Chat, System, check_material
+from draftree.cli.generate import check_material
 from draftree.cli.options import (
     SPECULATION,
+    Chat,
     Device,
     Dtype,
     Kernels,
     Model,
     Quantization,
+    System,
     Threads,
     TrustRemoteCode,
     Verify,

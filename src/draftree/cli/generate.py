@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.flags import takes_sampling
 from draftree.cli.options import (
     OUTPUT,
     RUNNING,
-    SPECULATION,
+    AllowControlTokens,
     AsJson,
+    Chat,
     Device,
+    Draft,
     Dtype,
     Kernels,
     Model,
+    Plan,
     Quantization,
+    System,
     Threads,
     TrustRemoteCode,
     Verify,
@@ -38,49 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-TEXT = "Text"
-
 Prompt = Annotated[
     str | None,
     typer.Argument(
         help="The prompt; '-', or none with a pipe: standard input, less the line break at its end.",
         metavar="PROMPT",
         rich_help_panel="Arguments",
-    ),
-]
-Draft = Annotated[
-    str,
-    typer.Option(
-        help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SPECULATION,
-    ),
-]
-Plan = Annotated[
-    str | None,
-    typer.Option(
-        help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
-        metavar="POLICY",
-        autocompletion=complete_plan,
-        rich_help_panel=SPECULATION,
-    ),
-]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--no-chat",
-        help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
-        rich_help_panel=TEXT,
-    ),
-]
-System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)]
-AllowControlTokens = Annotated[
-    bool,
-    typer.Option(
-        "--allow-control-tokens",
-        help="Read control tokens in the prompt of a chat, such as <|im_end|>, as such; as text if not given.",
-        rich_help_panel=TEXT,
     ),
 ]
 Exact = Annotated[

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.completion import complete_model, complete_verify
+from draftree.cli.completion import complete_draft, complete_model, complete_plan, complete_verify
 from draftree.cli.render import Colour
 from draftree.core.errors import ConfigurationError
 
+TEXT = "Text"
 RUNNING = "How the model is run"
 SPECULATION = "Speculation"
 OUTPUT = "Output"
@@ -60,6 +61,41 @@ Verify = Annotated[
         metavar="RULE",
         autocompletion=complete_verify,
         rich_help_panel=SPECULATION,
+    ),
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
+        metavar="SPEC",
+        autocompletion=complete_draft,
+        rich_help_panel=SPECULATION,
+    ),
+]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
+        metavar="POLICY",
+        autocompletion=complete_plan,
+        rich_help_panel=SPECULATION,
+    ),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
+        rich_help_panel=TEXT,
+    ),
+]
+System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)]
+AllowControlTokens = Annotated[
+    bool,
+    typer.Option(
+        "--allow-control-tokens",
+        help="Read control tokens in the prompt of a chat, such as <|im_end|>, as such; as text if not given.",
+        rich_help_panel=TEXT,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]

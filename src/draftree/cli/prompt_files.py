@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.cli.options import TEXT
 from draftree.cli.prompt import STANDARD_INPUT
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.text.tokenizer import check_messages
@@ -27,7 +28,7 @@ Prompts = Annotated[
         help="Prompts that are written at once: one a line, or JSON lines with 'prompt' or 'messages', and perhaps "
         "'id'; '-' is standard input. With --json an object a line.",
         metavar="FILE",
-        rich_help_panel="Text",
+        rich_help_panel=TEXT,
     ),
 ]
 

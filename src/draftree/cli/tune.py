@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftree.cli.layout import PlainCommand, PlainGroup
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
 
 if TYPE_CHECKING:
     from draftree.models.layer_sets import LayerSet
@@ -65,6 +65,7 @@ def layers(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on.
 
@@ -86,6 +87,7 @@ def layers(
         kernels=kernels,
         quantization=quantization,
         threads=threads,
+        trust_remote_code=trust_remote_code,
     )
     search = LayerSearch(settings, fetch=resolve_with_bar)
     complete = search_with_bar(search, trials)

@@ -164,7 +164,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     for name in (setup.model, *methods.draft_models):
         resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        loaded = load_for(setup, trust_remote_code=setup.trust_remote_code)
+        loaded = load_for(setup)
     if loaded.kernels_note is not None:
         note(loaded.kernels_note)
     return loaded

@@ -20,7 +20,7 @@ SETTINGS = (
     "preprocessor_config.json",
     "generation_config.json",
 )
-ALLOW = "read that code, then allow it with LLM(..., trust_remote_code=True) or 'draftree generate --trust-remote-code'"
+ALLOW = "read that code, then allow it with LLM(..., trust_remote_code=True) or --trust-remote-code"
 
 
 def code_named_in(folder: Path) -> dict[str, str]:

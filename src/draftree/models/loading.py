@@ -52,6 +52,7 @@ class LoadedModel:
             stands against capturing them in brackets, if anything does.
         quantization: of its weights; None for as they came.
         why_torch: why its passes do not run in C; None if they do, or were not to.
+        runs_code: whether its files name Python code of their own, and it may run.
     """
 
     model: LanguageModel
@@ -61,6 +62,7 @@ class LoadedModel:
     kernels: str = "torch"
     quantization: str | None = None
     why_torch: str | None = None
+    runs_code: bool = False
 
     @property
     def kernels_note(self) -> str | None:
@@ -113,7 +115,8 @@ def load_model(
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
-            return lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
+            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
+            return replace(ours, runs_code=runs_code)
         except NativeUnavailableError as reason:
             why = str(reason)
             if kernels == "native" or quantization is not None:
@@ -123,7 +126,7 @@ def load_model(
                 model = read_model(folder, kind, where, trust_remote_code=trust_remote_code)  # its weights are gone
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
-    return wrapped if why is None else replace(wrapped, why_torch=why)
+    return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
 
 
 def lower_model(

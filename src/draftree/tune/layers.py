@@ -55,6 +55,7 @@ class TuneSettings:
         kernels: what computes passes: "auto", "native" or "torch".
         quantization: of its weights; None for as they come.
         threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run.
     """
 
     model: str
@@ -69,6 +70,7 @@ class TuneSettings:
     kernels: str = "auto"
     quantization: str | None = None
     threads: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "trials", "limit", "k", "threads")
@@ -200,7 +202,12 @@ class LayerSearch:
     def _each_seconds(self, spec: str | None, prompts: Sequence[list[int]]) -> Iterator[float]:
         """Seconds per token of a drafter, prompt by prompt; reading the prompt does not count."""
         # every set drafts as far as every other: a planner that weighs would stop the drafting, not judge the set
-        llm = LLM(self._loaded, spec, plan=None if spec is None else "fixed")
+        llm = LLM(
+            self._loaded,
+            spec,
+            plan=None if spec is None else "fixed",
+            trust_remote_code=self._settings.trust_remote_code,
+        )
         params = SamplingParams(max_tokens=self._settings.max_tokens, temperature=0, seed=0, ignore_eos=True)
         for prompt in prompts:
             yield 1 / llm.generate([prompt], params)[0].stats.tokens_per_second

@@ -19,7 +19,7 @@ from draftree.cli.bench.options import (
     write_and_show,
 )
 from draftree.cli.completion import complete_model
-from draftree.cli.options import Device, Dtype, Model, Threads, require_new
+from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, require_new
 
 
 def laws(
@@ -43,6 +43,7 @@ def laws(
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
     """Compare a drafter's laws with the target's: how often it guesses right, and what each rule keeps."""
@@ -64,6 +65,7 @@ def laws(
         dtype=dtype,
         device=device,
         threads=threads,
+        trust_remote_code=trust_remote_code,
     )
     ready = prepare(settings, fetch=resolve_with_bar)
     law_lines = (("law", record) for records in ready.run(kept_by_rule) for record in records)

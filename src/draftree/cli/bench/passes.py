@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, HOW, Output, listed, write_and_show
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, require_new
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode, require_new
 
 
 def passes(
@@ -39,6 +39,7 @@ def passes(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
     """Time passes of a model over more and more tokens, beside the floor that memory sets."""
@@ -59,6 +60,7 @@ def passes(
         kernels=kernels,
         quantization=quantization,
         threads=threads,
+        trust_remote_code=trust_remote_code,
     )
     header, records, tree_records = measure(settings, fetch=resolve_with_bar)
     lines = [*(("pass", record) for record in records), *(("tree", tree) for tree in tree_records)]

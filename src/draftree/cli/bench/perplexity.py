@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, write_and_show
-from draftree.cli.options import Device, Kernels, Model, Threads, require_new
+from draftree.cli.options import Device, Kernels, Model, Threads, TrustRemoteCode, require_new
 
 
 def perplexity(
@@ -35,6 +35,7 @@ def perplexity(
     device: Device = "auto",
     kernels: Kernels = "auto",
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
     """Read a text, and say how well it was foretold; with several kinds of weights, what the others lose."""
@@ -52,6 +53,7 @@ def perplexity(
         device=device,
         kernels=kernels,
         threads=threads,
+        trust_remote_code=trust_remote_code,
     )
     header, records = measure(settings, fetch=resolve_with_bar)
     write_and_show(output, header, (("perplexity", record) for record in records))

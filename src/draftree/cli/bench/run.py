@@ -24,7 +24,7 @@ from draftree.cli.bench.options import (
     show_results,
 )
 from draftree.cli.completion import complete_draft, complete_plan, complete_verify
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, require_new
+from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode, require_new
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def run(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
     record: Record = None,
 ) -> None:
@@ -123,6 +124,7 @@ def run(
         kernels=kernels,
         quantization=quantization,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         batch=batch,
         peer=peer,
     )

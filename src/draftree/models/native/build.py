@@ -61,7 +61,7 @@ class Build:
     Attributes:
         sources: files of C.
         flags: all that the compiler is given besides files.
-        command: words that `CC` asks for; empty where it is not set.
+        command: words of `CC`; empty where it is not set.
     """
 
     sources: tuple[Path, ...]
@@ -72,12 +72,13 @@ class Build:
     def name(self) -> str:
         """Beginning of the library's name: what it depends on besides the compiler. A cache may serve many machines."""
         text = b"".join(file.read_bytes() for file in (*self.sources, *HEADERS))
-        facts = (*self.command, "", *self.flags, platform.system(), platform.machine(), _processor())
+        options = [word for word in self.command if word.startswith("-")]
+        facts = (*options, "", *self.flags, platform.system(), platform.machine(), _processor())
         return f"{self.sources[0].stem}-{hashlib.sha256(chr(0).join(facts).encode() + text).hexdigest()[:20]}-"
 
 
-_private: dict[str, Path] = {}
-"""Libraries that this process built for itself, by the beginning of their names."""
+_private: dict[tuple[str, tuple[str, ...]], Path] = {}
+"""Libraries that this process built for itself, by the beginning of their names and the words of `CC`."""
 
 
 def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = (), in_cache: bool = True) -> Path:
@@ -95,8 +96,8 @@ def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[st
     command = _asked_compiler()
     build = Build(tuple(sources), (*_flags(command), *extra_flags), command)
     name = build.name
-    if name in _private and _private[name].exists():
-        return _private[name]
+    if (own := _private.get((name, command))) is not None and own.exists():
+        return own
     folder = Cache().root / "native"
     reason = _why_not_there(folder) if in_cache else f"what lies in '{folder}' does not load"
     try:
@@ -127,7 +128,7 @@ def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, pre
         found = _built(build, compiler, place, prefix=prefix)
     except OSError as error:
         raise NativeUnavailableError(f"the C pass could not be built: {reason}; {first_reason(error)}") from error
-    _private[build.name] = found
+    _private[build.name, build.command] = found
     return found
 
 
