@@ -86,17 +86,33 @@ def test_a_damaged_catalogue_model_is_made_again(name: str, damage: str, entry: 
     assert place.read_bytes() == whole
 
 
-def test_a_catalogue_model_of_an_older_version_is_made_again_if_its_tokenizer_is_cut(entry: Any, cache: Cache) -> None:
+@pytest.fixture
+def older(entry: Any, cache: Cache) -> Path:
+    """The folder of a catalogue model as an older version made it, without sums."""
     folder = cache.folder(entry.name)
     manifest = json.loads((folder / "draftree.json").read_text("utf-8"))
     del manifest["sums"]
     (folder / "draftree.json").write_text(json.dumps(manifest), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_catalogue_model_of_an_older_version_is_made_again_once_it_was_looked_at(
+    name: str, older: Path, entry: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     resolve_model(entry.name)
-    assert "sums" not in json.loads((folder / "draftree.json").read_text("utf-8"))
-    whole = (folder / "tokenizer.json").read_bytes()
-    (folder / "tokenizer.json").write_bytes(whole[:1000])
+    assert "sums" not in json.loads((older / "draftree.json").read_text("utf-8"))
+    whole = (older / name).read_bytes()
+    flip(older / name, keep_time=False)
     resolve_model(entry.name)
-    assert (folder / "tokenizer.json").read_bytes() == whole
+    assert (older / name).read_bytes() == whole
+    assert len([record for record in caplog.records if "again" in record.message]) == 1
+
+
+def test_a_first_look_is_not_called_a_check(older: Path, entry: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for words in ("readable; no checksums are known of it", "intact"):
+        assert run(["models", "check", entry.name]) == 0
+        assert capfd.readouterr().out == f"{older.name}: {words}\n"
 
 
 def test_nothing_is_read_again_while_nothing_changes(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,10 +96,14 @@ def get_models(names: Names) -> None:
 def check_models(names: Names) -> None:
     """Reads every file of models that are on this machine, and compares it with its checksum."""
     cache = Cache()
-    for name in cache.names() if names == ["all"] else names:
+    held = cache.names()
+    for name in held if names == ["all"] else names:
+        # before a model of an older version is looked at for the first time, which keeps its sums
+        was_known = name in held and has_sums(cache.folder(name), cache)
         folder = resolve_model(name, fetch=False)
+        was_known = was_known or (name not in held and has_sums(folder, cache))
+        known = "intact" if was_known else "readable; no checksums are known of it"
         check_sums(folder, cache, again=True)
-        known = "intact" if has_sums(folder, cache) else "readable; no checksums are known of it"
         typer.echo(f"{harmless(name)}: {known}")
 
 

@@ -16,7 +16,7 @@ from draftree.models.weights.fingerprint import fingerprint
 from draftree.models.weights.folder_check import check_model_folder, read_json
 from draftree.models.weights.gguf_file import GgufFile, require_gguf
 from draftree.models.weights.progress import Progress, silent
-from draftree.models.weights.sums import is_noted, keep_sums, known_sums, require_intact
+from draftree.models.weights.sums import keep_sums, known_sums, noted_sums, require_intact
 
 __all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_gguf"]
 
@@ -48,7 +48,7 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
         )
     cache.sweep()
     with cache.locked(entry.name):
-        if is_whole(folder, cache, here=entry_is_here(entry, cache)):
+        if is_whole(folder, cache, here=entry_is_here(entry, cache), warns=True):
             return folder
         if entry.form == "gguf":
             require_gguf()
@@ -83,7 +83,7 @@ def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Pa
     if is_whole(folder, cache, here=cache.holds(name, made_from)):
         return folder
     with cache.locked(name):
-        if is_whole(folder, cache, here=cache.holds(name, made_from)):
+        if is_whole(folder, cache, here=cache.holds(name, made_from), warns=True):
             return folder
         require_space(name, cache.work, file.unpacked_bytes + TOKENIZER_BYTES)
         with cache.publish(name, {"source": path.name} | made_from) as fresh:
@@ -116,10 +116,11 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
     manifest = manifest_of(folder, cache)
     stored = None if manifest is None else known_sums(manifest.get(SUMS))
     if manifest is not None and not stored:
-        # made before sums were kept
+        # made before sums were kept: what its files are now is what was stored
         for path in folder.glob("*.json"):
             read_json(path)
         keep_sums(folder, cache.root)
+        stored = noted_sums(folder, cache.root)
     require_intact(folder, cache.root, stored or None, again=again)
 
 
@@ -132,10 +133,10 @@ def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
 def has_sums(folder: Path, cache: Cache) -> bool:
     """Whether anything is known that the files of a folder could be compared with."""
     manifest = manifest_of(folder, cache)
-    return bool(manifest and known_sums(manifest.get(SUMS))) or is_noted(folder, cache.root)
+    return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
 
 
-def is_whole(folder: Path, cache: Cache, *, here: bool) -> bool:
+def is_whole(folder: Path, cache: Cache, *, here: bool, warns: bool = False) -> bool:
     """Whether the folder is here and undamaged; one that was damaged since it was made is made again."""
     if not here:
         return False
@@ -143,6 +144,7 @@ def is_whole(folder: Path, cache: Cache, *, here: bool) -> bool:
         check_model_folder(folder)
         check_sums(folder, cache)
     except ModelLoadError as error:
-        logger.warning("making '%s' again: %s", folder.name, error)
+        if warns:
+            logger.warning("making '%s' again: %s", folder.name, error)
         return False
     return True

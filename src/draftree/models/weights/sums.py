@@ -19,7 +19,7 @@ from typing import Any
 from draftree.core.errors import ModelLoadError
 from draftree.core.remedies import get_again
 
-__all__ = ["distrust", "is_distrusted", "is_noted", "keep_sums", "known_sums", "require_intact", "sums_of"]
+__all__ = ["distrust", "is_distrusted", "keep_sums", "known_sums", "noted_sums", "require_intact", "sums_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ def keep_sums(folder: Path, root: Path) -> None:
         _write(folder, root, {"files": sums_of(folder)})
 
 
-def is_noted(folder: Path, root: Path) -> bool:
-    """Whether sums of a folder are kept."""
-    return bool(known_sums(_note(folder, root).get("files")))
+def noted_sums(folder: Path, root: Path) -> dict[str, Sum]:
+    """The sums that a note keeps of a folder; empty if there is none."""
+    return known_sums(_note(folder, root).get("files"))
 
 
 def distrust(folder: Path, root: Path) -> None:
