@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,19 @@ def test_absurd_configurations_are_refused_within_a_second(sizes: dict[str, Any]
     with pytest.raises(ModelLoadError, match=words):
         load_model(copy)
     assert time.process_time() - start < 1
+
+
+def test_the_command_line_refuses_absurd_configurations_without_torch(copy: Path) -> None:
+    change(copy / "config.json", num_hidden_layers=1_000_000)
+    code = (
+        "import sys\n"
+        "from draftree.cli.main import run\n"
+        f"assert run(['generate', {str(copy)!r}, 'ab']) == 1\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"num_hidden_layers=1000000" in done.stderr
 
 
 def test_settings_that_are_nested_without_end(copy: Path) -> None:

@@ -34,6 +34,7 @@ from draftree.cli.prompt import Task, Wish, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Ink, is_terminal, note, say
 from draftree.drafters import NO_DRAFT
+from draftree.models.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def generate(
         require_alone(prompt, stream=stream, compare=compare, record=record)
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat)
+    require_sound(model)
     # here, where nothing can be refused any more without it: torch takes seconds to import
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup

@@ -15,7 +15,7 @@ from draftree.models.weights.gguf_file import is_gguf
 from draftree.models.weights.install import check_sums, install_entry, install_gguf
 from draftree.models.weights.progress import Progress, silent
 
-__all__ = ["resolve_model"]
+__all__ = ["require_sound", "resolve_model"]
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
 """A repository of the hub: `owner/name`, or a name alone, as of models that were there before owners."""
@@ -70,6 +70,16 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
         check_sums(folder, cache)
         return folder
     raise ModelNotFoundError(f"no model is called '{spelled}': {names_for(spelled)}")
+
+
+def require_sound(name: str) -> None:
+    """Refuse a damaged model folder at once: before torch is imported, and before another model is fetched.
+
+    Raises:
+        ModelLoadError: the name is a folder that holds no model, or a damaged one.
+    """
+    if name.strip() and expanded(name).is_dir():
+        check_model_folder(expanded(name))
 
 
 def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
