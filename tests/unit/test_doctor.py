@@ -131,6 +131,12 @@ def test_a_drafter_that_does_not_fit_is_a_finding(folder, tmp_path) -> None:
     assert any("can not draft here" in sentence for sentence in found.expectations)
 
 
+@pytest.mark.parametrize(("verify", "is_lossy"), [("soft", True), ("typical", True), ("coupled", False)])
+def test_a_lossy_rule_is_named(folder, verify, is_lossy) -> None:
+    found = examine(DoctorSettings(str(folder), draft="ngram", verify=verify), MACHINE)
+    assert any(f"'{verify}' is lossy above temperature 0" in sentence for sentence in found.expectations) is is_lossy
+
+
 def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> None:
     def missing() -> str:
         raise NativeUnavailableError("no C compiler was found")

@@ -41,6 +41,7 @@ from draftree.models.tokenizers import load_tokenizer
 from draftree.targets import kernels_of_drafter
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
+from draftree.verifiers.base import Promise
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX = 128
@@ -110,7 +111,11 @@ def examine(
         if loaded:
             draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
     model = _model_report(target)
-    said = expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)
+    said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
+    if methods.drafters and methods.verifier.promise(1.0) is Promise.LOSSY:
+        said.append(
+            f"Verifier '{settings.verify}' is lossy above temperature 0: the text is not distributed as the model's own"
+        )
     return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
 
 
