@@ -1,6 +1,6 @@
 """Makes the generated pages: docs/methods/ and docs/reference.md. `--check` only says whether they are up to date.
 
-Plain Markdown, read from the package itself. The pages are committed; a test runs the check, so a new method can not
+Plain Markdown, read from the package itself. The pages are committed; a test runs the check, so a new method cannot
 lack its page.
 """
 

@@ -166,7 +166,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }
-"""Families whose state can not be rolled back."""
+"""Families whose state cannot be rolled back."""
 
 SPARSE: dict[str, Any] = {
     **ALL_HEADS,

@@ -11,8 +11,8 @@ from draftree.core.errors import WeightsError
 from draftree.models.loading import LoadedModel, load_model
 from draftree.models.resolve import resolve_model
 
-UNREACHABLE = ("can not be reached", "no 'npm' was found")
-"""What an error says where this machine can not fetch the model; every other error is a failure."""
+UNREACHABLE = ("cannot be reached", "no 'npm' was found")
+"""What an error says where this machine cannot fetch the model; every other error is a failure."""
 
 
 def folder_of(name: str) -> Path:

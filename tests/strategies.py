@@ -26,7 +26,7 @@ def laws(draw: st.DrawFn) -> Tensor:
 
 @st.composite
 def trees_for(draw: st.DrawFn, verifier: Verifier, *, max_nodes: int = 8) -> TokenTree:
-    """A tree of a draw that the rule accepts; siblings carry one law, and no twins where draws can not repeat."""
+    """A tree of a draw that the rule accepts; siblings carry one law, and no twins where draws cannot repeat."""
     kind = draw(st.sampled_from(sorted(verifier.accepts, key=lambda kind: kind.value)))
     has_laws = kind in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
     size = draw(st.integers(0, max_nodes))

@@ -130,7 +130,7 @@ def compare(family: str, *, draft: str = "ngram,min=1") -> Result:
         model = tiny_model(family)
         batches = [padded(14), padded(14, 9, 3)]
         wanted = [plain(model, inputs) for inputs in batches]
-    except Exception as error:  # no tiny model, or one that transformers itself can not run
+    except Exception as error:  # no tiny model, or one that transformers itself cannot run
         return Result(family, NOT_MADE, _words(error))
     for inputs, tokens in zip(batches, wanted, strict=True):
         try:

@@ -97,7 +97,7 @@ def one_params(params: SamplingParams | None) -> SamplingParams:
 def require_single(params: SamplingParams) -> None:
     """Refuse several texts where one is streamed."""
     if params.n != 1:
-        raise InvalidRequestError(f"n={params.n} texts can not be streamed as one: set n=1, or use generate")
+        raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate")
 
 
 def limits_of(max_batch_size: int | None, *, read_beside: int, keep_prefixes: int) -> Limits:

@@ -204,7 +204,7 @@ def build_parts(
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
-        ModelError: the drafter's model can not be had or used.
+        ModelError: the drafter's model cannot be had or used.
     """
     if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner, clock=clock)

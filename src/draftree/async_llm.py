@@ -98,7 +98,7 @@ class AsyncLLM:
             wait: whether to wait while the queue is full.
 
         Raises:
-            InvalidRequestError: a prompt or parameter that can not be honoured.
+            InvalidRequestError: a prompt or parameter that cannot be honoured.
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: it was closed, or broke down.
             GenerationError: the request failed while it was written; its `completions` holds what it gave.

@@ -52,7 +52,7 @@ class LLM:
         kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card (never timed).
         quantization: "int8" for weights of 8 bits, which makes another, faster model of it; None for as they come.
-        exact: True to be refused unless drafts can not change a text by rounding either (see `is_exact`).
+        exact: True to be refused unless drafts cannot change a text by rounding either (see `is_exact`).
         trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
             loaded from files, which bring their own.
@@ -67,7 +67,7 @@ class LLM:
 
     Raises:
         ConfigurationError: unknown methods or options, or methods that do not fit together; before weights are loaded.
-        ModelError: the model can not be had or used.
+        ModelError: the model cannot be had or used.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class LLM:
             For every prompt its n completions, in the order of the prompts.
 
         Raises:
-            InvalidRequestError: a prompt or parameter that can not be honoured; nothing has been written then.
+            InvalidRequestError: a prompt or parameter that cannot be honoured; nothing has been written then.
             GenerationError: requests failed while they were written; its `completions` holds the others.
         """
         ids = [self._requests.encode_prompt(prompt) for prompt in prompt_list(prompts)]

@@ -1,4 +1,4 @@
-"""From prompts and parameters to sequences: what can not be honoured is refused here, before anything is written."""
+"""From prompts and parameters to sequences: what cannot be honoured is refused here, before anything is written."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Requests:
         """The n sequences of a request.
 
         Raises:
-            InvalidRequestError: something that can not be honoured.
+            InvalidRequestError: something that cannot be honoured.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
@@ -174,7 +174,7 @@ class Requests:
                 spelling = lexicon_of(self._tokenizer).bytes_of
             except VocabularyMismatchError as error:
                 raise InvalidRequestError(
-                    f"a grammar was given, but {self._tokenizer.name} can not be held to one: what a token of its says "
+                    f"a grammar was given, but {self._tokenizer.name} cannot be held to one: what a token of its says "
                     "depends on the tokens around it; leave the grammar out, or take another model"
                 ) from error
             self._grammars = Grammars(spelling, vocab_size=self._parts.target.vocab_size)

@@ -28,8 +28,8 @@ def load_target(
     """The target behind the model seam.
 
     Raises:
-        ConfigurationError: options that can not be honoured for what was given.
-        ModelError: the model can not be had or used.
+        ConfigurationError: options that cannot be honoured for what was given.
+        ModelError: the model cannot be had or used.
     """
     require_known(kernels, quantization)
     if isinstance(model, str | os.PathLike):

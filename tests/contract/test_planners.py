@@ -37,7 +37,7 @@ def planner(spec: str, depth: int, nodes: int | None = None) -> Planner[Any]:
     try:
         cls, config = PLANNERS.configure(parsed)
     except ConfigurationError as error:
-        pytest.fail(f"planner '{spec}' can not be built by its name alone: add specs of it to SPECS here ({error})")
+        pytest.fail(f"planner '{spec}' cannot be built by its name alone: add specs of it to SPECS here ({error})")
     built = cls(config, default_depth=depth, default_nodes=depth if nodes is None else nodes)
     if cls.wants_costs:
         built.learn_costs(COSTS)

@@ -1,4 +1,4 @@
-"""Pages made from the code are up to date, and a new method can not lack its own."""
+"""Pages made from the code are up to date, and a new method cannot lack its own."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_n_texts_are_the_same_with_drafts(draft: str, folder: Path) -> None:
 def test_a_drafter_that_is_the_target_is_always_right(
     draft: str, temperatures: tuple[float, ...], tmp_path: Path
 ) -> None:
-    """Any slip in what the small model's slots hold would show here, where equal texts can not show it."""
+    """Any slip in what the small model's slots hold would show here, where equal texts cannot show it."""
     llm = LLM(target("llama"), draft.format(drafter_folder("llama", tmp_path, distance=0.0)), plan="fixed")
     for temperature in temperatures:
         done = llm.generate(PROMPTS, sampling(temperature))

@@ -83,7 +83,7 @@ def test_family_falls_back_to_chains(family: str) -> None:
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_family_is_refused_with_a_reason(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="can not be rolled back"):
+    with pytest.raises(UnsupportedModelError, match="cannot be rolled back"):
         wrap_model(fresh(family))
 
 
@@ -96,7 +96,7 @@ def test_other_families_are_refused_in_one_sentence(family: str) -> None:
 
 @pytest.mark.parametrize("draft", ["early-exit,layers=1", "early-exit,layers=3", "layer-skip,mlp=1"])
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
-def test_layers_that_share_keys_can_not_run_alone(family: str, draft: str) -> None:
+def test_layers_that_share_keys_cannot_run_alone(family: str, draft: str) -> None:
     with pytest.raises(UnsupportedModelError, match="shares keys and values between its layers"):
         LLM(target(family), draft)
 

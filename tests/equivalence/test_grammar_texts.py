@@ -158,7 +158,7 @@ def test_ends_other_than_the_grammars_own_cut_the_text(draft: str | None) -> Non
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1", "grammar"])
-def test_a_minimum_of_tokens_holds_where_the_grammar_goes_on_and_fails_where_it_can_not(draft: str | None) -> None:
+def test_a_minimum_of_tokens_holds_where_the_grammar_goes_on_and_fails_where_it_cannot(draft: str | None) -> None:
     (done,) = write(draft, regex="[ab]+", min_tokens=30, max_tokens=40)
     assert len(done.token_ids) >= 30
     assert re.fullmatch("[ab]+", done.text)

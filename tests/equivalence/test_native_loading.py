@@ -140,7 +140,7 @@ def test_the_processor_to_build_for_can_be_named(monkeypatch: pytest.MonkeyPatch
         ({"quantization": "int8", "dtype": "float64"}, "float32 and bfloat16"),
     ],
 )
-def test_what_can_not_be_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
+def test_what_cannot_be_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(folder, **options)  # type: ignore[arg-type]
 

@@ -73,7 +73,7 @@ def test_rules_that_need_laws_take_tokens(drafter: Path) -> None:
         ("model:nowhere,map=bytes", "coupled", "known: auto, strings, tokens"),
     ],
 )
-def test_what_strings_can_not_do_is_refused_before_anything_is_loaded(draft: str, verify: str, reason: str) -> None:
+def test_what_strings_cannot_do_is_refused_before_anything_is_loaded(draft: str, verify: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         LLM("nowhere-at-all", draft, verify=verify)
 

@@ -157,7 +157,7 @@ def test_damaged_weights_are_refused_as_ever(folder: Path) -> None:
         load_model(folder)
 
 
-def test_a_folder_that_can_not_be_written_changes_nothing(folder: Path, store: Path, reads: list[Path]) -> None:
+def test_a_folder_that_cannot_be_written_changes_nothing(folder: Path, store: Path, reads: list[Path]) -> None:
     store.write_text("a file where the folder should be")
     assert torch.equal(*(logits(load_model(folder)) for _ in range(2)))
     assert len(reads) == 2

@@ -146,13 +146,13 @@ def test_a_model_that_is_borrowed_drafts_for_itself() -> None:
         ("early-exit:1,tree=9x", ConfigurationError, "tree shape"),
     ],
 )
-def test_what_can_not_be_is_refused(draft: str, error: type[Exception], message: str) -> None:
+def test_what_cannot_be_is_refused(draft: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(target("llama"), draft)
 
 
 def test_families_without_parts_are_named() -> None:
-    with pytest.raises(ModelError, match="can not run a part of its layers"):
+    with pytest.raises(ModelError, match="cannot run a part of its layers"):
         LLM(target("bloom"), "early-exit:1")
 
 
@@ -180,7 +180,7 @@ def test_what_tuning_found_is_taken(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "{}", json.dumps({"attention": [], "mlp": []})])
-def test_a_stored_set_that_can_not_be_read_is_named(cache: Path, content: str) -> None:
+def test_a_stored_set_that_cannot_be_read_is_named(cache: Path, content: str) -> None:
     place = place_of(target("llama").fingerprint)
     place.parent.mkdir()
     place.write_text(content)

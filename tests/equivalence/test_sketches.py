@@ -195,7 +195,7 @@ def test_what_a_model_does_not_have_is_refused() -> None:
             through_torch().require_part(part)
     with pytest.raises(UnsupportedModelError, match="perceptron of layer 1"):
         target("opt").require_part(Part(mlp=frozenset({1})))
-    with pytest.raises(UnsupportedModelError, match="can not run a part"):
+    with pytest.raises(UnsupportedModelError, match="cannot run a part"):
         target(sorted(CACHED)[0]).require_part(Part(end=1))
 
 
@@ -218,5 +218,5 @@ def test_a_table_says_what_it_is_told_to() -> None:
     )
     assert slot.num_tentative == 0
     model.close(slot)
-    with pytest.raises(UnsupportedModelError, match="can not run a part"):
+    with pytest.raises(UnsupportedModelError, match="cannot run a part"):
         TableLM(whole).require_part(Part(end=1))

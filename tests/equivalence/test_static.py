@@ -179,7 +179,7 @@ def slot_of(model: HFModel) -> Any:
     return filled(model, [3, 4])
 
 
-def test_what_can_not_be_captured_runs_on_with_the_reason(
+def test_what_cannot_be_captured_runs_on_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(static_passes, "graphs_of", lambda device: Refusing())

@@ -157,7 +157,7 @@ def test_reports_wait_for_no_torch(folder, prompts, tmp_path):
         (["--threads", 0], "threads is 0"),
         (["--max-tokens", 0], "max_tokens"),
         (["--temperature", -1], "temperature"),
-        (["--output", "no/such/folder/x.jsonl"], "can not be written"),
+        (["--output", "no/such/folder/x.jsonl"], "cannot be written"),
     ],
 )
 def test_bad_input_gets_one_sentence(folder, prompts, capsys, arguments, said):

@@ -35,7 +35,7 @@ def test_a_text_that_fits_a_window_is_read_as_transformers_reads_it() -> None:
 @pytest.mark.parametrize("num_tokens", [2, 3, 7, 8, 9, 12, 13, 40])
 @pytest.mark.parametrize("start", [(), (1,)])
 def test_every_token_is_foretold_once_whatever_the_windows(num_tokens: int, start: tuple[int, ...]) -> None:
-    """A table of order 1 looks one token back, so that windows can not change what it foretells."""
+    """A table of order 1 looks one token back, so that windows cannot change what it foretells."""
     model = TableLM(hashed(16, 3), order=1)
     ids = [(5 * i + i * i) % 16 for i in range(num_tokens)]
     whole = read_text(model, ids, start=start, window=1000)
@@ -77,7 +77,7 @@ def test_kinds_of_weights_are_compared_with_the_first(tmp_path, capsys) -> None:
 def test_bad_arguments_are_refused(tmp_path, capsys) -> None:
     folder, text = write_model(tmp_path / "tiny"), tmp_path / "a.txt"
     assert run(["bench", "perplexity", str(folder), "--text", str(text)]) == 1
-    assert "can not be read" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     text.write_text("a")
     assert run(["bench", "perplexity", str(folder), "--text", str(text)]) == 1
     assert "1 tokens" in capsys.readouterr().err

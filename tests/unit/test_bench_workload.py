@@ -65,10 +65,10 @@ def test_a_bad_line_is_named(tmp_path, lines, said):
         read_workload(written(tmp_path, *lines))
 
 
-def test_a_file_that_can_not_be_read_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="is not there"):
         read_workload(tmp_path / "none.jsonl")
-    with pytest.raises(ConfigurationError, match="can not be read"):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         read_workload(tmp_path)
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(ConfigurationError, match="no UTF-8"):

@@ -88,10 +88,10 @@ def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
         (["--logit-bias", "x=1"], "'x=1' is not of the form ID=VALUE"),
         (["--logit-bias", "7=1", "--logit-bias", "7=2"], "token 7 is given twice"),
         (["--max-tokens", "many"], "'many' is neither a whole number nor 'none'"),
-        (["--prediction", "no/such/file"], "'no/such/file' can not be read"),
+        (["--prediction", "no/such/file"], "'no/such/file' cannot be read"),
     ],
 )
-def test_a_value_that_can_not_be_read_names_its_flag(arguments: list[str], words: str) -> None:
+def test_a_value_that_cannot_be_read_names_its_flag(arguments: list[str], words: str) -> None:
     with pytest.raises(typer.BadParameter, match=words) as caught:
         parsed(arguments)
     assert arguments[0] in caught.value.format_message()
@@ -101,7 +101,7 @@ def test_a_schema_is_typed_or_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"type":   "array"}', encoding="utf-8")
     assert parsed(["--json-schema", str(file)]).json_schema == '{"type": "array"}'
-    with pytest.raises(typer.BadParameter, match="can not be read"):
+    with pytest.raises(typer.BadParameter, match="cannot be read"):
         parsed(["--json-schema", "no/such/schema"])
     with pytest.raises(InvalidRequestError, match="json_schema"):
         parsed(["--json-schema", '{"type"'])

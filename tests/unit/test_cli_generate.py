@@ -181,7 +181,7 @@ def test_plain_decoding_needs_no_legend(generate: Any, base: str) -> None:
         (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "grammar"], "has nothing to draft from: give --json-schema, --regex or --grammar"),
-        (["--draft", "prediction", "--prediction", "no/such"], "'no/such' can not be read"),
+        (["--draft", "prediction", "--prediction", "no/such"], "'no/such' cannot be read"),
     ],
 )
 def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: str) -> None:
@@ -207,7 +207,7 @@ def test_the_default_length_ends_with_the_context(generate: Any, base: str) -> N
     )
 
 
-def test_a_model_can_not_steer_the_terminal() -> None:
+def test_a_model_cannot_steer_the_terminal() -> None:
     from draftree.cli.writing import harmless
     from draftree.engine.sequence import Piece
 

@@ -27,7 +27,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
 def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*PROGRAM, *arguments],
-        bufsize=0,  # a buffer would keep what ``communicate`` can not see
+        bufsize=0,  # a buffer would keep what ``communicate`` cannot see
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

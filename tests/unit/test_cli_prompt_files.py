@@ -109,10 +109,10 @@ def test_a_wrong_line_is_named(content: str | bytes, why: str, save: Save) -> No
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_can_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, why in (("nowhere", "No such file"), (".", "Is a directory")):
-        with pytest.raises(InvalidRequestError, match=rf"prompts file '{name}' can not be read: {why}"):
+        with pytest.raises(InvalidRequestError, match=rf"prompts file '{name}' cannot be read: {why}"):
             read_prompts(name)
 
 

@@ -61,7 +61,7 @@ USAGE = [
     (["generate", "MODEL", "ab", "--stream", "--no-stream"], "it is given 2 times"),
     (["bench", "MODEL", "--seed", "1", "--draft", "ngram", "--draft", "suffix", "--seed=1"], "'--seed': it is given 2"),
     (["models", "cache", "--clear", "--json"], "--clear lists nothing"),
-    (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts can not be shown as one"),
+    (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts cannot be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
@@ -114,7 +114,7 @@ REQUESTS = [
     (["--draft", "model"], "needs name"),
     (
         ["--draft", "model:nowhere-to-be-found"],
-        "no model on this machine is called 'nowhere-to-be-found', and the hub can not be reached",
+        "no model on this machine is called 'nowhere-to-be-found', and the hub cannot be reached",
     ),
     (["--verify", "cuopled"], "unknown verifier 'cuopled': did you mean 'coupled'?"),
     (["--draft", "ngram", "--plan", "fixde:2"], "unknown planner 'fixde': did you mean 'fixed'?"),
@@ -146,7 +146,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), REQUESTS, ids=[" ".join(arguments) for arguments, _ in REQUESTS])
-def test_requests_that_can_not_be_honoured(refused: Refused, base: str, arguments: list[str], words: str) -> None:
+def test_requests_that_cannot_be_honoured(refused: Refused, base: str, arguments: list[str], words: str) -> None:
     assert words in refused("generate", base, "ab", *(word.replace("MODEL", base) for word in arguments))
 
 

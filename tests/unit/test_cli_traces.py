@@ -44,7 +44,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
         (["--draft", "ngram", "--compare", "--record", "x.jsonl"], "leave --compare out"),
     ],
 )
-def test_what_can_not_be_recorded(
+def test_what_cannot_be_recorded(
     options: list[str], reason: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["generate", model, PROMPT, *options]) == 2
@@ -102,7 +102,7 @@ def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: 
         (["--draft", "none"], 1, "nothing to explain"),
     ],
 )
-def test_what_can_not_be_explained_is_refused_before_a_model_is_looked_for(
+def test_what_cannot_be_explained_is_refused_before_a_model_is_looked_for(
     given: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", "no-such-model", PROMPT, *given]) == status

@@ -128,7 +128,7 @@ def test_a_drafter_that_does_not_fit_is_a_finding(folder, tmp_path) -> None:
     assert found.draft.problem is not None
     assert "no tokenizers" in found.draft.problem
     assert found.draft.models[0].vocabulary is None
-    assert any("can not draft here" in sentence for sentence in found.expectations)
+    assert any("cannot draft here" in sentence for sentence in found.expectations)
 
 
 @pytest.mark.parametrize(("verify", "is_lossy"), [("soft", True), ("typical", True), ("coupled", False)])
@@ -208,7 +208,7 @@ def test_expectations_follow_from_what_was_found() -> None:
     told = said(passes=passes)
     assert "about 1 tokens/s" in told
     assert "a draft of 7 tokens that costs nothing pays if more than 0.20" in told.lower()
-    assert "can not pay" in said(passes=passes, draft=diagnosis.DraftReport("d", 1, (), "", None), draft_pass_seconds=1)
+    assert "cannot pay" in said(passes=passes, draft=diagnosis.DraftReport("d", 1, (), "", None), draft_pass_seconds=1)
 
 
 def test_length_defaults_to_the_context(folder) -> None:

@@ -1,4 +1,4 @@
-"""What the drop-in can not honour is refused with a sentence; what transformers drops on the way arrives."""
+"""What the drop-in cannot honour is refused with a sentence; what transformers drops on the way arrives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_not_be_honoured_is_refused_by_its_name(name: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_its_name(name: str) -> None:
     settings, message = REFUSED[name]
     before = model_of().config._attn_implementation
     drafting = {} if {"draft", "prompt_lookup_num_tokens"} & settings.keys() else {"draft": "ngram"}

@@ -216,7 +216,7 @@ def _owner(path: str) -> Any:
 
 @pytest.mark.parametrize("phase", ["score", "draft"])
 def test_who_always_breaks_fails_alone(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-    """Request 1, whose prompt is token 4 alone, can not be passed over; all others can."""
+    """Request 1, whose prompt is token 4 alone, cannot be passed over; all others can."""
     llm = table_llm("ngram,min=1", plan="fixed")
     wanted = alone("table")
     if phase == "score":

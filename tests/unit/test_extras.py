@@ -88,7 +88,7 @@ def test_a_package_that_is_there_but_broken_is_not_called_missing(
     monkeypatch.delitem(sys.modules, "xgrammar", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     require_extra("grammar", "this needs", error=ConfigurationError)
-    with pytest.raises(ConfigurationError, match=r"which can not be imported \(no libexample\.so\): run pip install"):
+    with pytest.raises(ConfigurationError, match=r"which cannot be imported \(no libexample\.so\): run pip install"):
         import_extra("grammar", "this needs", error=ConfigurationError)
 
 

@@ -170,7 +170,7 @@ def test_the_law_of_a_row_is_the_models_without_the_forbidden(dtype: torch.dtype
         ({"json_schema": {"enum": []}}, "enum"),
     ],
 )
-def test_what_can_not_be_followed_is_refused_with_the_reason(constraint: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_followed_is_refused_with_the_reason(constraint: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequestError, match="is refused") as found:
         guide(**constraint)
     assert reason in str(found.value)

@@ -173,7 +173,7 @@ print(path, oct(path.parent.stat().st_mode & 0o7777), ctypes.CDLL(str(path)).ans
 """
 
 
-def test_a_cache_that_can_not_be_made_gives_a_private_build(source: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_gives_a_private_build(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -202,7 +202,7 @@ def test_so_does_one_that_is_full(
     assert not list((own_cache / "native").iterdir())
 
 
-def test_so_does_one_to_which_the_compiler_can_not_write(
+def test_so_does_one_to_which_the_compiler_cannot_write(
     source: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = f"case \"$@\" in *{own_cache}*) echo 'ld: final link failed: No space left on device' >&2; exit 1;; esac"

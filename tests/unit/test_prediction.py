@@ -122,7 +122,7 @@ def test_a_prediction_that_nobody_reads_is_refused(draft: str | None) -> None:
 @pytest.mark.parametrize(
     ("prediction", "words"), [("some text", "no tokenizer: give token ids"), ([3, 40], "prediction names token 40")]
 )
-def test_a_prediction_that_can_not_be_read_is_refused(prediction: str | list[int], words: str) -> None:
+def test_a_prediction_that_cannot_be_read_is_refused(prediction: str | list[int], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         LLM(TABLE, "prediction").generate([[1, 2, 3]], SamplingParams(prediction=prediction))
 

@@ -136,7 +136,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"kind": "header"}\n')
     with pytest.raises(ConfigurationError, match="no trace of format"):
         read_trace(tmp_path / "x")
-    with pytest.raises(ConfigurationError, match="can not be read"):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "y")
 
 

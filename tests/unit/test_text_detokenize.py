@@ -243,7 +243,7 @@ def test_text_that_changes_later_is_withheld_and_exact(caplog: pytest.LogCapture
     assert isinstance(stream, WithheldStream)
     assert [stream.push(i) for i in (0, 1, 2)] == ["", "", ""]
     assert stream.finish() == "cba"
-    assert "can not be streamed" in caplog.text
+    assert "cannot be streamed" in caplog.text
 
 
 def test_no_text_at_all() -> None:

@@ -54,7 +54,7 @@ def test_tokenizers_that_write_no_spaces_are_left_as_they_are(backend: object) -
     assert text_of(tokenizer, ids, spaces=False) == tokenizer.decode(ids, False)
 
 
-def test_a_tokenizer_whose_text_can_not_be_streamed_is_refused() -> None:
+def test_a_tokenizer_whose_text_cannot_be_streamed_is_refused() -> None:
     tokenizer = Tokenizer(words())
     backwards = choose_scheme(
         lambda ids: "".join(chr(97 + i) for i in reversed(ids)), {0: "a", 1: "b"}, skipped=frozenset(), decoder=None

@@ -167,7 +167,7 @@ def test_a_folder_without_tokenizer_gives_none(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_is_one_sentence(folder: Path, damage: str) -> None:
     file = folder / "tokenizer.json"
     file.write_text(file.read_text()[:3000] if damage == "cut" else damage)
-    with pytest.raises(ModelLoadError, match="can not be read") as caught:
+    with pytest.raises(ModelLoadError, match="cannot be read") as caught:
         Tokenizer.load(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)

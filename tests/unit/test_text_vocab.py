@@ -74,7 +74,7 @@ def test_a_mismatch_is_refused_with_ids_names_and_a_way_out() -> None:
     with pytest.raises(VocabularyMismatchError) as caught:
         require_same(BASE, [*BASE[:3], "▁a", "▁the"], "big-model", "small-model")
     message = str(caught.value)
-    assert "small-model can not draft for big-model" in message
+    assert "small-model cannot draft for big-model" in message
     assert "5 and 6 tokens" in message
     assert "3 ('▁the' / '▁a'), 4 ('▁a' / '▁the'), 5 ('日' / no token)" in message
     assert "ngram" in message

@@ -230,7 +230,7 @@ def test_without_tokenizers_nothing_can_be_mapped(way: str) -> None:
         translation_between(way, bare, context)
 
 
-def test_a_tokenizer_that_can_not_be_mapped_is_refused_by_name() -> None:
+def test_a_tokenizer_that_cannot_be_mapped_is_refused_by_name() -> None:
     strange = LoadedDraftModel(TableLM(target_table), Tokenizer(word_piece(), name="strange"), "strange")
     context = DraftContext(TableLM(target_table), spelled(), Draw.FREE, True, lambda name: strange)
     with pytest.raises(VocabularyMismatchError, match="strange"):

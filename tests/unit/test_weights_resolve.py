@@ -131,10 +131,10 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         ("  ", "no model was named"),
         (
             "storys15m",
-            r"no model on this machine is called 'storys15m', and the hub can not be reached: "
+            r"no model on this machine is called 'storys15m', and the hub cannot be reached: "
             r"did you mean 'stories15m'\? \(known: gemma3-270m, .*\); else name a folder .* or a hub id 'owner/name'",
         ),
-        ("qwerty", r"no model on this machine is called 'qwerty', and the hub can not be reached: known: gemma3-270m"),
+        ("qwerty", r"no model on this machine is called 'qwerty', and the hub cannot be reached: known: gemma3-270m"),
         ("owner/na me", "no model is called"),
         ("na me", "no model is called 'na me': known: "),
         ("name..of-two", r"no model is called 'name\.\.of-two': known: "),
@@ -146,7 +146,7 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         ("models/", "no such folder or file"),
         ("weights.gguf", "no such folder or file"),
         ("owner/weights.GGUF", "no such folder or file"),
-        (HUB_NAME, "'owner/tiny.model-1' is not on this machine, and the hub can not be reached: name a local folder"),
+        (HUB_NAME, "'owner/tiny.model-1' is not on this machine, and the hub cannot be reached: name a local folder"),
     ],
 )
 def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
@@ -265,14 +265,14 @@ Damage = tuple[str, str | None, str]
     ("file", "content", "why"),
     [
         ("config.json", None, "is no model folder: it lacks config.json; name a folder"),
-        ("config.json", "{", r"config\.json' can not be read \("),
+        ("config.json", "{", r"config\.json' cannot be read \("),
         ("config.json", "[]", "it holds no settings"),
         ("config.json", "{}", "lacks 'model_type'"),
-        ("generation_config.json", "{,}", "can not be read"),
-        ("tokenizer_config.json", "\x00", "can not be read"),
+        ("generation_config.json", "{,}", "cannot be read"),
+        ("tokenizer_config.json", "\x00", "cannot be read"),
         ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
-        ("model.safetensors", "", r"is damaged: its header can not be read \(0 bytes\)"),
-        ("model.safetensors", "garbage that is long enough", "is damaged: its header can not be read"),
+        ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
+        ("model.safetensors", "garbage that is long enough", "is damaged: its header cannot be read"),
         ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header says 10"),
         ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
     ],

@@ -6,7 +6,7 @@ position at which the recorded one did not stop, its draft is what the last reco
 `--plan watch` records a draft at every position, and nothing is missing then. Seconds are the recorded ones where a
 round is the recorded round, else those of a cost model.
 
-Costs microseconds a round. What it can not know: drafts that would have been deeper than those that were recorded, and
+Costs microseconds a round. What it cannot know: drafts that would have been deeper than those that were recorded, and
 what a drafter learns from verdicts.
 """
 

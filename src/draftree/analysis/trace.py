@@ -155,7 +155,7 @@ def read_trace(path: Path) -> Trace:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"'{path}' can not be read as a trace: {error}") from error
+        raise ConfigurationError(f"'{path}' cannot be read as a trace: {error}") from error
     if not lines or lines[0].get("kind") != "trace" or lines[0].get("format") != FORMAT:
         raise ConfigurationError(f"'{path}' is no trace of format {FORMAT}: write one with --record")
     first = lines[0]

@@ -134,7 +134,7 @@ def prepare(
 
     Raises:
         ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
-        ModelError: a model that can not be had or used.
+        ModelError: a model that cannot be had or used.
     """
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []

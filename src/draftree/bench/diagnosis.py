@@ -90,7 +90,7 @@ def examine(
 
     Raises:
         ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
-        ModelError: a model that can not be had or used.
+        ModelError: a model that cannot be had or used.
     """
     methods = settings.methods()
     for name in (settings.model, *methods.draft_models):

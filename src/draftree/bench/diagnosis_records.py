@@ -66,8 +66,8 @@ class MachineReport:
         caches: bytes of the processor's caches, from the nearest.
         free_bytes: of memory; None where the system does not say.
         compiler: path of the C compiler; None if there is none.
-        instructions: what passes in C compute with; None if they can not be had.
-        why_not_native: why they can not be had.
+        instructions: what passes in C compute with; None if they cannot be had.
+        why_not_native: why they cannot be had.
         native_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
     """
 
@@ -121,7 +121,7 @@ class DraftReport:
         nodes: of its widest tree.
         models: that it steps.
         note: what it decided when it was built.
-        problem: why it can not draft for this target; None if it can.
+        problem: why it cannot draft for this target; None if it can.
     """
 
     spec: str

@@ -31,7 +31,7 @@ def expectations(
     if memory is not None and memory.num_slots == 0:
         yield "Not even one slot of this length fits into what is free: lower --length, or free memory"
     if draft is not None and draft.problem is not None:
-        yield f"The drafter can not draft here: {draft.problem}"
+        yield f"The drafter cannot draft here: {draft.problem}"
     if draft is not None and draft.nodes and not model.supports_trees:
         yield "Only chains can be drafted: trees are not scored exactly by this family"
     if passes:
@@ -81,4 +81,4 @@ def _on_speed(
     share = draft_pass_seconds / one.seconds
     yield f"A pass of the drafter's model costs {share:.2f} of the target's, for each level of a draft"
     if share >= 1:
-        yield "That is no less than the target's own: this drafter can not pay"
+        yield "That is no less than the target's own: this drafter cannot pay"

@@ -139,7 +139,7 @@ def prepare(settings: LawSettings, *, fetch: Callable[[str], object] = resolve_m
 
     Raises:
         ConfigurationError: a bad prompts file, no prompt that fits, another vocabulary.
-        ModelError: a model that can not be had or used.
+        ModelError: a model that cannot be had or used.
     """
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     names = (settings.model, settings.draft_model)

@@ -86,7 +86,7 @@ def measure(
 
     Raises:
         ConfigurationError: the prefix and the widest pass do not fit into the model's context.
-        ModelError: the model can not be had or used.
+        ModelError: the model cannot be had or used.
     """
     shapes = [scored_shape(text) for text in settings.trees]
     fetch(settings.model)

@@ -93,8 +93,8 @@ def measure(
         fetch: called with the model's name before it is loaded.
 
     Raises:
-        ConfigurationError: a text that can not be read, or of less than two tokens.
-        ModelError: the model can not be had or used.
+        ConfigurationError: a text that cannot be read, or of less than two tokens.
+        ModelError: the model cannot be had or used.
     """
     text = _text(settings.text)
     fetch(settings.model)
@@ -210,4 +210,4 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ConfigurationError(f"text '{path}' can not be read: {reason}") from error
+        raise ConfigurationError(f"text '{path}' cannot be read: {reason}") from error

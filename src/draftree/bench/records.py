@@ -230,7 +230,7 @@ def read_results(path: Path) -> Results:
     except FileNotFoundError as error:
         raise ConfigurationError(f"results file '{path}' is not there: check the path") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"results file '{path}' can not be read: {error}") from error
+        raise ConfigurationError(f"results file '{path}' cannot be read: {error}") from error
     lines = content.splitlines()
     entries = []
     for number, line in enumerate(lines, start=1):

@@ -68,7 +68,7 @@ def load_named(settings: NamesModel) -> LoadedModel:
     """The model as the settings want it.
 
     Raises:
-        ModelError: it can not be had or used.
+        ModelError: it cannot be had or used.
     """
     return load_model(
         settings.model,
@@ -84,7 +84,7 @@ def load_for(settings: RunsModel) -> LoadedModel:
     """The model as the settings want it, on as many threads as they say.
 
     Raises:
-        ModelError: it can not be had or used.
+        ModelError: it cannot be had or used.
     """
     apply_threads(settings.threads)
     return load_named(settings)

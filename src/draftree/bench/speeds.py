@@ -42,7 +42,7 @@ class Speeds:
     Attributes:
         read_bytes_per_second: of a buffer of `buffer_bytes`, the fastest of several reads.
         buffer_bytes: twice the largest cache at least, where the memory allows it.
-        operations_per_second: by format of weights, int8 with inputs of 16 bits; None where these products can not be
+        operations_per_second: by format of weights, int8 with inputs of 16 bits; None where these products cannot be
             had.
         threads: that read and multiplied at once.
         how: "C" or "torch".

@@ -102,7 +102,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"prompts file '{path}' is no UTF-8 text: it must hold JSON lines") from error
     except OSError as error:
-        raise ConfigurationError(f"prompts file '{path}' can not be read: {error.strerror}") from error
+        raise ConfigurationError(f"prompts file '{path}' cannot be read: {error.strerror}") from error
     tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
     if not tasks:
         raise ConfigurationError(f"prompts file '{path}' holds no prompts: give it one JSON object a line")

@@ -64,7 +64,7 @@ def write_prompts(
         notes: colours of standard error.
 
     Raises:
-        InvalidRequestError: a prompt that can not be honoured; nothing has been written then.
+        InvalidRequestError: a prompt that cannot be honoured; nothing has been written then.
         GenerationError: prompts failed while they were written; the others are printed.
     """
     require_fitting_options(prompts, wish.task)

@@ -212,7 +212,7 @@ def draft_lines(draft: DraftReport) -> Lines:
         yield "model", f"{one.model.name}: {one.model.dtype}, {one.model.kernels}, context {one.model.max_length:,}"
         yield "weights", size(one.model.footprint.weights)
         if one.vocabulary is None:
-            yield "vocabulary", "can not be compared: a tokenizer is missing"
+            yield "vocabulary", "cannot be compared: a tokenizer is missing"
         elif one.vocabulary.same:
             yield "vocabulary", f"the same tokens ({one.vocabulary.common_size:,} in common)"
         else:
@@ -243,7 +243,7 @@ def speed_lines(found: Diagnosis) -> Lines:
     buffer = f"a buffer of {size(speeds.buffer_bytes)}, {speeds.threads} threads, by {speeds.how}"
     yield "reading", f"{speeds.read_bytes_per_second / 1e9:.1f} GB/s ({buffer})"
     for kind, peak in speeds.operations_per_second.items():
-        yield kind, "can not be measured" if peak is None else f"{peak / 1e9:,.0f} billion operations/s"
+        yield kind, "cannot be measured" if peak is None else f"{peak / 1e9:,.0f} billion operations/s"
     if found.draft_pass_seconds is not None:
         yield "drafter", f"{1e3 * found.draft_pass_seconds:.2f} ms for a pass over one token"
 

@@ -59,7 +59,7 @@ class Flag:
         """What the field is set to.
 
         Raises:
-            typer.BadParameter: it can not be read.
+            typer.BadParameter: it cannot be read.
         """
         try:
             return self.read(given)
@@ -141,7 +141,7 @@ def read_file(given: Path | None) -> str | None:
     try:
         return None if given is None else given.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = "is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"can not be read: {error.strerror}"
+        reason = "is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
         raise ValueError(f"'{given}' {reason}") from error
 
 

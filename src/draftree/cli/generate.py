@@ -54,7 +54,7 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Refuse to run unless drafts can not change a text by rounding either.",
+        help="Refuse to run unless drafts cannot change a text by rounding either.",
         rich_help_panel=RUNNING,
     ),
 ]
@@ -161,7 +161,7 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
     """What is to be shown can be shown in the way that is asked for.
 
     Raises:
-        typer.BadParameter: it can not.
+        typer.BadParameter: it cannot.
     """
     if as_json and stream:
         raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
@@ -170,7 +170,7 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
             "--json prints one object without colours: leave one of them out", param_hint="--colour"
         )
     if stream and params.n > 1:
-        raise typer.BadParameter(f"--n {params.n} texts can not be shown as one: leave --stream out", param_hint="--n")
+        raise typer.BadParameter(f"--n {params.n} texts cannot be shown as one: leave --stream out", param_hint="--n")
     for name, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
         if count is not None and not as_json:
             raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint=name)

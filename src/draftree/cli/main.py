@@ -87,7 +87,7 @@ def fail(error: Exception) -> int:
 
 
 def survive_odd_characters() -> None:
-    """A terminal that can not show a character shows a question mark."""
+    """A terminal that cannot show a character shows a question mark."""
     for stream in (sys.stdout, sys.stderr):
         # a standard stream may be closed, or replaced by something simpler
         reconfigure = getattr(stream, "reconfigure", None)

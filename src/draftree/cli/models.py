@@ -83,7 +83,7 @@ def print_path(
 def get_models(names: Names) -> None:
     """Fetches models and unpacks them into the cache; what is already there is left as it is."""
     wanted = list(CATALOGUE) if names == ["all"] else names
-    # What can not be had is refused before the first large download; a name may be one of the hub, which is seen there
+    # What cannot be had is refused before the first large download; a name may be one of the hub, which is seen there
     for require in (require_extras, require_clients):
         for name in wanted:
             require(name)
@@ -115,7 +115,7 @@ def remove_models(names: CachedNames) -> None:
     for name in wanted:
         if cache.manifest(name) is None:
             held = suggestion(name, cache.names()) if cache.names() else "the cache is empty"
-            raise ModelNotFoundError(f"'{name}' is not in the cache, so it can not be removed: {held}")
+            raise ModelNotFoundError(f"'{name}' is not in the cache, so it cannot be removed: {held}")
     console = Console(stderr=True)
     for name in wanted:
         freed_bytes = folder_bytes(cache.folder(name))
@@ -157,7 +157,7 @@ def show_cache(
             str(one["used"]),
             str(weights),
             f"{one['bytes']:,}",
-            escape(harmless(str(one["folder"] or "can not be read"))),
+            escape(harmless(str(one["folder"] or "cannot be read"))),
         )
     console = Console()
     if kept:

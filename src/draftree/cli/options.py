@@ -112,10 +112,10 @@ When = Annotated[
 
 
 def require_new(output: Path | None) -> None:
-    """Refuse a file that can not be written, before anything is loaded or measured."""
+    """Refuse a file that cannot be written, before anything is loaded or measured."""
     if output is None:
         return
     if output.exists():
         raise ConfigurationError(f"'{output}' is there already, and nothing is overwritten: give another name")
     if not output.absolute().parent.is_dir() or not os.access(output.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"'{output}' can not be written: its folder is not there, or is not yours to write")
+        raise ConfigurationError(f"'{output}' cannot be written: its folder is not there, or is not yours to write")

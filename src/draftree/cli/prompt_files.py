@@ -75,7 +75,7 @@ def read_prompts(file: str) -> list[FilePrompt]:
     perhaps `id` and `category`. Otherwise every line is a prompt. Blank lines are left out.
 
     Raises:
-        InvalidRequestError: the file can not be read, holds no prompt, or a line is wrong, which is named.
+        InvalidRequestError: the file cannot be read, holds no prompt, or a line is wrong, which is named.
     """
     name = "standard input" if file == STANDARD_INPUT else file
     raw = read_raw(file).removeprefix(b"\xef\xbb\xbf")
@@ -100,7 +100,7 @@ def read_raw(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InvalidRequestError(f"prompts file '{file}' can not be read: {error.strerror}") from error
+        raise InvalidRequestError(f"prompts file '{file}' cannot be read: {error.strerror}") from error
 
 
 def decoded(line: bytes, place: str) -> str:

@@ -154,8 +154,8 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     """The model, fetched with a progress bar if it is not here; what can be refused is refused before.
 
     Raises:
-        ConfigurationError: device, dtype or methods that can not be had.
-        ModelError: the model can not be had or used.
+        ConfigurationError: device, dtype or methods that cannot be had.
+        ModelError: the model cannot be had or used.
     """
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))

@@ -1,13 +1,13 @@
 """Every error that Draftree raises on purpose.
 
     DraftreeError
-    ├── ConfigurationError (ValueError)     a method, option or combination that can not be honoured
+    ├── ConfigurationError (ValueError)     a method, option or combination that cannot be honoured
     │   └── VocabularyMismatchError         drafter and target do not share one vocabulary
-    ├── InvalidRequestError (ValueError)    a prompt or sampling parameter that can not be honoured
+    ├── InvalidRequestError (ValueError)    a prompt or sampling parameter that cannot be honoured
     ├── ModelError (RuntimeError)
     │   ├── ModelNotFoundError              no such name, folder, file or hub id
     │   ├── ModelLoadError                  found, but broken or unreadable
-    │   └── UnsupportedModelError           read, but its kind can not be decoded here
+    │   └── UnsupportedModelError           read, but its kind cannot be decoded here
     ├── WeightsError (RuntimeError)         weights could not be fetched, checked or converted
     ├── QueueFullError (RuntimeError)       as many requests wait as may
     ├── EngineClosedError (RuntimeError)    the engine takes no requests any more
@@ -50,7 +50,7 @@ class DraftreeError(Exception):
 
 
 class ConfigurationError(DraftreeError, ValueError):
-    """A method, an option or a combination that can not be honoured."""
+    """A method, an option or a combination that cannot be honoured."""
 
 
 class MissingTokenizerError(ConfigurationError):
@@ -62,11 +62,11 @@ class VocabularyMismatchError(ConfigurationError):
 
 
 class InvalidRequestError(DraftreeError, ValueError):
-    """A prompt or a sampling parameter that can not be honoured."""
+    """A prompt or a sampling parameter that cannot be honoured."""
 
 
 class ModelError(DraftreeError, RuntimeError):
-    """A model that can not be had or used."""
+    """A model that cannot be had or used."""
 
 
 class ModelNotFoundError(ModelError):
@@ -78,7 +78,7 @@ class ModelLoadError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """The model was read, but its kind can not be decoded here."""
+    """The model was read, but its kind cannot be decoded here."""
 
 
 class WeightsError(DraftreeError, RuntimeError):

@@ -40,7 +40,7 @@ def import_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> Any
         return import_module(EXTRAS[extra])
     except ImportError as reason:
         first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
-        raise error(_message(extra, purpose, f"can not be imported ({first_line})")) from reason
+        raise error(_message(extra, purpose, f"cannot be imported ({first_line})")) from reason
 
 
 def _message(extra: str, purpose: str, case: str) -> str:

@@ -73,7 +73,7 @@ def one_thread(*, where: bool = True) -> Iterator[None]:
 
 @functools.cache
 def libraries() -> Libraries | None:
-    """Those that torch has loaded; None where they can not be found."""
+    """Those that torch has loaded; None where they cannot be found."""
     try:
         openmp = ctypes.CDLL(None)
         _ = openmp.omp_get_max_threads, openmp.omp_set_num_threads

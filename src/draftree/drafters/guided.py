@@ -1,6 +1,6 @@
 """Any drafter under a grammar: what the grammar forbids goes, and what it forces comes for free.
 
-A drafted token that the grammar does not allow can not be accepted; where children are free, it is taken out before
+A drafted token that the grammar does not allow cannot be accepted; where children are free, it is taken out before
 the tree is scored. Where the grammar leaves one token, or tokens that spell one text, they need no drafter: they are
 put behind the root and behind the likeliest leaf, beyond the budget if need be, and where they fill it the drafter is
 not asked. Where children are drawn from laws nothing is taken out, since a draw that is looked at must count.

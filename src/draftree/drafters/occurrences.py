@@ -141,7 +141,7 @@ class Occurrences:
 
     def extend(self, tokens: np.ndarray) -> None:
         """Go on with the one text of an index without a capacity."""
-        assert self._capacity is None, "a text that grows while others go can not keep its places"
+        assert self._capacity is None, "a text that grows while others go cannot keep its places"
         if len(tokens):
             self._make_room(len(tokens))
             self._append(tokens)

@@ -16,7 +16,7 @@ from draftree.drafters.stepping import Stepper
 from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot
 
 MAX_WASTED_ROWS = 64
-"""Unread tokens of a text that are sketched at most where the target's pass can not use it: a long prompt would be read
+"""Unread tokens of a text that are sketched at most where the target's pass cannot use it: a long prompt would be read
 twice for a single tree. The target reads it, and the next round drafts."""
 
 
@@ -40,7 +40,7 @@ class SketchStepper(Stepper[SketchedSequence]):
         part: of its layers.
 
     Raises:
-        UnsupportedModelError: the target can not run this part.
+        UnsupportedModelError: the target cannot run this part.
     """
 
     def __init__(self, model: LanguageModel, part: Part) -> None:

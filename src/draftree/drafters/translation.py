@@ -79,7 +79,7 @@ def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftCon
     """How the drafter's tokens become the target's; None where they are the same.
 
     Raises:
-        ConfigurationError: the vocabularies can not be compared, or not be mapped in the way that was asked for.
+        ConfigurationError: the vocabularies cannot be compared, or not be mapped in the way that was asked for.
     """
     target, own = context.tokenizer, loaded.tokenizer
     if target is None or own is None:

@@ -70,7 +70,7 @@ def generate(
 
     The same tokens where the likeliest one is taken, the same law where tokens are sampled (`torch.manual_seed`
     decides the draw); batches, logits processors, stopping criteria, streamers, scores and `num_return_sequences`
-    included. What can not be honoured is refused. The model is yours: after the call it is as it was.
+    included. What cannot be honoured is refused. The model is yours: after the call it is as it was.
 
     Args:
         model: given by transformers, as all up to `streamer`.
@@ -88,7 +88,7 @@ def generate(
         **model_kwargs: inputs of the model; more than an attention mask is refused.
 
     Raises:
-        DraftreeError: what was asked and can not be honoured, and why.
+        DraftreeError: what was asked and cannot be honoured, and why.
 
     Example:
         >>> model.generate(**inputs, custom_generate=draftree.generate, draft="ngram")  # doctest: +SKIP

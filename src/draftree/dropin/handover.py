@@ -18,7 +18,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 
 NO_SYNC = (
-    "synced_gpus=True (given, or set for sharded weights) can not be honoured: each process writes at its own pace; "
+    "synced_gpus=True (given, or set for sharded weights) cannot be honoured: each process writes at its own pace; "
     "leave custom_generate out for this call"
 )
 _TOKENIZERS = ("tokenizer", "assistant_tokenizer")

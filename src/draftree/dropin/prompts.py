@@ -43,7 +43,7 @@ def read_prompts(
 
     Raises:
         InvalidRequestError: a prompt ends with a token of an image.
-        UnsupportedModelError: text can not go on from the keys and values that the model stores.
+        UnsupportedModelError: text cannot go on from the keys and values that the model stores.
     """
     assert isinstance(target, (HFModel, CachedModel)), "a borrowed model is one of transformers"
     _refuse_image_at_end(target, input_ids)

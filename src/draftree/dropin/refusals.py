@@ -1,4 +1,4 @@
-"""What of a `generate` call can not be honoured is refused, with the reason and a way out."""
+"""What of a `generate` call cannot be honoured is refused, with the reason and a way out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OTHER_MEDIA = ("video", "audio", "input_features", "input_values", "speech")
 
 
 def refuse_model(model: Any) -> None:
-    """Raise where the model is of a kind, or in a state, in which its text can not be the one that generate writes.
+    """Raise where the model is of a kind, or in a state, in which its text cannot be the one that generate writes.
 
     Raises:
         UnsupportedModelError: an encoder-decoder.
@@ -72,15 +72,15 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
     for name, reason in _UNSUPPORTED.items():
         value = getattr(config, name, None)
         if value is not None and value is not False:
-            raise ConfigurationError(f"{name}={value!r} can not be honoured: {reason}; leave it out, or {WITHOUT}")
+            raise ConfigurationError(f"{name}={value!r} cannot be honoured: {reason}; leave it out, or {WITHOUT}")
     if config.use_cache is False and not without_cache:
         raise ConfigurationError(
-            "use_cache=False can not be honoured: Draftree always keeps keys and values; "
+            "use_cache=False cannot be honoured: Draftree always keeps keys and values; "
             f"set use_cache=True, or {WITHOUT}"
         )
     if config.cache_implementation not in (None, "dynamic"):
         raise ConfigurationError(
-            f"cache_implementation={config.cache_implementation!r} can not be honoured: keys and values lie in "
+            f"cache_implementation={config.cache_implementation!r} cannot be honoured: keys and values lie in "
             f"preallocated memory of Draftree's own; leave it out, or {WITHOUT}"
         )
 
@@ -100,7 +100,7 @@ def refuse_lookbehind(config: Any, where: str) -> None:
         value = getattr(config, name, None)
         if value is not None and value != defaults.get(name):
             raise ConfigurationError(
-                f"{name}={value!r} of {where} can not be honoured: Draftree aligns two tokenizers by their bytes and "
+                f"{name}={value!r} of {where} cannot be honoured: Draftree aligns two tokenizers by their bytes and "
                 "widens its window until both agree; leave it out"
             )
 
@@ -121,11 +121,11 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
     cache = inputs.get("past_key_values")
     if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
         raise InvalidRequestError(
-            "past_key_values can not be honoured: keys and values lie in memory of Draftree's own; give the whole "
+            "past_key_values cannot be honoured: keys and values lie in memory of Draftree's own; give the whole "
             f"prompt as input_ids without them, or {WITHOUT}"
         )
     if inputs.get("logits_to_keep") not in (None, 1):
-        raise InvalidRequestError("logits_to_keep can not be honoured: what is needed is computed; leave it out")
+        raise InvalidRequestError("logits_to_keep cannot be honoured: what is needed is computed; leave it out")
     if input_ids.dim() != 2 or not input_ids.numel():
         raise InvalidRequestError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, length) with a token")
     pads = num_pads(input_ids, inputs.get("attention_mask"))
@@ -157,14 +157,14 @@ def _refuse_strange(inputs: Mapping[str, Any]) -> None:
     others = {name for name in given | encoded if any(word in name for word in _OTHER_MEDIA)}
     if others:
         raise InvalidRequestError(
-            f"{', '.join(sorted(others))} can not be honoured: of other inputs than text Draftree reads images only, "
+            f"{', '.join(sorted(others))} cannot be honoured: of other inputs than text Draftree reads images only, "
             f"neither video nor audio; {WITHOUT}"
         )
     if has_images(inputs):
         given = {name for name in given if not name.startswith(_WITH_IMAGES)}
     if given:
         raise InvalidRequestError(
-            f"{', '.join(sorted(given))} can not be honoured: Draftree reads token ids with an attention mask, and "
+            f"{', '.join(sorted(given))} cannot be honoured: Draftree reads token ids with an attention mask, and "
             f"images; {WITHOUT}"
         )
 
@@ -202,6 +202,6 @@ def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tens
         if all(torch.equal(given, counted) for given, counted in rows):
             return
     raise InvalidRequestError(
-        f"position_ids can not be honoured: Draftree counts each row's tokens from 0 behind its padding; leave them "
+        f"position_ids cannot be honoured: Draftree counts each row's tokens from 0 behind its padding; leave them "
         f"out, or {WITHOUT}"
     )

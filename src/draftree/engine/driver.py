@@ -170,7 +170,7 @@ class Driver:
         self._engine.abort(request.sequences)
 
     def _tell(self) -> None:
-        """News go out. Whoever can not hear them has left; whoever hears the last is forgotten, so it comes once."""
+        """News go out. Whoever cannot hear them has left; whoever hears the last is forgotten, so it comes once."""
         for listener in self._listeners:
             if not listener.tell():
                 self._engine.abort([listener.sequence])
@@ -191,7 +191,7 @@ class Driver:
 
 
 def _promise() -> Future[Any]:
-    """A future that its reader can not cancel: what was asked for is done, whoever still waits for it."""
+    """A future that its reader cannot cancel: what was asked for is done, whoever still waits for it."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

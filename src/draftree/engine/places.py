@@ -226,7 +226,7 @@ class Places:
         try:
             self._parts.drafter.close(state)
         except Exception:
-            # a drafter can not change the text, and must not hold up those who go on
+            # a drafter cannot change the text, and must not hold up those who go on
             logger.exception("the drafter could not close request %s", sequence.request_id)
 
     def check_integrity(self, running: Sequence[WritingSequence], waiting: Sequence[WritingSequence]) -> None:

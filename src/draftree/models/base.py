@@ -132,7 +132,7 @@ class LanguageModel(ABC):
     own_threads: bool = False
     """Whether passes run in threads of the model's own, not in torch's."""
     fingerprint: str = ""
-    """Tells this model from others, under whatever name it is loaded; empty if it can not be told."""
+    """Tells this model from others, under whatever name it is loaded; empty if it cannot be told."""
     num_layers: int = 0
     """Layers of which a part can be run; 0 if none can."""
     num_sublayer_runs: int = 0
@@ -199,13 +199,13 @@ class LanguageModel(ABC):
         """Give the slot back. A closed slot must not be used again."""
 
     def require_part(self, part: Part) -> None:
-        """Refuse a part that can not be run.
+        """Refuse a part that cannot be run.
 
         Raises:
-            UnsupportedModelError: the model can not run this part.
+            UnsupportedModelError: the model cannot run this part.
         """
         raise UnsupportedModelError(
-            f"{type(self).__name__} can not run a part of its layers: take a drafter that does not ask for one"
+            f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
         )
 
     def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:

@@ -220,7 +220,7 @@ class HFModel(SlottedModel):
         padding = self._padding(len(tokens))
         rows = None
         if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
-            rows = torch.tensor(asked or [0])  # the head can not be asked for no row at all
+            rows = torch.tensor(asked or [0])  # the head cannot be asked for no row at all
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
         if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
             with announced(current):

@@ -153,7 +153,7 @@ class CachedModel(LanguageModel):
             start = slot.length + slot.tentative
             count = len(job.tokens)
             asked = list(range(count) if job.logits_at is None else job.logits_at)
-            rows = torch.tensor(asked or [0], device=self.device)  # the head can not be asked for no row at all
+            rows = torch.tensor(asked or [0], device=self.device)  # the head cannot be asked for no row at all
             positions = torch.arange(start, start + count, device=self.device) + slot.offset
             seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
             seen[:, : slot.num_pads] = 0

@@ -110,7 +110,7 @@ def stored_set(fingerprint: str) -> LayerSet:
     """The set that was kept for a model.
 
     Raises:
-        ConfigurationError: there is none, or it can not be read.
+        ConfigurationError: there is none, or it cannot be read.
     """
     place = place_of(fingerprint)
     try:
@@ -122,5 +122,5 @@ def stored_set(fingerprint: str) -> LayerSet:
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"drafter 'layer-skip' can not read '{place}', where tuning kept its set: {HOW_TO_TUNE}"
+            f"drafter 'layer-skip' cannot read '{place}', where tuning kept its set: {HOW_TO_TUNE}"
         ) from error

@@ -32,7 +32,7 @@ def refuse_state(model: Any) -> None:
     recurrent = any(word in name for name in kinds for word in ("linear", "conv", "mamba", "recurrent"))
     if recurrent or (getattr(model, "_is_stateful", False) and not attends_only):
         raise UnsupportedModelError(
-            f"{kind} keeps a recurrent state, which can not be rolled back after a rejected draft: "
+            f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft: "
             "use a model whose layers all attend"
         )
     parameters = inspect.signature(model.forward).parameters
@@ -49,7 +49,7 @@ def refuse_state(model: Any) -> None:
         )
     if strange:
         raise UnsupportedModelError(
-            f"{kind} keeps more than the keys and values of each token, which can not be rolled back after a rejected "
+            f"{kind} keeps more than the keys and values of each token, which cannot be rolled back after a rejected "
             "draft: use a model whose layers all attend"
         )
 

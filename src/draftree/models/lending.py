@@ -45,7 +45,7 @@ def borrowed(model: Any) -> Iterator[LoadedModel]:
         model: a `…ForCausalLM`.
 
     Raises:
-        UnsupportedModelError: it can not be decoded here, with the reason.
+        UnsupportedModelError: it cannot be decoded here, with the reason.
     """
     with _LOANS_LOCK:
         loan = _LOANS.setdefault(model, _Loan())

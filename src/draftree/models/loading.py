@@ -95,10 +95,10 @@ def load_model(
         trust_remote_code: whether Python code that lies beside the weights may run.
 
     Raises:
-        ConfigurationError: unknown options, or native kernels that can not be had but were asked for.
-        ModelNotFoundError: there is no such model, or it can not be had here.
+        ConfigurationError: unknown options, or native kernels that cannot be had but were asked for.
+        ModelNotFoundError: there is no such model, or it cannot be had here.
         ModelLoadError: its files are broken, or it needs Python code of its own.
-        UnsupportedModelError: its kind can not be decoded here.
+        UnsupportedModelError: its kind cannot be decoded here.
     """
     require_known(kernels, quantization)
     where = resolve_device(device)
@@ -120,7 +120,7 @@ def load_model(
         except NativeUnavailableError as reason:
             why = str(reason)
             if kernels == "native" or quantization is not None:
-                raise NativeUnavailableError(f"model '{name}' can not run on native kernels: {why}") from reason
+                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
                 model = read_model(folder, kind, where, trust_remote_code=trust_remote_code)  # its weights are gone
@@ -147,7 +147,7 @@ def lower_model(
         occasion: what is kept for the next start goes under it; None keeps nothing.
 
     Raises:
-        NativeUnavailableError: its kind can not, or there is no C pass here; the model is whole.
+        NativeUnavailableError: its kind cannot, or there is no C pass here; the model is whole.
         NativeMismatchError: what was built from it computes something else; the model's weights are gone.
     """
     model.eval().requires_grad_(False)
@@ -195,12 +195,12 @@ def wrap_model(
         shapes: run passes in these shapes, as CUDA graphs where there is a card; None: each as it comes.
 
     Raises:
-        UnsupportedModelError: it can not be decoded here, with the reason.
+        UnsupportedModelError: it cannot be decoded here, with the reason.
     """
     model.eval().requires_grad_(False)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
-        known = fingerprint(model)  # packed weights can not be read any more
+        known = fingerprint(model)  # packed weights cannot be read any more
         logger.info("%s: packed %d linear layers", name, pack(model))
     wrapped = behind_seam(model, name, shapes=shapes)
     if known is not None:
@@ -226,7 +226,7 @@ def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMod
         shapes: of its passes, if our attention is used.
 
     Raises:
-        UnsupportedModelError: it can not be decoded here, with the reason.
+        UnsupportedModelError: it cannot be decoded here, with the reason.
     """
     kind = type(model).__name__
     implementation = model.config._attn_implementation
@@ -234,7 +234,7 @@ def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMod
         wanted = judge(model)  # before the attention is exchanged
     except Exception as error:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its kind can not be decoded here"
+            f"{kind} fails in its own forward pass ({first_line(error)}): its kind cannot be decoded here"
         ) from error
     try:
         ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
@@ -265,13 +265,13 @@ def _behind_cache(model: Any, wanted: Judgement) -> CachedModel:
     except Exception as reason:  # as above
         logger.info("%s: fails token by token: %s", kind, first_line(reason))
         raise UnsupportedModelError(
-            f"{kind} does not go on from the keys and values that it stores, token by token: its kind can not be "
+            f"{kind} does not go on from the keys and values that it stores, token by token: its kind cannot be "
             "decoded here"
         ) from reason
     if not result.chains_ok:
         raise UnsupportedModelError(
             f"{kind} gives other logits token by token than at once (error {result.chain_error:.1e} of their spread): "
-            "its kind can not be decoded here"
+            "its kind cannot be decoded here"
         )
     cached.self_check = result
     return cached

@@ -16,7 +16,7 @@ __all__ = ["require_clients", "require_extras"]
 
 
 def require_extras(name: str | os.PathLike[str]) -> None:
-    """Refuse a model that can not be converted because the extra `gguf` is not installed.
+    """Refuse a model that cannot be converted because the extra `gguf` is not installed.
 
     Args:
         name: a model's name, as for `resolve_model`; one that names nothing is left to `resolve_model`.
@@ -38,7 +38,7 @@ def require_clients(name: str) -> None:
     """Refuse a model of the catalogue whose registry's client is not installed.
 
     Raises:
-        WeightsError: the client can not be run.
+        WeightsError: the client cannot be run.
     """
     if name in CATALOGUE and not entry_is_here(CATALOGUE[name], Cache()):
         for package in CATALOGUE[name].packages:

@@ -133,7 +133,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
         ) from error
     except LocalEntryNotFoundError as error:
-        why = "the hub can not be reached" if fetch else "nothing may be fetched"
+        why = "the hub cannot be reached" if fetch else "nothing may be fetched"
         if not has_owner(repository):
             raise ModelNotFoundError(
                 f"no model on this machine is called '{repository}', and {why}: {names_for(repository)}"

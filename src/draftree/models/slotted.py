@@ -43,7 +43,7 @@ class SlottedModel(LanguageModel):
         """Bytes of weights, of keys and values, and of what a pass works on."""
 
     def _require_layers(self, part: Part) -> None:
-        """Refuse a part that names layers which can not be told apart here."""
+        """Refuse a part that names layers which cannot be told apart here."""
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room for so many slots of so many tokens."""
@@ -75,7 +75,7 @@ class SlottedModel(LanguageModel):
         return self._pass(jobs, nodes, stretch)
 
     def require_part(self, part: Part) -> None:
-        """Refuse a part that this model can not run, or does not run rightly."""
+        """Refuse a part that this model cannot run, or does not run rightly."""
         end = self.num_layers if part.end is None else part.end
         strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
         if strange or not 0 < end <= self.num_layers:
@@ -91,7 +91,7 @@ class SlottedModel(LanguageModel):
                 raise  # a mistake of ours, not the model's
             except Exception as reason:  # a model's own code may raise anything
                 raise UnsupportedModelError(
-                    f"{self.kind} can not run its layers in two parts: take a drafter that needs no part of the model"
+                    f"{self.kind} cannot run its layers in two parts: take a drafter that needs no part of the model"
                 ) from reason
             if not error <= TOLERANCE[self.dtype]:
                 raise UnsupportedModelError(

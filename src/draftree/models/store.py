@@ -1,7 +1,7 @@
 """What first starts found out about models and tokenizers, on disk, so that the next ones are short.
 
 A record belongs to what it was made for: files, versions. One that does not fit is as good as none, and is written over
-by the next start. A checksum finds damage. Nothing here is needed: where the folder can not be written or read, every
+by the next start. A checksum finds damage. Nothing here is needed: where the folder cannot be written or read, every
 start is a first one.
 """
 
@@ -50,7 +50,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.info("'%s' can not be read (%s): it is made anew", place, error)
+            logger.info("'%s' cannot be read (%s): it is made anew", place, error)
             return None
         if found["made_for"] != made_for:
             logger.info("'%s' was made for something else: it is made anew", place)
@@ -88,7 +88,7 @@ class Store:
         return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
-        """What a record was made for; nothing if it can not be read."""
+        """What a record was made for; nothing if it cannot be read."""
         try:
             found: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
             return found

@@ -76,7 +76,7 @@ def build_controls(
         seed: the sequence's seed; `params.seed` is not read, since a fresh seed or one of n may stand for it.
 
     Raises:
-        InvalidRequestError: a token id outside the vocabulary, words without a tokenizer, or a grammar that can not be
+        InvalidRequestError: a token id outside the vocabulary, words without a tokenizer, or a grammar that cannot be
             followed.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)

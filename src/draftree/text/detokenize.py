@@ -41,7 +41,7 @@ class Detokenizer:
         joins = not skip_special_tokens and not spaces_between_special_tokens
         if joins and not scheme.streams:
             raise InvalidRequestError(
-                f"spaces_between_special_tokens=False can not be honoured for {tokenizer.name}: the text of a token of "
+                f"spaces_between_special_tokens=False cannot be honoured for {tokenizer.name}: the text of a token of "
                 "its depends on the tokens around it; leave it out, or use skip_special_tokens=True"
             )
         self._joined = tokenizer.added_tokens if joins else {}

@@ -186,6 +186,6 @@ def _require_plain(tokenizer: Tokenizer, bytes_of: Sequence[bytes | None]) -> No
 
 def _unmappable(tokenizer: Tokenizer, reason: str) -> VocabularyMismatchError:
     return VocabularyMismatchError(
-        f"The vocabulary of {tokenizer.name} can not be mapped to another one: {reason}. Choose a drafter that was "
+        f"The vocabulary of {tokenizer.name} cannot be mapped to another one: {reason}. Choose a drafter that was "
         "trained with the same tokenizer, or one that needs no model, such as ngram."
     )

@@ -68,7 +68,7 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
         scheme = TextScheme(opener, skipped)
         if all(scheme.text_of(ids) == text for ids, text in checks):
             return scheme
-    logger.warning("the text of this tokenizer can not be streamed: it is shown when a sequence is complete")
+    logger.warning("the text of this tokenizer cannot be streamed: it is shown when a sequence is complete")
     return TextScheme(partial(WithheldStream, decode), frozenset(), streams=False)
 
 

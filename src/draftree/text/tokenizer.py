@@ -241,7 +241,7 @@ def _holds(folder: Path, patterns: Iterable[str]) -> bool:
 
 
 def _broken(folder: Path, reason: str) -> ModelLoadError:
-    return ModelLoadError(f"The tokenizer in {folder} can not be read ({reason}): {get_again(folder)}.")
+    return ModelLoadError(f"The tokenizer in {folder} cannot be read ({reason}): {get_again(folder)}.")
 
 
 def _first_line(error: Exception) -> str:

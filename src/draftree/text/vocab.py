@@ -79,7 +79,7 @@ def require_same(
         return comparison
     listed = ", ".join(str(difference) for difference in comparison.first_differences)
     raise VocabularyMismatchError(
-        f"{draft_name} can not draft for {target_name}: their vocabularies ({comparison.draft_size} and "
+        f"{draft_name} cannot draft for {target_name}: their vocabularies ({comparison.draft_size} and "
         f"{comparison.target_size} tokens) differ, first at the ids ({target_name} / {draft_name}) {listed}. "
         "Choose a drafter that was trained with the same tokenizer, or one that needs no model, such as ngram."
     )

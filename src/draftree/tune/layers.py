@@ -104,7 +104,7 @@ class LayerSearch:
 
     Raises:
         ConfigurationError: a bad prompts file, or optuna is not there.
-        ModelError: the model can not be had, or does not run in parts.
+        ModelError: the model cannot be had, or does not run in parts.
     """
 
     def __init__(self, settings: TuneSettings, *, fetch: Callable[[str], object] = resolve_model) -> None:
@@ -215,7 +215,7 @@ class LayerSearch:
     def _open_study(self, prompts: str) -> Any:
         optuna, settings = self._optuna, self._settings
         self._journal.parent.mkdir(parents=True, exist_ok=True)
-        # measurements that can not be compared do not share a study
+        # measurements that cannot be compared do not share a study
         facts = (prompts, settings.limit, settings.max_tokens, settings.k, _computed_with(self._loaded))
         name = hashlib.sha256(repr((*facts, torch.get_num_threads())).encode()).hexdigest()[:12]
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._journal)))

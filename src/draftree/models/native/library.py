@@ -275,7 +275,7 @@ def library() -> Library:
     """The library for this processor, built and loaded once.
 
     Raises:
-        NativeUnavailableError: it can not be had here.
+        NativeUnavailableError: it cannot be had here.
     """
     try:
         found = _loaded()

@@ -60,7 +60,7 @@ static void *member(void *argument) {
     for (long seen = 0;;) {
         seen = next_round(seen);
         atomic_fetch_add(&pool.inside, 1);
-        /* still open: the caller can not leave before this thread does */
+        /* still open: the caller cannot leave before this thread does */
         if (atomic_load(&pool.round) == seen && thread < pool.wanted) pool.task(pool.argument, thread);
         atomic_fetch_sub(&pool.inside, 1);
     }

@@ -34,7 +34,7 @@ class Weights(ABC):
 
 
 class ModelWeights(Weights):
-    """The weights of a model in memory, which can not compute any more once they are let go.
+    """The weights of a model in memory, which cannot compute any more once they are let go.
 
     Args:
         model: a `…ForCausalLM`.
@@ -98,7 +98,7 @@ class FileWeights(Weights):
                     raise ValueError(f"'{place.key}' of '{place.file}' has the shape {shape}, expected {place.shape}")
         except SafetensorError as error:
             self._stack.close()
-            raise ValueError(f"'{folder}' can not be read: {error}") from error
+            raise ValueError(f"'{folder}' cannot be read: {error}") from error
         self._mapped: dict[str, Tensor] = {}
         self._pages: dict[str, FilePages] = {}
 

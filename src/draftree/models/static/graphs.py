@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class CaptureError(Exception):
-    """The work can not be captured; the message is the reason."""
+    """The work cannot be captured; the message is the reason."""
 
 
 class GraphApi(ABC):
@@ -141,7 +141,7 @@ class Graphs:
             work: reads and writes tensors at fixed addresses only, and may be run twice with the same effect.
 
         Raises:
-            CaptureError: it waits for the device, or does what a graph can not hold.
+            CaptureError: it waits for the device, or does what a graph cannot hold.
         """
         api = self._api
         with api.on_device():

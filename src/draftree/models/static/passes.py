@@ -1,6 +1,6 @@
 """Passes of fixed shapes: inputs are copied into static buffers, and the same kernels run in the same order.
 
-On a card a shape that comes back is captured as a CUDA graph; on a CPU, and where a model does what a graph can not
+On a card a shape that comes back is captured as a CUDA graph; on a CPU, and where a model does what a graph cannot
 hold, the same work runs operator by operator. So does a shape for which there is no room: a captured one is given up
 for it only once in a while, since a capture costs more than the passes that it would save.
 """

@@ -46,7 +46,7 @@ def shared_settings(file: GgufFile) -> Settings:
 
     if get("expert_count", 0):
         raise UnsupportedModelError(
-            f"'{file.path}' is a mixture of experts, which can not be unpacked from GGUF: use the model's own folder"
+            f"'{file.path}' is a mixture of experts, which cannot be unpacked from GGUF: use the model's own folder"
         )
     if get("block_count") > len(file.tensors):
         raise file.broken(f"it says {get('block_count')} layers and has {len(file.tensors)} tensors")
@@ -54,7 +54,7 @@ def shared_settings(file: GgufFile) -> Settings:
     head_dim = get("attention.key_length", hidden_size // num_heads)
     if get("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModelError(
-            f"'{file.path}' rotates only part of each head, which can not be unpacked from GGUF: "
+            f"'{file.path}' rotates only part of each head, which cannot be unpacked from GGUF: "
             "use the model's own folder"
         )
     return {

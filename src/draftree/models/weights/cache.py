@@ -222,11 +222,11 @@ def require_space(name: str, folder: Path, needed_bytes: int) -> None:
 
 
 def unwritable(folder: Path, error: OSError) -> WeightsError:
-    """The error for a cache that can not be written."""
+    """The error for a cache that cannot be written."""
     if error.errno in DISK_FULL:
         return disk_full("the cache", folder)
     return WeightsError(
-        f"the cache folder '{folder}' can not be written ({error.strerror}): set DRAFTREE_CACHE to a folder that can"
+        f"the cache folder '{folder}' cannot be written ({error.strerror}): set DRAFTREE_CACHE to a folder that can"
     )
 
 
@@ -242,7 +242,7 @@ def disk_full(name: str, folder: Path) -> WeightsError:
 
 
 def make_durable(folder: Path) -> None:
-    """Waits until every file below `folder` is on the disk, so that a rename can not outrun the content."""
+    """Waits until every file below `folder` is on the disk, so that a rename cannot outrun the content."""
     for path in folder.rglob("*"):
         if path.is_file():
             sync(path)

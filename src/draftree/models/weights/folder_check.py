@@ -93,9 +93,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelLoadError(f"'{path}' can not be read ({error}); {get_again(path.parent)}") from error
+        raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from error
     except RecursionError as error:
-        raise ModelLoadError(f"'{path}' can not be read (it is nested too deep); {get_again(path.parent)}") from error
+        raise ModelLoadError(f"'{path}' cannot be read (it is nested too deep); {get_again(path.parent)}") from error
     if not isinstance(content, dict):
-        raise ModelLoadError(f"'{path}' can not be read (it holds no settings); {get_again(path.parent)}")
+        raise ModelLoadError(f"'{path}' cannot be read (it holds no settings); {get_again(path.parent)}")
     return content

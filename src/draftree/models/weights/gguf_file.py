@@ -90,7 +90,7 @@ class GgufFile:
         return item_bytes * sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def broken(self, why: str) -> ModelLoadError:
-        """The error for a file that can not be read on; `why` may quote what was read."""
+        """The error for a file that cannot be read on; `why` may quote what was read."""
         shown = "".join(letter if letter.isprintable() else "?" for letter in why[:MAX_QUOTED])
         return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
@@ -119,7 +119,7 @@ class GgufFile:
             return dequantize(rows, kind).reshape(tensor.shape)
         except NotImplementedError as error:
             raise ModelLoadError(
-                f"'{self.path}' holds '{name}' in blocks of type {kind.name}, which can not be unpacked here: "
+                f"'{self.path}' holds '{name}' in blocks of type {kind.name}, which cannot be unpacked here: "
                 "use a file of another quantisation"
             ) from error
 

@@ -97,13 +97,13 @@ def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     with path.open("rb") as stream:
         num_bytes = int.from_bytes(stream.read(8), "little")
         if size < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
-            raise damaged(path, f"its header can not be read ({size} bytes)")
+            raise damaged(path, f"its header cannot be read ({size} bytes)")
         try:
             header = json.loads(stream.read(num_bytes))
         except (ValueError, RecursionError):
-            raise damaged(path, "its header can not be read") from None
+            raise damaged(path, "its header cannot be read") from None
     if not isinstance(header, dict):
-        raise damaged(path, "its header can not be read")
+        raise damaged(path, "its header cannot be read")
     return header, 8 + num_bytes
 
 
