@@ -37,7 +37,7 @@ MAX_WAITING = 256
 class AsyncLLM:
     """An `LLM` for asyncio: requests join and leave while others are being written.
 
-    The model works on a thread of its own. A reader that is slow, or gone, holds up nobody: what it has not taken is
+    The model works on a thread of its own. A slow or vanished reader delays no other request: what it has not taken is
     gathered for it, and no text is longer than its `max_tokens`.
 
     Args:

@@ -184,8 +184,8 @@ class LLM:
             prompts: texts or lists of token ids, one or several.
             params: sampling parameters, for all or one for each prompt.
             on_update: called with every piece of text as it is verified.
-            progress: whether a bar shows how far it is; None shows one on a terminal, for several texts that nobody
-                listens to.
+            progress: whether a bar shows how far it is; None shows one on a terminal, for several texts without
+                `on_update`.
 
         Returns:
             For every prompt its n completions, in the order of the prompts.

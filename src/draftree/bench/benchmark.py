@@ -130,7 +130,7 @@ def prepare(
     Args:
         settings: what is compared on what.
         fetch: called with the name of every model before any is loaded.
-        on_round: for a method by its name what hears its rounds.
+        on_round: returns the listener for the rounds of a method, by name.
 
     Raises:
         ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.

@@ -1,4 +1,4 @@
-"""Who writes: the seam between the runner and the engines, and our engine behind it."""
+"""Engines under test: the seam between the runner and them, and our own engine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OurWriter(Writer):
         methods: ours; drafters are loaded here, one for each.
         batch: prompts that are written at once at most.
         eos_ids: tokens that end a text, beside the tokenizer's own.
-        on_round: for a method by its name what hears its rounds; None if nobody does.
+        on_round: returns the listener for the rounds of a method, by name; None for no listener.
     """
 
     def __init__(

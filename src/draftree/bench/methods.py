@@ -80,7 +80,7 @@ class Method:
 
     @property
     def engine(self) -> str:
-        """Who writes."""
+        """The engine's name."""
         return OURS if isinstance(self.how, OurMethod) else PEER
 
     @property

@@ -164,6 +164,6 @@ def _memory_gib() -> float | None:
 
 
 def _numbers_of(release: str) -> str:
-    """The leading numbers of a kernel's release; the rest may name whoever built it."""
+    """The leading numbers of a kernel's release; the rest may name its builder."""
     found = re.match(r"[\d.]*\d", release)
     return found.group() if found else ""

@@ -75,7 +75,7 @@ class Wish:
     Attributes:
         task: the prompt.
         params: how tokens are chosen.
-        fits_context: whether `max_tokens` gives way to the end of the context, since nobody set it.
+        fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
     """
 
     task: Task
@@ -102,7 +102,7 @@ def read_prompt(given: str | None) -> str:
     """The prompt from the command line, or all of standard input, less the line break at its end.
 
     Raises:
-        typer.BadParameter: none was given, and nobody pipes one in.
+        typer.BadParameter: none was given, and standard input is a terminal.
         InvalidRequestError: it is empty, or no text.
     """
     if given is not None and given != STANDARD_INPUT:

@@ -58,7 +58,7 @@ class Recordings:
         self._files.close()
 
     def of(self, method: str) -> TraceWriter | None:
-        """What hears the rounds of a method."""
+        """The listener for the rounds of a method."""
         if self._folder is None or method == PLAIN:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -171,7 +171,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
 
 
 def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
-    """A few tokens that nobody sees: a first pass is slower than all others, and a grammar is compiled once."""
+    """Generate a few tokens unseen: a first pass is slower than all others, and a grammar is compiled once."""
     room = llm.model.max_length
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
     count = max(1, min(WARM_UP_TOKENS, room - 2))

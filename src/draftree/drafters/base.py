@@ -81,7 +81,7 @@ class Drafter(ABC, Generic[State]):
     part_seconds: tuple[float, ...] = ()
     """What each part took in the last `draft`, for a drafter that is made of several; an instance sets it."""
     wants_picks: bool = False
-    """Whether the verdicts that `observe` hears shall name the target's pick at every node; an instance may set it."""
+    """Whether verdicts given to `observe` name the target's pick at every node; an instance may set it."""
 
     runs_model: ClassVar[bool] = False
     """Whether drafting is passes of a model, and not bookkeeping."""

@@ -1,7 +1,7 @@
 """Keeping a stepped model in step with the texts: what its slots have read, and what they read next.
 
 The model's slot of a sequence holds a committed prefix of the history. It lags behind: it has not seen the
-bonus, nor the last level that was drafted, whose logits nobody needed. A model with a shorter context than the
+bonus, nor the last level that was drafted, whose logits were not needed. A model with a shorter context than the
 history sees the first token and a window of the last ones; when the window has run full it starts again from its
 younger half, so that a token is read twice on average.
 

@@ -5,17 +5,17 @@ A request is in one place at a time:
     asked      in the mailbox                 by `ask`, from any thread
     in line    in `_line`                     until the engine's queue has room for all of it, or not at all (`wait`)
     served     in the engine, and each of its unfinished sequences has a listener in `_listeners`
-    over       nowhere; its sequences are finished, and whoever still listens has heard it
+    over       nowhere; its sequences are finished and its listeners are notified
 
-There is one way to be over: the sequences are finished, then their listeners are told. What is served is finished by
-the engine, what is not by `Request.refuse`. Each cause is one short path:
+A request ends in one way: its sequences are finished, then its listeners are notified. The engine finishes sequences
+that are served; `Request.refuse` finishes the others. Each cause is one short path:
 
-    written, or failed alone           `Engine.step`
-    the one who asked left             `leave`; `_tell` if the whole event loop did
+    completed, or failed alone         `Engine.step`
+    the client left                    `leave`; `_tell` if its event loop is gone
     refused                            `_join` and `_enter`
     closed, or the thread broke down   `_end`, and the mailbox from then on
 
-Who reads slowly is no case of its own: news are sent, not waited with.
+A slow reader needs no path of its own: updates are sent without waiting.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Driver:
     """Steps an engine on a thread of its own.
 
     Args:
-        engine: nobody else may touch it from now on.
+        engine: only this driver may use it from now on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -56,7 +56,7 @@ class Driver:
         self._thread.start()
 
     def ask(self, request: Request, *, wait: bool) -> None:
-        """Have a request written; its listeners hear what comes of it, be it a refusal. Does not wait.
+        """Submit a request; its listeners are notified of every result, refusals included. Does not wait.
 
         Args:
             request: a new one.
@@ -65,7 +65,7 @@ class Driver:
         self._mailbox.put(lambda: self._join(request, wait=wait), otherwise=request.refuse)
 
     def leave(self, request: Request) -> None:
-        """Nobody reads a request any more: what is not finished of it is aborted. Does not wait."""
+        """Abort the unfinished sequences of a request that has no reader any more. Does not wait."""
         if not request.is_over:
             self._mailbox.put(lambda: self._drop(request), otherwise=lambda reason: None)
 
@@ -109,11 +109,13 @@ class Driver:
         in_line = [id(sequence) for request in self._line for sequence in request.sequences]
         listened_to = [id(listener.sequence) for listener in self._listeners]
         served = [id(sequence) for sequence in (*self._engine.running, *self._engine.waiting)]
-        assert sorted(listened_to) == sorted(served), "what is in the engine has one listener, nothing else has"
+        assert sorted(listened_to) == sorted(served), "exactly the sequences in the engine have a listener"
         assert len({*in_line, *served}) == len(in_line) + len(served), "a sequence is in line or served, once"
-        assert not any(s.is_finished for request in self._line for s in request.sequences), "who is finished is gone"
+        assert not any(s.is_finished for request in self._line for s in request.sequences), (
+            "finished requests leave the line"
+        )
         assert [r.priority for r in self._line] == sorted(r.priority for r in self._line), "priorities hold in line"
-        assert not (self._line and self._engine.is_idle), "nobody stands in line while there is nothing to do"
+        assert not (self._line and self._engine.is_idle), "an idle engine leaves no request in line"
 
     def _run(self) -> None:
         reason = CLOSED
@@ -142,7 +144,7 @@ class Driver:
         try:
             self._engine.step()
         except Exception:
-            # all that ran has failed with it, and hears of it; the engine is whole
+            # all running sequences have failed with it and are notified; the engine is consistent
             logger.exception("a step of the engine raised")
 
     def _join(self, request: Request, *, wait: bool) -> None:
@@ -170,14 +172,14 @@ class Driver:
         self._engine.abort(request.sequences)
 
     def _tell(self) -> None:
-        """News go out. Whoever cannot hear them has left; whoever hears the last is forgotten, so it comes once."""
+        """Send updates. Abort sequences whose event loop is gone; forget listeners after their last update."""
         for listener in self._listeners:
             if not listener.tell():
                 self._engine.abort([listener.sequence])
         self._listeners = [listener for listener in self._listeners if not listener.sequence.is_finished]
 
     def _end(self, reason: str) -> None:
-        """Everybody hears why there is nothing more to come, those first who do not need the engine for it."""
+        """Notify all listeners why nothing more will come; requests outside of the engine first."""
         self._mailbox.shut(reason)
         for request in self._line:
             request.refuse(EngineClosedError(reason))
@@ -191,7 +193,7 @@ class Driver:
 
 
 def _promise() -> Future[Any]:
-    """A future that its reader cannot cancel: what was asked for is done, whoever still waits for it."""
+    """A future that its reader cannot cancel: the action runs even if the reader is gone."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

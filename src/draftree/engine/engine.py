@@ -1,7 +1,7 @@
 """The engine: requests come in, rounds go by, texts come out.
 
 Requests join and leave between rounds. Prompts are read in chunks beside the rounds of others. What a round raises is
-found out: its sequences are tried one by one, and who raises alone fails alone.
+retried sequence by sequence; only those that raise again fail.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Engine:
             Those that got on, or ended; `take_pieces` gives their news.
 
         Raises:
-            BaseException: what is nobody's own failure, such as a listener's or Ctrl-C; all running sequences are
+            BaseException: a failure of no single sequence, such as a listener's or Ctrl-C; all running sequences are
                 failed with it and their slots freed.
         """
         try:
@@ -208,7 +208,7 @@ class Engine:
             if ready or chunks:
                 self._pass(ready, chunks)
         except BaseException as error:
-            # also on Ctrl-C: slots must be whole for whoever uses the engine next
+            # also on Ctrl-C: slots must be consistent for the next user of the engine
             for sequence in self._scheduler.running:
                 if not sequence.is_finished:
                     sequence.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
@@ -227,7 +227,7 @@ class Engine:
             self._scheduler.put_back(youngest)
 
     def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
-        """Who writes in the next pass, and who reads how much."""
+        """Sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
         writing = [s for s in running if s.num_pending <= READ_AT_ONCE and not s.scores_prompt]
         reading = [s for s in running if s.num_pending > READ_AT_ONCE or s.scores_prompt]
@@ -265,7 +265,7 @@ class Engine:
             self._on_round(record)
 
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
-        """A pass raised: each sequence has one of its own, and who raises alone fails with that."""
+        """Retry each sequence of a pass that raised in a pass of its own; those that raise again fail."""
         jobs: list[tuple[WritingSequence, Sequence[Chunk]]] = [(s, ()) for s in ready]
         for chunk in chunks:
             # what the pass committed before it raised is read already; the last token is the root of a round

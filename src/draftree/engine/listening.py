@@ -1,7 +1,7 @@
-"""Who waits for texts: a request, and for each of its sequences a listener.
+"""Requests from coroutines, with one listener for each sequence.
 
-News go one way, from the engine's thread to the event loop of whoever asked, and never wait for anybody: a listener
-gathers what is not read yet, which is a text at most.
+Updates go one way, from the engine's thread to the event loop of the client, and never block: a listener
+buffers what is not read yet, at most one text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Request:
     """What one coroutine asked for.
 
     Args:
-        sequences: all of one priority, and nobody else's.
+        sequences: all of one priority; no other request has them.
         loop: where the coroutine runs.
     """
 
@@ -78,7 +78,7 @@ class Request:
         return all(listener.is_over for listener in self.listeners)
 
     def refuse(self, error: Exception) -> None:
-        """End a request that the engine does not have: its sequences have failed, and their listeners hear it."""
+        """Fail the sequences of a request that is not in the engine, and notify their listeners."""
         for sequence in self.sequences:
             sequence.fail(error)
         for listener in self.listeners:

@@ -29,7 +29,7 @@ class Mailbox:
         return self._letters.qsize()
 
     def put(self, action: Callable[[], None], *, otherwise: Refuse) -> None:
-        """Ask for an action; does not wait. `otherwise` hears why it will never be done."""
+        """Ask for an action; does not wait. `otherwise` is called with the reason if the action will never run."""
         with self._lock:
             # under the lock: or it could be put in behind the back of `shut`
             if self._reason is None:

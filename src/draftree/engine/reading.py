@@ -1,8 +1,8 @@
-"""Who reads how much of its prompt in the next pass.
+"""How many prompt tokens each sequence reads in the next pass.
 
-Texts that are being written wait for the pass, so a pass beside them reads little; a pass that nobody waits for reads
-much. Whoever came first may read half of it, so that a long prompt always gets on; the rest goes to those who are
-soonest done, so that a long prompt does not stand before short ones.
+Running sequences wait for the pass, so the prefill budget is small while any is running and large otherwise. The
+oldest prompt gets half of the budget, so that a long prompt always makes progress; the rest goes to the prompts with
+the fewest unread tokens, so that a long prompt does not delay short ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALONE = 512
-"""Prompt tokens that a pass reads while nobody is writing."""
+"""Prompt tokens per pass while no sequence is decoding."""
 BESIDE = 64
 """Prompt tokens that a pass reads while texts are being written, unless told otherwise: on two cores tokens then come
 every 35 ms in place of 12, and a prompt of 1,024 is read in 0.6 s; 256 would take 95 ms and 0.4 s."""

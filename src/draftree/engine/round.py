@@ -47,7 +47,7 @@ class Turn:
     @property
     def heard(self) -> Verdict:
         """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
-        assert self.verdict is not None, "who failed is not heard of"
+        assert self.verdict is not None, "failed sequences have no verdict"
         if self.kept is None:
             return self.verdict
         path = tuple(self.kept[node] for node in self.verdict.path)
@@ -70,7 +70,7 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
         chunks: what others read.
 
     Returns:
-        The record of the round; None if nobody wrote.
+        The record of the round; None if no sequence decoded.
 
     Raises:
         Exception: what a part raised. What was written until then is verified and stays.
@@ -130,7 +130,7 @@ def _record(
 
 
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
-    """A pass in which nobody writes."""
+    """A pass of prompt chunks only."""
     start = parts.clock()
     scores = parts.target.extend([_chunk_job(chunk) for chunk in chunks])
     _score_prompts(parts, chunks, scores, first=0)
@@ -289,6 +289,6 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
 
 def _committed(turn: Turn) -> Series[int]:
     """The pending tokens and the accepted path, as nodes of the pass."""
-    assert turn.verdict is not None, "who failed commits nothing"
+    assert turn.verdict is not None, "failed sequences commit nothing"
     num_pending = len(turn.pending)
     return [*range(num_pending), *(num_pending + node for node in turn.verdict.path)]

@@ -28,7 +28,7 @@ class Scheduler:
         self._num_added = 0
 
     def takes(self, count: int) -> bool:
-        """Whether so many can be queued together; if nobody waits, any number can."""
+        """Whether so many can be queued together; if the queue is empty, any number can."""
         if self.max_waiting is None or not self.waiting:
             return True
         # those that will run at the next step do not count as waiting

@@ -1,6 +1,6 @@
 """A model that belongs to somebody else, behind the seam for a while and then as it was before.
 
-What was found out about a model (does our attention score it exactly, with trees?) is kept for as long as the model
+The result of the check of a model (does our attention score it exactly, with trees?) is kept for as long as the model
 lives, so that borrowing it again costs nothing. Nothing that is kept refers to the model: it is not kept alive.
 """
 

@@ -17,7 +17,7 @@ from draftree.core.trust import kernel_refusal, refusal
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, load reports and advice of transformers inside: standard error belongs to whoever uses us."""
+    """No progress bars, load reports and advice of transformers inside: standard error is the caller's."""
     from transformers.utils import logging as library
 
     was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()

@@ -18,14 +18,14 @@ MAX_SKETCHED = 512
 
 
 class Leftovers(Enum):
-    """What passes do with places whose keys and values nobody keeps."""
+    """What passes do with places whose keys and values are not kept."""
 
     UNREAD = auto()
     """They touch what is visible only."""
     MASKED = auto()
     """They read it with weight zero: what is not finite must not stay in a slot that is used again."""
     CLEARED = auto()
-    """As masked, but nobody may wait for the device to look: it becomes zero as soon as it is dropped."""
+    """As masked, but without waiting for the device: it becomes zero as soon as it is dropped."""
 
 
 class SlotPool:
@@ -35,9 +35,9 @@ class SlotPool:
         shapes: of keys and values, by the index of the layer.
         dtype: of keys and values.
         device: where they lie.
-        leftovers: what passes do with places that nobody keeps.
+        leftovers: what passes do with places that are not kept.
         granule: lengths are rounded up to a multiple of it.
-        num_scratch: places behind each slot's, for what nobody reads.
+        num_scratch: places behind each slot's, for values that are never read.
     """
 
     def __init__(

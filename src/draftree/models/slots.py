@@ -100,7 +100,7 @@ class KVMemory:
         dtype: of keys and values.
         device: where they lie.
         granule: lengths are rounded up to a multiple of it.
-        num_scratch: places behind each slot's, for what nobody reads.
+        num_scratch: places behind each slot's, for values that are never read.
     """
 
     def __init__(

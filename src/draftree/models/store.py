@@ -1,4 +1,4 @@
-"""What first starts found out about models and tokenizers, on disk, so that the next ones are short.
+"""Results of first starts about models and tokenizers, on disk, so that the next ones are short.
 
 A record belongs to what it was made for: files, versions. One that does not fit is as good as none, and is written over
 by the next start. A checksum finds damage. Nothing here is needed: where the folder cannot be written or read, every
@@ -77,7 +77,7 @@ class Store:
                     raise
             self._shrink()
         except OSError as error:
-            logger.info("what was found out about a model is not kept in '%s': %s", self.folder, error)
+            logger.info("results of the first start are not kept in '%s': %s", self.folder, error)
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """All records and their status, the most recently used first."""

@@ -23,7 +23,7 @@ LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """As `Tokenizer.load`, without transformers where a first start found out that its file will do.
+    """As `Tokenizer.load`, without transformers where a first start has shown that its file is sufficient.
 
     Raises:
         ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the folder.

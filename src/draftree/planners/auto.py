@@ -243,7 +243,7 @@ class AutoPlanner(Planner[Known]):
             plan.learn([credits[place][index] for place in asked], hits)
             for place, (state, row, depth) in enumerate(zip(states, rows, depths, strict=True)):
                 own, credit = state.parts[index], credits[place][index]
-                if any(dear):  # else nobody is weighed by it
+                if any(dear):  # else no part is weighed by it
                     own.levels.observe(credit.gains, credit.rows, depth)
                 own.read = state.length if depth else own.read
                 if depth and place in self._worthy and plan.has_paid(credit, curve, batch):

@@ -57,7 +57,7 @@ class Planner(ABC, Generic[State]):
         return Budget(max(depth, self.default_nodes) if branches and depth else depth, depth, min_confidence)
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
-        """Hear what a pass of the target over so many rows takes here; for planners that want it."""
+        """Take measured seconds of target passes by number of rows; for planners that want them."""
         self.pass_seconds = dict(pass_seconds)
 
     def explain(self) -> str:

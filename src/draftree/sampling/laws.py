@@ -49,7 +49,7 @@ class Laws:
     Args:
         raw: the model's logits, shape (rows, vocab); None if `at` alone knows them.
         rows: whose rows they are, in order; together they cover `raw`.
-        overwrites: work in `raw` itself, which nobody reads again: at this width fresh memory costs more than
+        overwrites: work in `raw` itself, which is not read again: at this width fresh memory costs more than
             arithmetic.
         at: where `raw` lies, if that is known.
         before_torch: called before the first of torch's operations on rows; a search needs none.

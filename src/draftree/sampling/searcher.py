@@ -2,7 +2,7 @@
 
 A searcher divides by the temperature, adds noise and ranks in one walk over a row, with logarithms that it may round
 in its own way. Where two scores lie so close that this could decide, they are computed again in double precision, so
-that a pick is the same whoever searched.
+that a pick is the same whichever code searched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOAT_BYTES = 4
 class RowsAt(NamedTuple):
     """Where float32 rows lie in the host's memory.
 
-    Whoever made them knows. To ask torch takes longer than a search: a pass has driven its code out of the caches.
+    Their maker knows. Asking torch takes longer than a search: a pass has driven its code out of the caches.
     """
 
     address: int

@@ -1,1 +1,1 @@
-"""Tuning: what is found out about a model once and kept, so that it drafts better."""
+"""Tuning: measurements of a model that are made once and kept, so that it drafts better."""

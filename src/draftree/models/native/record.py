@@ -1,4 +1,4 @@
-"""What a first start found out about a model: the next start needs neither to read nor to check it anew.
+"""Record of a first start of a model: the next start needs neither to read nor to check it anew.
 
 The weights themselves are not kept: packing them from their files takes as long as reading packed ones would.
 """

@@ -1,7 +1,7 @@
 """Memory for logits that is used again.
 
 A pass over a vocabulary gives hundreds of kilobytes, and fresh memory of that size costs more than to search it: the
-system fills it with zeros, page by page. So what nobody reads any more is written over by the next pass.
+system fills it with zeros, page by page. So a buffer that is not referenced any more is overwritten by the next pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ALIGNMENT = 64
 KEPT = 3
 """Rooms that are kept at most: the last pass's, and those of a pass or two whose logits are still read."""
 UNREAD = 3
-"""References to a room that nobody reads: the list's, the loop's, and the one that asks."""
+"""References to a room that is not in use: the list's, the loop's, and the one that asks."""
 
 
 class Rooms:

@@ -85,7 +85,7 @@ def pack_inputs(
         tokens: of each job.
         nodes: for each job the tentative nodes that its tokens are.
         asked: rows whose logits are wanted; rows stand job after job.
-        scratch: the place that nobody reads.
+        scratch: the place that is never read.
     """
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)

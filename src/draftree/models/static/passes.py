@@ -53,7 +53,7 @@ class StaticPasses:
 
     Args:
         forward: the whole model.
-        memory: of keys and values, with a place behind each slot's that nobody reads.
+        memory: of keys and values, with a place behind each slot's that is never read.
         device: of both.
         shapes: which there are.
         min_rows: rows of a pass at least.

@@ -184,7 +184,7 @@ def default_root() -> Path:
 
 
 def private_folder() -> Path:
-    """A folder for users without a home, below the one for temporary files; nobody else can write into it.
+    """A folder for users without a home, below the one for temporary files; no other user can write into it.
 
     Raises:
         WeightsError: it belongs to somebody else, or others can write into it.

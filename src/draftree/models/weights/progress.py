@@ -14,4 +14,4 @@ Progress = Callable[[Step, int, int], None]
 
 
 def silent(step: Step, done_bytes: int, total_bytes: int) -> None:
-    """The callback of whoever does not look."""
+    """A callback that ignores progress."""
