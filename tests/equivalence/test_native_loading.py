@@ -97,8 +97,11 @@ def test_what_computes_something_else_is_read_again_for_torch(folder: Path, monk
         load_model(folder, dtype="float32", kernels="native")
 
 
-def test_without_a_compiler_passes_run_through_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_passes_run_through_torch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))  # else a library that is built already is used
     monkeypatch.setattr(decoder, "library", lambda: Library(built_library()))
     loaded = load_model(folder)
     assert loaded.kernels == "torch"

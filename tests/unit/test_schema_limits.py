@@ -93,7 +93,6 @@ def test_deep_expressions_are_refused(levels: int) -> None:
         "(((a{99}){99}){99}){99}",
         "(a|bc?){3,70000}",
         "a{99999999999999999999}",
-        "a?" * 5000,
         "(?:a{90}b){,90}",
     ],
 )
@@ -107,7 +106,5 @@ def test_repetitions_that_multiply_are_refused(regex: str) -> None:
 def test_repetitions_of_a_grammar_are_bounded_and_its_literals_are_not() -> None:
     with pytest.raises(InvalidRequestError, match="more than 4096 parts"):
         SamplingParams(grammar='root ::= (item{80} "x"){80}\nitem ::= "a"')
-    with pytest.raises(InvalidRequestError, match="more than 4096 parts"):
-        SamplingParams(grammar="root ::= " + '"a"? ' * 5000)
     SamplingParams(grammar='root ::= item{80} "((((((?*+{9}{9999}" [(a{9999}] # {9999}{9999}\nitem ::= "a"*')
     SamplingParams(regex=r"[a{9999}]{1,30}\{9999\}, ([a-z]+ ){5,30}(?:yes|no)?" + "|value" * 1000)
