@@ -32,8 +32,8 @@ from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.workload import encode, read_workload
 from draftree.drafters import drafts
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.resolve import resolve_model
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
 
 

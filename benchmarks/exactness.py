@@ -21,7 +21,7 @@ from typing import Any
 from draftree import LLM, Completion, SamplingParams
 from draftree.bench.provenance import machine, versions
 from draftree.bench.workload import encode, read_workload
-from draftree.models.loading import load_model
+from draftree.loading.load import load_model
 
 BATCH = 8
 

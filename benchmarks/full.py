@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftree.models.resolve import resolve_model
+from draftree.loading.resolve import resolve_model
 
 HERE = Path(__file__).parent
 DRAFTREE = (sys.executable, "-W", "ignore", "-c", "from draftree.cli.main import main; main()")
@@ -103,7 +103,10 @@ def jobs_of(prompts: tuple[Path, ...], peers: tuple[str, ...]) -> Iterator[Job]:
     for category in ("story", "chat"):
         of = ("--category", category, "--max-tokens", "48")
         yield Job(f"trees-{category}", bench("run", LARGE, *fixed, *planned, *of))
-    yield Job("laws", bench("laws", LARGE, "--draft-model", "stories15m", "--category", "story", "--category", "chat"))
+    yield Job(
+        "distributions",
+        bench("distributions", LARGE, "--draft-model", "stories15m", "--category", "story", "--category", "chat"),
+    )
     for scenario in ("at-once", "beside", "costs"):
         yield Job(f"load-{scenario}", script("load", SMALL, "--scenario", scenario))
     for weights in ((), ("--quantization", "int8")):

@@ -29,9 +29,9 @@ from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.runner import collector_off
 from draftree.bench.speeds import read_bandwidth
 from draftree.core.transfer import synchronize
+from draftree.loading.load import LoadedModel, wrap_model
 from draftree.models.base import Extend, LanguageModel
-from draftree.models.loading import LoadedModel, wrap_model
-from draftree.models.static.buckets import Shapes
+from draftree.models.torch.static.buckets import Shapes
 
 WARM_UP = 3
 
@@ -131,7 +131,7 @@ def one_pass(model: LanguageModel, slots: Sequence[Any], tokens: Sequence[int]) 
 
 def time_decoding(loaded: LoadedModel, draft: str | None, *, batch: int, prefix: int, tokens: int) -> tuple[float, Any]:
     """Tokens a second of a batch behind its first round, and the statistics of one text; the second of two runs."""
-    llm = LLM(loaded, draft, plan=None if draft is None else "fixed", max_batch_size=batch, keep_prefixes=0)
+    llm = LLM(loaded, draft, plan=None if draft is None else "fixed", max_batch_size=batch, prefix_cache_size=0)
     prompts = [ids(prefix, loaded.model.vocab_size, index) for index in range(batch)]
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for _ in range(2):

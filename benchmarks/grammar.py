@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import machine, versions
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.resolve import resolve_model
-from draftree.sampling.guide import GrammarMask, Guide
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.resolve import resolve_model
+from draftree.sampling.grammar.guide import GrammarMask, Guide
 from draftree.sampling.history import History
 from draftree.sampling.processors import RowContext
 

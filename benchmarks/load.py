@@ -5,7 +5,7 @@
     python benchmarks/load.py smollm2-135m-instruct --scenario costs --out benchmarks/results/costs-smollm2.jsonl
 
 `at-once`: N requests arrive together, for each N and method, in turns. For each request the seconds at which its tokens
-came are recorded. `beside`: texts are being written when a long prompt comes, for several budgets `read_beside`.
+came are recorded. `beside`: texts are being written when a long prompt comes, for several budgets `prefill_chunk_size`.
 `costs`: passes by number of sequences, tokens before them and rows.
 
 transformers: `generate_batch` is its continuous batching, `assisted` its prompt lookup, which takes one request at a
@@ -28,7 +28,7 @@ from loads import at_once, beside, costs
 from draftree import LLM
 from draftree.bench.provenance import load_average, machine, now, shown_name, versions
 from draftree.bench.records import FORMAT
-from draftree.models.loading import load_model
+from draftree.loading.load import load_model
 
 SCENARIOS = MappingProxyType({"at-once": at_once, "beside": beside, "costs": costs})
 """Each has `measure`, which yields rows, and `table`, which shows them."""
@@ -36,7 +36,7 @@ SCENARIOS = MappingProxyType({"at-once": at_once, "beside": beside, "costs": cos
 
 def scenario_of(rows: Sequence[dict[str, Any]]) -> ModuleType:
     """Which scenario rows are of."""
-    if "read_beside" in rows[0]:
+    if "prefill_chunk_size" in rows[0]:
         return beside
     return costs if "batch" in rows[0] else at_once
 

@@ -67,7 +67,7 @@ def header(given: Any) -> dict[str, Any]:
     import torch
 
     from draftree.bench.provenance import load_average, machine, model_facts, now, versions
-    from draftree.models.resolve import resolve_model
+    from draftree.loading.resolve import resolve_model
 
     return {
         "kind": "header",
@@ -176,8 +176,8 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
     import torch
     from transformers import DynamicCache
 
-    from draftree.bench.passes import time_passes
-    from draftree.models.loading import load_model
+    from draftree.bench.pass_times import time_passes
+    from draftree.loading.load import load_model
 
     for kind in given.kinds.split(","):
         model, peer = load_model(given.model, **weights(kind)).model, peer_of(given.model, kind)
@@ -202,8 +202,8 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
 
 def batches(given: Any) -> Iterator[dict[str, Any]]:
     """A pass over one token of each of so many texts, and over eight of each, behind 256 tokens."""
+    from draftree.loading.load import load_model
     from draftree.models.base import Extend
-    from draftree.models.loading import load_model
 
     prefix = 256
     for kind in given.kinds.split(","):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from draftree import LLM, SamplingParams
 from draftree.bench.workload import encode, read_workload
+from draftree.loading.load import load_model
 from draftree.models.base import Part
-from draftree.models.loading import load_model
 from draftree.text.tokenizer import Tokenizer
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import DraftreeError, GenerationError, InvalidRequestError, QueueFullError
-from draftree.models.loading import load_model
+from draftree.loading.load import load_model
 from draftree.models.table import TableLM, hashed
 
 SYSTEMS = (
@@ -39,7 +39,7 @@ FAULT = "injected by the soak"
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class RunParams:
     """A request and its texts when it is alone."""
 
     prompt: list[int]
@@ -47,7 +47,7 @@ class Asked:
     texts: tuple[tuple[int, ...], ...] = ()
 
 
-def requests_for(llm: LLM, rng: random.Random, count: int) -> list[Asked]:
+def requests_for(llm: LLM, rng: random.Random, count: int) -> list[RunParams]:
     """Requests with common beginnings, of all kinds of parameters."""
     found = []
     for number in range(count):
@@ -65,11 +65,11 @@ def requests_for(llm: LLM, rng: random.Random, count: int) -> list[Asked]:
             repetition_penalty=rng.choice((1.0, 1.0, 1.2)),
             stop=None if llm.tokenizer is None else rng.choice((None, None, ".")),
         )
-        found.append(Asked(prompt, params))
+        found.append(RunParams(prompt, params))
     return found
 
 
-def alone(llm: LLM, asked: Asked) -> Asked:
+def alone(llm: LLM, asked: RunParams) -> RunParams:
     """With the texts that it gives where nothing else runs."""
     texts = tuple(done.token_ids for done in llm.generate(asked.prompt, asked.params))
     return dataclasses.replace(asked, texts=texts)
@@ -127,7 +127,7 @@ def check_every_step(llm: LLM, counts: Counter[str]) -> None:
 class Soak:
     """Clients of one AsyncLLM, and what came of them."""
 
-    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], *, rng: random.Random, clients: int) -> None:
+    def __init__(self, llm: AsyncLLM, asked: Sequence[RunParams], *, rng: random.Random, clients: int) -> None:
         self.llm = llm
         self.asked = asked
         self.rng = rng
@@ -160,14 +160,14 @@ class Soak:
             self.wrong.append(f"failed with {error!r}")
         self.counts["failed"] += 1
 
-    def _check(self, asked: Asked, texts: Sequence[tuple[int, ...]], *, whole: bool) -> None:
+    def _check(self, asked: RunParams, texts: Sequence[tuple[int, ...]], *, whole: bool) -> None:
         if not self.llm.llm.is_exact:
             return
         for wanted, got in zip(asked.texts, texts, strict=True):
             if got != (wanted if whole else wanted[: len(got)]):
                 self.wrong.append(f"seed {asked.params.seed}: {got} in the place of {wanted}")
 
-    async def _read(self, asked: Asked, *, wait: bool = True) -> None:
+    async def _read(self, asked: RunParams, *, wait: bool = True) -> None:
         try:
             done = await self.llm.generate(asked.prompt, asked.params, priority=self.rng.choice((0, 0, 1)), wait=wait)
         except GenerationError as error:
@@ -176,16 +176,16 @@ class Soak:
         self.counts["done"] += 1
         self._check(asked, [text.token_ids for text in done], whole=True)
 
-    async def _rush(self, asked: Asked) -> None:
+    async def _rush(self, asked: RunParams) -> None:
         await self._read(asked, wait=False)
 
-    async def _slow(self, asked: Asked) -> None:
+    async def _slow(self, asked: RunParams) -> None:
         await self._listen(asked, delay=0.05)
 
-    async def _leave(self, asked: Asked) -> None:
+    async def _leave(self, asked: RunParams) -> None:
         await self._listen(asked, delay=0.0, pieces=self.rng.randrange(1, 6))
 
-    async def _listen(self, asked: Asked, *, delay: float, pieces: int | None = None) -> None:
+    async def _listen(self, asked: RunParams, *, delay: float, pieces: int | None = None) -> None:
         single = dataclasses.replace(asked.params, n=1)
         shown, last = "", None
         updates = self.llm.stream_updates(asked.prompt, single)
@@ -203,7 +203,7 @@ class Soak:
         if not "".join(last.sequence.texts).startswith(shown):
             self.wrong.append(f"seed {asked.params.seed}: shown was {shown!r}")
 
-    async def _cancel(self, asked: Asked) -> None:
+    async def _cancel(self, asked: RunParams) -> None:
         task = asyncio.ensure_future(self.llm.generate(asked.prompt, asked.params))
         await asyncio.sleep(self.rng.expovariate(10))
         task.cancel()
@@ -212,7 +212,7 @@ class Soak:
             raise done
         self.counts["done" if isinstance(done, list) else "cancelled"] += 1
 
-    async def _bad(self, asked: Asked) -> None:
+    async def _bad(self, asked: RunParams) -> None:
         prompt, params = bad(self.llm.llm, self.rng)
         await self.llm.generate(prompt, params)
         self.wrong.append(f"{prompt[:3]} {params} was not refused")
@@ -229,7 +229,7 @@ async def soak(given: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(given.seed)
     # loaded once, and handed over with what its files say of it, such as which tokens end a text
     model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else load_model(given.model)
-    plain = LLM(model, keep_prefixes=0)
+    plain = LLM(model, prefix_cache_size=0)
     asked = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
     again = AsyncLLM(model, given.draft, max_batch_size=given.batch, max_waiting=8)
     async with again as llm:

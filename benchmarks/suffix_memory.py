@@ -22,7 +22,7 @@ from draftree import SamplingParams
 from draftree.core.tree import Draw
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.occurrences import Occurrences
+from draftree.drafters.lookup.occurrences import Occurrences
 from draftree.drafters.suffix import SuffixDrafter
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls

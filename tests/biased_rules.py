@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from draftree.core.tree import TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import acceptance, draft_law, target_law
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import acceptance, draft_distribution, target_distribution
 
 
-def bonus_from_the_target(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+def bonus_from_the_target(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
     """`token`, but after a reject the bonus is drawn from T instead of what is left of it."""
     for node, token in enumerate(tree.tokens):
-        target = target_law(laws, node)
-        if not chance.accepts(acceptance(target, draft_law(tree, node, vocab_size=len(target)), token)):
+        target = target_distribution(distributions, node)
+        if not chance.accepts(acceptance(target, draft_distribution(tree, node, vocab_size=len(target)), token)):
             return Verdict(tuple(range(node)), chance.draw(target))
-    return Verdict(tuple(range(len(tree))), chance.draw(target_law(laws, len(tree))))
+    return Verdict(tuple(range(len(tree))), chance.draw(target_distribution(distributions, len(tree))))

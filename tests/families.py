@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from draftree.loading.load import wrap_model
 from draftree.models.base import LanguageModel
-from draftree.models.loading import wrap_model
 
 VOCAB_SIZE = 96
 CONTEXT = 160
 WINDOW = 8
 WEIGHT_SCALE = 0.25
 HEAD_SCALE = 0.75
-"""Wide gaps between logits: at temperature 1 the laws still have a few likely tokens only."""
+"""Wide gaps between logits: at temperature 1 the distributions still have a few likely tokens only."""
 DRAFTER_DISTANCE = 0.06
 """Share of the target's weights by which the drafter's are off: it is then right in some rounds, not in all."""
 

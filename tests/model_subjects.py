@@ -14,10 +14,10 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import LanguageModel
-from draftree.models.hf import HFModel
 from draftree.models.sequential import SequentialModel
-from draftree.models.static.buckets import Shapes
 from draftree.models.table import TableLM, hashed
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.static.buckets import Shapes
 from families import VOCAB_SIZE, fresh, peer, target
 from native_samples import lower
 

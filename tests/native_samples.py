@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from draftree.models.hf import HFModel
 from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import ModelWeights
+from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}

@@ -1,8 +1,9 @@
-"""Exact laws of what rules write: every outcome of drafting and verifying on small tables, with its probability.
+"""Exact distributions of what rules write: every outcome of drafting and verifying on small tables, with its
+probability.
 
 Not a test itself. A case is a pair of table models, the shape of the drafted tree (children a node, level by level)
 and how children are drawn. `trees` enumerates drafts; `outcomes` replays a verification once for every way in which
-its coins and draws can fall; `written` adds both up to the law of the next tokens.
+its coins and draws can fall; `written` adds both up to the distribution of the next tokens.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from torch import Tensor
 
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
-from draftree.verifiers.chance import Chance
-from table_cases import Case, joint, node_laws
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.common.chance import Chance
+from table_cases import Case, joint, node_distributions
 
 Drafts = Iterable[tuple[TokenTree, float]]
-Verify = Callable[[TokenTree, NodeLaws, Any], Verdict]
+Verify = Callable[[TokenTree, NodeDistributions, Any], Verdict]
 
 
-def child_tuples(law: np.ndarray, count: int, draw: Draw) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every way to draw this many children from a law, in order, with its probability."""
-    tokens = range(len(law))
+def child_tuples(distribution: np.ndarray, count: int, draw: Draw) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every way to draw this many children from a distribution, in order, with its probability."""
+    tokens = range(len(distribution))
     ways = (
         itertools.permutations(tokens, count)
         if draw is Draw.WITHOUT_REPLACEMENT
@@ -38,22 +39,23 @@ def child_tuples(law: np.ndarray, count: int, draw: Draw) -> Iterator[tuple[tupl
     for way in ways:
         probability, left = 1.0, 1.0
         for token in way:
-            probability *= law[token] / left
+            probability *= distribution[token] / left
             if draw is Draw.WITHOUT_REPLACEMENT:
-                left -= law[token]
+                left -= distribution[token]
         if probability > 0:
             yield way, float(probability)
 
 
 def trees(case: Case, shape: Sequence[int], draw: Draw) -> Iterator[tuple[TokenTree, float]]:
-    """Every tree of a shape with its probability; each node carries the law that its siblings were drawn from."""
+    """Every tree of a shape with its probability; each node carries the distribution that its siblings were drawn
+    from."""
 
     def grow(tree: TokenTree, frontier: list[int], level: int, probability: float) -> Iterator[tuple[TokenTree, float]]:
         if level == len(shape):
             yield tree, probability
             return
         options = [
-            list(child_tuples(case.draft_law([tree.tokens[n] for n in tree.path(node)]), shape[level], draw))
+            list(child_tuples(case.draft_distribution([tree.tokens[n] for n in tree.path(node)]), shape[level], draw))
             for node in frontier
         ]
         for choice in itertools.product(*options):
@@ -61,27 +63,29 @@ def trees(case: Case, shape: Sequence[int], draw: Draw) -> Iterator[tuple[TokenT
             weight = probability * float(np.prod([p for _, p in choice]))
             yield from grow(grown, list(range(len(tree), len(grown))), level + 1, weight)
 
-    yield from grow(TokenTree((), (), draw=draw, laws=torch.empty(0, case.vocab_size)), [ROOT], 0, 1.0)
+    yield from grow(TokenTree((), (), draw=draw, distributions=torch.empty(0, case.vocab_size)), [ROOT], 0, 1.0)
 
 
 def with_children(case: Case, tree: TokenTree, parents: Sequence[int], tokens: Sequence[Sequence[int]]) -> TokenTree:
-    """The tree with new nodes, and for each the drafter's law at its parent."""
-    rows = [] if tree.laws is None else list(tree.laws)
+    """The tree with new nodes, and for each the drafter's distribution at its parent."""
+    rows = [] if tree.distributions is None else list(tree.distributions)
     new_tokens, new_parents = list(tree.tokens), list(tree.parents)
     for parent, siblings in zip(parents, tokens, strict=True):
-        law = torch.from_numpy(case.draft_law([tree.tokens[n] for n in tree.path(parent)]))
+        distribution = torch.from_numpy(case.draft_distribution([tree.tokens[n] for n in tree.path(parent)]))
         for token in siblings:
             new_tokens.append(token)
             new_parents.append(parent)
-            rows.append(law)
-    return TokenTree(tuple(new_tokens), tuple(new_parents), draw=tree.draw, laws=torch.stack(rows) if rows else None)
+            rows.append(distribution)
+    return TokenTree(
+        tuple(new_tokens), tuple(new_parents), draw=tree.draw, distributions=torch.stack(rows) if rows else None
+    )
 
 
 class ScriptedChance(Chance):
     """Falls as its script says, then always the first way; keeps the probability of all that fell.
 
-    A draw ends a verification: it is the bonus, and nothing is decided behind it. So it is not branched on; its law
-    is kept, and the first token that it can give is returned.
+    A draw ends a verification: it is the bonus, and nothing is decided behind it. So it is not branched on; its
+    distribution is kept, and the first token that it can give is returned.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -143,8 +147,9 @@ def outcomes(verify: Callable[[ScriptedChance], Verdict]) -> Iterator[tuple[Verd
         script = [choice for choice, _ in trail[:-1]] + [trail[-1][0] + 1]
 
 
-class ChancePicks(NodeLaws):
-    """Laws whose picks fall by chance, one for every path: the target's noise, where the drafter does not know it."""
+class ChancePicks(NodeDistributions):
+    """Distributions whose picks fall by chance, one for every path: the target's noise, where the drafter does not know
+    it."""
 
     __slots__ = ("_case", "_chance", "_paths", "_picks")
 
@@ -159,20 +164,20 @@ class ChancePicks(NodeLaws):
         return self  # type: ignore[return-value]
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
-        return torch.from_numpy(np.stack([self._case.target_law(path) for path in self._paths]))[rows]
+        return torch.from_numpy(np.stack([self._case.target_distribution(path) for path in self._paths]))[rows]
 
     def __getitem__(self, row: int) -> int:
         path = self._paths[row]
         if path not in self._picks:
-            self._picks[path] = self._chance.pick(torch.from_numpy(self._case.target_law(path)))
+            self._picks[path] = self._chance.pick(torch.from_numpy(self._case.target_distribution(path)))
         return self._picks[path]
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a rule writes: the law of the next tokens, and how many drafted ones are among them on average."""
+    """What a rule writes: the distribution of the next tokens, and how many drafted ones are among them on average."""
 
-    law: np.ndarray
+    distribution: np.ndarray
     accepted: float
 
 
@@ -181,17 +186,17 @@ def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Writt
 
     What it writes behind them is not looked at.
     """
-    law = np.zeros((case.vocab_size,) * length)
+    distribution = np.zeros((case.vocab_size,) * length)
     accepted = total = 0.0
     ends: dict[tuple[int, ...], float] = {}
     for tree, weight in drafts:
-        laws = node_laws(case, tree)
-        for verdict, probability in outcomes(functools.partial(verify, tree, laws)):
+        distributions = node_distributions(case, tree)
+        for verdict, probability in outcomes(functools.partial(verify, tree, distributions)):
             tokens = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)[:length]
             ends[tokens] = ends.get(tokens, 0.0) + weight * probability
             accepted += weight * probability * len(verdict.path)
             total += weight * probability
     assert abs(total - 1) < 1e-12, total
     for tokens, probability in ends.items():
-        law[tokens] += probability * joint(case, length - len(tokens), tokens)
-    return Written(law, accepted)
+        distribution[tokens] += probability * joint(case, length - len(tokens), tokens)
+    return Written(distribution, accepted)

@@ -12,10 +12,10 @@ from typing import Any
 
 from draftree import LLM
 from draftree.drafters import drafts
+from draftree.loading.load import LoadedModel
+from draftree.loading.targets import load_target
 from draftree.models.base import Extend, LanguageModel, Scores, Slot
-from draftree.models.loading import LoadedModel
 from draftree.models.memory import Footprint
-from draftree.targets import load_target
 
 Cost = Callable[[int], float]
 """Seconds of a pass over so many rows."""

@@ -136,7 +136,7 @@ class Table:
             count,
             count + 1,
             count,
-            offered=offered,
+            drafted=offered,
             tree=tree,
             path=tuple(path),
             bonus=1,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftree.core.errors import WeightsError
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.resolve import resolve_model
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.resolve import resolve_model
 
 UNREACHABLE = ("cannot be reached", "no 'npm' was found")
 """What an error says where this machine cannot fetch the model; every other error is a failure."""

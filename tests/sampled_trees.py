@@ -1,4 +1,4 @@
-"""Trees and texts as they are drawn, and how far counts may be from a law. Not a test itself."""
+"""Trees and texts as they are drawn, and how far counts may be from a distribution. Not a test itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.sampling.controls import Controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 from table_cases import Case
 
 
 def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
-    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log law + noise."""
+    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log distribution +
+    noise."""
 
     def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
         return logits + noise.stream(index, *path).gumbel(len(path), torch.arange(case.vocab_size))
@@ -59,7 +60,7 @@ def _grown(
                 parents.append(node)
                 rows.append(torch.softmax(logits, dim=-1))
         frontier = level
-    return TokenTree(tuple(tokens), tuple(parents), draw=draw, laws=torch.stack(rows))
+    return TokenTree(tuple(tokens), tuple(parents), draw=draw, distributions=torch.stack(rows))
 
 
 def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -67,8 +68,8 @@ def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...]
     tokens = start
     while len(tokens) < length:
         logits = case.target.logits((*case.prompt, *tokens))[None]
-        rows = LawRows(History((*case.prompt, *tokens)), chosen, [()])
-        tokens = (*tokens, Laws(logits, [rows]).picks()[0])
+        rows = DistributionRows(History((*case.prompt, *tokens)), chosen, [()])
+        tokens = (*tokens, Distributions(logits, [rows]).picks()[0])
     return tokens
 
 
@@ -77,7 +78,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
 
     Args:
         counts: shape (rows, classes).
-        expected: laws, shape (rows, classes); classes of law 0 must not occur.
+        expected: distributions, shape (rows, classes); classes of distribution 0 must not occur.
     """
     aims = expected * counts.sum(axis=1, keepdims=True)
     used = aims > 0

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.loading.load import LoadedModel
 from draftree.models.base import Extend
-from draftree.models.loading import LoadedModel
 from families import VOCAB_SIZE
 
 SIZES: dict[str, Any] = {

@@ -20,7 +20,7 @@ SLOW = frozenset(
         "test_engine_scheduling",
         "test_engine_trim",
         "test_gpu_passes",
-        "test_grammar_laws",
+        "test_grammar_distributions",
         "test_growth",
         "test_lending",
         "test_planner_auto",

@@ -1,4 +1,5 @@
-"""Hypothesis strategies: trees that a rule accepts, with any laws, and target tables to verify them against."""
+"""Hypothesis strategies: trees that a rule accepts, with any distributions, and target tables to verify them
+against."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ VOCAB = 5
 
 
 @st.composite
-def laws(draw: st.DrawFn) -> Tensor:
-    """A law with zeros and with near-certain tokens now and then; float32, as real drafters give."""
+def distributions(draw: st.DrawFn) -> Tensor:
+    """A distribution with zeros and with near-certain tokens now and then; float32, as real drafters give."""
     weights = draw(
         st.lists(st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 0.5, 1.0, 3.0]), min_size=VOCAB, max_size=VOCAB).filter(any)
     )
@@ -26,9 +27,10 @@ def laws(draw: st.DrawFn) -> Tensor:
 
 @st.composite
 def trees_for(draw: st.DrawFn, verifier: Verifier, *, max_nodes: int = 8) -> TokenTree:
-    """A tree of a draw that the rule accepts; siblings carry one law, and no twins where draws cannot repeat."""
+    """A tree of a draw that the rule accepts; siblings carry one distribution, and no twins where draws cannot
+    repeat."""
     kind = draw(st.sampled_from(sorted(verifier.accepts, key=lambda kind: kind.value)))
-    has_laws = kind in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
+    has_distributions = kind in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
     size = draw(st.integers(0, max_nodes))
     parents, tokens, rows = [], [], {}
     for node in range(size):
@@ -39,10 +41,10 @@ def trees_for(draw: st.DrawFn, verifier: Verifier, *, max_nodes: int = 8) -> Tok
             break
         tokens.append(draw(st.sampled_from(free)))
         parents.append(parent)
-        if has_laws and parent not in rows:
-            rows[parent] = draw(laws())
+        if has_distributions and parent not in rows:
+            rows[parent] = draw(distributions())
     stacked = torch.stack([rows[parent] for parent in parents]) if rows else None
-    return TokenTree(tuple(tokens), tuple(parents), draw=kind, laws=stacked)
+    return TokenTree(tuple(tokens), tuple(parents), draw=kind, distributions=stacked)
 
 
 @st.composite

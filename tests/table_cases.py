@@ -1,4 +1,5 @@
-"""A target and a drafter that are tables over one vocabulary, and the laws of what follows. Not a test itself."""
+"""A target and a drafter that are tables over one vocabulary, and the distributions of what follows. Not a test
+itself."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from draftree.core.tree import ROOT, TokenTree
 from draftree.models.table import Table, TableLM
 from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions, NodeDistributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws, NodeLaws
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS, Verifier
 
@@ -49,32 +50,32 @@ class Case:
     def vocab_size(self) -> int:
         return self.target.vocab_size
 
-    def target_law(self, path: Sequence[int]) -> np.ndarray:
-        return law_of(self.target, (*self.prompt, *path)).numpy()
+    def target_distribution(self, path: Sequence[int]) -> np.ndarray:
+        return distribution_of(self.target, (*self.prompt, *path)).numpy()
 
-    def draft_law(self, path: Sequence[int]) -> np.ndarray:
-        return law_of(self.drafter, (*self.prompt, *path)).numpy()
+    def draft_distribution(self, path: Sequence[int]) -> np.ndarray:
+        return distribution_of(self.drafter, (*self.prompt, *path)).numpy()
 
 
-def law_of(model: TableLM, context: Sequence[int]) -> Tensor:
+def distribution_of(model: TableLM, context: Sequence[int]) -> Tensor:
     return torch.softmax(model.logits(context), dim=-1)
 
 
-def node_laws(case: Case, tree: TokenTree, chosen: Controls | None = None) -> NodeLaws:
-    """The target's laws at the root and all nodes, through the code that serves real models."""
+def node_distributions(case: Case, tree: TokenTree, chosen: Controls | None = None) -> NodeDistributions:
+    """The target's distributions at the root and all nodes, through the code that serves real models."""
     chosen = chosen or controls(case.vocab_size)
     paths = [[tree.tokens[n] for n in tree.path(node)] for node in range(ROOT, len(tree))]
     logits = torch.stack([case.target.logits((*case.prompt, *path)) for path in paths])
-    return RememberedLaws(Laws(logits, [LawRows(History(case.prompt), chosen, paths)]))
+    return RememberedDistributions(Distributions(logits, [DistributionRows(History(case.prompt), chosen, paths)]))
 
 
-class RememberedLaws(NodeLaws):
+class RememberedDistributions(NodeDistributions):
     """Probabilities computed once, for the many replays of one tree."""
 
     __slots__ = ("_probs",)
 
-    def __init__(self, laws: Laws) -> None:
-        super().__init__(laws, 0)
+    def __init__(self, distributions: Distributions) -> None:
+        super().__init__(distributions, 0)
         self._probs: Tensor | None = None
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
@@ -84,14 +85,14 @@ class RememberedLaws(NodeLaws):
 
 
 def joint(case: Case, length: int, path: tuple[int, ...] = ()) -> np.ndarray:
-    """The target's law of the next `length` tokens behind a path, shape (vocab,) * length."""
+    """The target's distribution of the next `length` tokens behind a path, shape (vocab,) * length."""
     if length == 0:
         return np.ones(())
-    law = case.target_law(path)
-    rows = [law[token] * joint(case, length - 1, (*path, token)) for token in range(case.vocab_size)]
+    distribution = case.target_distribution(path)
+    rows = [distribution[token] * joint(case, length - 1, (*path, token)) for token in range(case.vocab_size)]
     return np.stack(rows)
 
 
 def variation(one: np.ndarray, other: np.ndarray) -> float:
-    """Total variation distance of two laws."""
+    """Total variation distance of two distributions."""
     return float(np.abs(one - other).sum() / 2)

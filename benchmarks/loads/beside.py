@@ -1,4 +1,4 @@
-"""Texts are being written when a long prompt comes, for several budgets `read_beside`."""
+"""Texts are being written when a long prompt comes, for several budgets `prefill_chunk_size`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
     llm = LLM(loaded, None, tokenizer=tokenizer)
     for repeat in range(given.repeats):
         for budget in given.budgets:
-            engine = Engine(llm.engine.parts, Limits(8, read_beside=budget, keep_prefixes=0))
+            engine = Engine(llm.engine.parts, Limits(8, prefill_chunk_size=budget, prefix_cache_size=0))
             params = SamplingParams(max_tokens=400, min_tokens=400, temperature=0)
             writing = [llm.requests.sequences(ids, params)[0] for ids in tasks[:3]]
             engine.add(*writing)
@@ -37,16 +37,22 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
                 before = time.perf_counter()
             first = before - start
             engine.abort([*writing, late])
-            yield {"read_beside": budget, "repeat": repeat, "prompt": len(long), "first_token": first, "gaps": gaps}
+            yield {
+                "prefill_chunk_size": budget,
+                "repeat": repeat,
+                "prompt": len(long),
+                "first_token": first,
+                "gaps": gaps,
+            }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """What a budget costs those who write, and gives to whom comes."""
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[row["read_beside"]].append(row)
+        groups[row["prefill_chunk_size"]].append(row)
     lines = [
-        "| read_beside | first token of the long prompt, s | between tokens beside it, median (longest), ms |",
+        "| prefill_chunk_size | first token of the long prompt, s | between tokens beside it, median (longest), ms |",
         "| --- | --- | --- |",
     ]
     for budget, group in sorted(groups.items()):

@@ -14,7 +14,9 @@ from draftree.cli.methods import MethodCard, cards
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Registry
 from draftree.core.tree import Draw
-from draftree.drafters import DRAFTERS, merged, shapes
+from draftree.drafters import DRAFTERS
+from draftree.drafters.growing import shapes
+from draftree.drafters.wrappers import merged
 from draftree.engine.parts import PREFERENCE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
@@ -32,7 +34,7 @@ MERGED = f"ngram+model:{SMALL}"
 MARK = "<!-- Made by docs/build.py"
 EXAMPLE_LENGTH = 4
 
-SAME_TEXT, SAME_LAW, LOSSY = "same text", "same law", "lossy"
+SAME_TEXT, SAME_DISTRIBUTION, LOSSY = "same text", "same distribution", "lossy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def verifier_blocks(entry: Entry, specs: list[str]) -> Iterator[str]:
             ("draws", spelled(cls.accepts)),
             ("trees", children),
             (
-                "draft laws",
-                laws_wanted(cls),
+                "draft distributions",
+                distributions_wanted(cls),
             ),
             ("candidates are ranked with", noise),
         ),
@@ -168,10 +170,10 @@ def verifier_blocks(entry: Entry, specs: list[str]) -> Iterator[str]:
     yield from example(draft=min(fitting, key=lambda spec: showing(spec, name)), verify=name)
 
 
-def laws_wanted(cls: type[Any]) -> str:
-    if cls.needs_laws:
+def distributions_wanted(cls: type[Any]) -> str:
+    if cls.needs_distributions:
         return "needed; that of a certain child (point) is known without being given"
-    return "used where there are any" if cls.wants_laws else "not read"
+    return "used where there are any" if cls.wants_distributions else "not read"
 
 
 def showing(spec: str, verify: str) -> tuple[bool, int, bool]:
@@ -219,7 +221,7 @@ def guarantee(cls: type[Any]) -> str:
     """What a rule promises, in the words of docs/lossless.md."""
     if not cls.lossless:
         return LOSSY
-    return SAME_LAW if cls.needs_laws else SAME_TEXT
+    return SAME_DISTRIBUTION if cls.needs_distributions else SAME_TEXT
 
 
 def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], specs: list[str]) -> str:

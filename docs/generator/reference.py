@@ -19,7 +19,7 @@ from draftree.completion import Completion, CompletionStats
 from draftree.core import errors
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.engine import Update
-from draftree.engine.prefixes import PrefixStats
+from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Piece, TokenLogprob
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
@@ -62,7 +62,7 @@ def language_model() -> Iterator[str]:
     yield from methods_of(LLM, METHODS)
     yield "### Properties of LLM"
     properties = {name: parse(value.__doc__).text for name, value in vars(LLM).items() if isinstance(value, property)}
-    properties["is_lossless"] = "Whether the verifier keeps the model's law."
+    properties["is_lossless"] = "Whether the verifier keeps the model's distribution."
     yield entries_table("property", properties)
 
 

@@ -100,7 +100,7 @@ def require_single(params: SamplingParams) -> None:
         raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate")
 
 
-def limits_of(max_batch_size: int | None, *, read_beside: int, keep_prefixes: int) -> Limits:
+def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int) -> Limits:
     """The engine's limits.
 
     Raises:
@@ -108,9 +108,9 @@ def limits_of(max_batch_size: int | None, *, read_beside: int, keep_prefixes: in
     """
     if max_batch_size is not None:
         require_count("max_batch_size", max_batch_size, least=1)
-    require_count("read_beside", read_beside, least=1)
-    require_count("keep_prefixes", keep_prefixes, least=0)
-    return Limits(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
+    require_count("prefill_chunk_size", prefill_chunk_size, least=1)
+    require_count("prefix_cache_size", prefix_cache_size, least=0)
+    return Limits(max_batch_size, prefill_chunk_size=prefill_chunk_size, prefix_cache_size=prefix_cache_size)
 
 
 def require_count(name: str, value: object, *, least: int) -> None:

@@ -17,14 +17,14 @@ from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
 from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
-from draftree.drafters.guided import GuidedDrafter
-from draftree.drafters.merged import MergedDrafter, common_draws, part_draw
+from draftree.drafters.wrappers.guided import GuidedDrafter
+from draftree.drafters.wrappers.merged import MergedDrafter, common_draws, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.requirements import require_extras
+from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.requirements import require_extras
-from draftree.models.tokenizers import load_tokenizer
 from draftree.planners.base import PLANNERS, Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
@@ -144,12 +144,12 @@ def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
 def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:
     if any(method.cls.works_ahead(method.config) for method in drafters):
         return REPEATABLE_PLAN
-    return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_laws else REPEATABLE_PLAN
+    return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
 
 
 def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, verifier: type[Verifier]) -> Draw:
     draws = drafters[0].draws if len(drafters) == 1 else common_draws([method.draws for method in drafters])
-    draw = agree(draft, draws, verify, verifier.accepts, wants_laws=verifier.wants_laws)
+    draw = agree(draft, draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
     branching = len(drafters) > 1 or any(method.cls.branches(method.config) for method in drafters)
     if verifier.chains_only and branching:
         raise ConfigurationError(

@@ -19,11 +19,11 @@ from typing import Any, Self
 from draftree.arguments import Messages, Prompt, one_params, require_count, require_single
 from draftree.completion import Completion, completion_of, raise_failures
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.driver import Driver
 from draftree.engine.engine import Update
-from draftree.engine.listening import Request
-from draftree.engine.prefixes import PrefixStats
+from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.engine.serving.driver import Driver
+from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import check_messages

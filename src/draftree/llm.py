@@ -20,16 +20,16 @@ from draftree.assembly import build_parts, choose_methods
 from draftree.completion import Completion, completion_of, raise_failures
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import KEEP, Engine, Update
-from draftree.engine.prefixes import PrefixStats
-from draftree.engine.reading import BESIDE
+from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, Update
+from draftree.engine.prefill import PREFILL_TOKENS_BUSY
+from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import ProgressBar
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
-from draftree.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Promise
 
@@ -57,10 +57,10 @@ class LLM:
         tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
             loaded from files, which bring their own.
         max_batch_size: texts that are written at once at most; None for as many as memory allows, up to 32.
-        read_beside: prompt tokens that a pass reads at most while other texts are being written. With more of them
-            texts begin sooner, and the others falter more.
-        keep_prefixes: finished texts that are kept in the model's memory at most, for prompts that begin as they do.
-        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is read as
+        prefill_chunk_size: prompt tokens that a pass reads at most while other texts are being written. With more of
+            them texts begin sooner, and the others falter more.
+        prefix_cache_size: finished texts that are kept in the model's memory at most, for prompts that begin as they
+        do. allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is read as
             one. Otherwise it is spelled as the text that it is.
         on_round: called with the record of every round.
         clock: returns the seconds that the planner and the records go by; a simulated one makes plans repeatable.
@@ -85,13 +85,13 @@ class LLM:
         trust_remote_code: bool = False,
         tokenizer: Any = None,
         max_batch_size: int | None = None,
-        read_beside: int = BESIDE,
-        keep_prefixes: int = KEEP,
+        prefill_chunk_size: int = PREFILL_TOKENS_BUSY,
+        prefix_cache_size: int = PREFIX_CACHE_SIZE,
         allow_control_tokens: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        limits = limits_of(max_batch_size, read_beside=read_beside, keep_prefixes=keep_prefixes)
+        limits = limits_of(max_batch_size, prefill_chunk_size=prefill_chunk_size, prefix_cache_size=prefix_cache_size)
         methods = choose_methods(draft, verify, plan)
         trusts = trust_remote_code
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)

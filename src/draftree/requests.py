@@ -14,10 +14,10 @@ from draftree.core.noise import Noise
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.sampling.controls import build_controls
-from draftree.sampling.grammar import Grammars
+from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
-from draftree.text.lexicon import lexicon_of
+from draftree.text.retokenize.lexicon import lexicon_of
 from draftree.text.tokenizer import Tokenizer
 
 SEED_BITS = 32

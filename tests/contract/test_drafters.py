@@ -15,8 +15,8 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel, SequenceView
 from draftree.models.table import TableLM, hashed, near
 from draftree.sampling.controls import build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
 from method_files import described
 
@@ -133,10 +133,10 @@ every_case = pytest.mark.parametrize(("spec", "draw"), CASES)
 
 
 def same(one: TokenTree, other: TokenTree) -> bool:
-    laws = (one.laws is None) == (other.laws is None)
-    if one.laws is not None and other.laws is not None:
-        laws = torch.equal(one.laws, other.laws)
-    return laws and (one.tokens, one.parents, one.draw) == (other.tokens, other.parents, other.draw)
+    distributions = (one.distributions is None) == (other.distributions is None)
+    if one.distributions is not None and other.distributions is not None:
+        distributions = torch.equal(one.distributions, other.distributions)
+    return distributions and (one.tokens, one.parents, one.draw) == (other.tokens, other.parents, other.draw)
 
 
 def test_the_folder_holds_the_drafters_that_are_promised() -> None:
@@ -184,11 +184,11 @@ def test_a_tree_keeps_to_its_budget_and_its_promises(spec: str, draw: Draw, budg
         if draw is Draw.POINT:
             assert is_chain(tree.parents)
         if draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT):
-            assert tree.laws is not None
-            assert tree.laws.shape == (len(tree), VOCAB)
-            assert torch.allclose(tree.laws.sum(-1), torch.ones(len(tree), dtype=tree.laws.dtype))
-            # at temperature 0 only one token has a law; what is drawn after it counts as certain
-            assert not temperature or all(tree.laws[node, token] > 0 for node, token in enumerate(tree.tokens))
+            assert tree.distributions is not None
+            assert tree.distributions.shape == (len(tree), VOCAB)
+            assert torch.allclose(tree.distributions.sum(-1), torch.ones(len(tree), dtype=tree.distributions.dtype))
+            # at temperature 0 only one token has a distribution; what is drawn after it counts as certain
+            assert not temperature or all(tree.distributions[node, token] > 0 for node, token in enumerate(tree.tokens))
         if draw in (Draw.FREE, Draw.WITHOUT_REPLACEMENT):
             children = [[tree.tokens[child] for child in siblings] for siblings in tree.children()]
             assert all(len(set(tokens)) == len(tokens) for tokens in children), "twins waste rows"
@@ -280,4 +280,4 @@ def test_a_drafter_that_must_not_know_the_noise_does_not_follow_it(spec: str) ->
 
 def pick(view: SequenceView) -> int:
     logits = TABLE(tuple(view.history.tokens.tolist()))[None]
-    return Laws(logits, [LawRows(view.history, view.controls, [()])]).picks()[0]
+    return Distributions(logits, [DistributionRows(view.history, view.controls, [()])]).picks()[0]

@@ -16,7 +16,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import chain
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.drafters.base import LoadedDraftModel, SequenceView
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, near
 from draftree.planners.base import PLANNERS
 from draftree.sampling.controls import build_controls
@@ -131,7 +131,7 @@ def test_a_longer_memory_trusts_a_drafter_longer() -> None:
             planner.budgets([state])
             planner.trim([state], [tree], draft_seconds=1e-6)
             path = (0, 1, 2) if is_accepted else ()
-            row = SequenceRecord("r", 30, 3, 3, len(path), 1 + len(path), len(path), tree=tree, offered=tree, path=path)
+            row = SequenceRecord("r", 30, 3, 3, len(path), 1 + len(path), len(path), tree=tree, drafted=tree, path=path)
             row = dataclasses.replace(row, bonus=1)
             planner.observe([state], RoundRecord(0, 1e-6, 0.01, 0, 0, 0.01, 4, (row,)))
         kept.append(planner._acceptance.survivals(state.acceptance, tree)[0])

@@ -53,7 +53,7 @@ def record(budgets: list[Budget], accepted: list[int]) -> RoundRecord:
         matches = tuple((1, 1 if i < kept else 0) for i in range(min(kept + 1, drafted)))
         tree, path = chain(range(drafted)), tuple(range(kept))
         row = SequenceRecord(f"r{number}", 10, drafted, drafted, kept, kept + 1, kept, matches)
-        rows.append(dataclasses.replace(row, offered=tree, tree=tree, path=path, bonus=1))
+        rows.append(dataclasses.replace(row, drafted=tree, tree=tree, path=path, bonus=1))
     num_rows = sum(1 + row.num_drafted for row in rows)
     return RoundRecord(1e-5, 1e-3, 1e-2, 1e-4, 1e-5, 1.2e-2, num_rows, tuple(rows))
 

@@ -14,19 +14,19 @@ from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import hashed
 from draftree.verifiers.base import VERIFIERS, Verifier
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 from method_files import described
 from oracle import ScriptedChance
 from strategies import VOCAB, cases, trees_for
-from table_cases import Case, controls, node_laws, rule
+from table_cases import Case, controls, node_distributions, rule
 
 NAMES = VERIFIERS.names()
 CASE = Case.of(hashed(VOCAB, 1), hashed(VOCAB, 2))
 
 
 def verify(verifier: Verifier, case: Case, tree: TokenTree, *, seed: int = 0, temperature: float = 1.0) -> Verdict:
-    laws = node_laws(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
-    return verifier.verify(tree, laws, NoiseChance(Noise(seed).stream("verify")))
+    distributions = node_distributions(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
+    return verifier.verify(tree, distributions, NoiseChance(Noise(seed).stream("verify")))
 
 
 def test_the_folder_holds_the_rules_that_are_promised() -> None:
@@ -47,10 +47,10 @@ def test_rule_declares_what_it_needs(name: str) -> None:
     cls = VERIFIERS.find(name)
     assert cls.accepts
     assert all(isinstance(draw, Draw) for draw in cls.accepts)
-    for flag in (cls.chains_only, cls.lossless, cls.shares_noise, cls.needs_laws):
+    for flag in (cls.chains_only, cls.lossless, cls.shares_noise, cls.needs_distributions):
         assert isinstance(flag, bool)
-    assert not (cls.shares_noise and cls.needs_laws)
-    assert not (cls.needs_laws and Draw.FREE in cls.accepts)
+    assert not (cls.shares_noise and cls.needs_distributions)
+    assert not (cls.needs_distributions and Draw.FREE in cls.accepts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +81,11 @@ def test_verdict_is_a_root_path_and_a_token(
 def test_empty_tree_gives_an_empty_path(name: str) -> None:
     verifier = rule(name)
     for draw in verifier.accepts:
-        for tree in (EMPTY, TokenTree((), (), draw=draw), TokenTree((), (), draw=draw, laws=torch.empty(0, VOCAB))):
+        for tree in (
+            EMPTY,
+            TokenTree((), (), draw=draw),
+            TokenTree((), (), draw=draw, distributions=torch.empty(0, VOCAB)),
+        ):
             assert verify(verifier, CASE, tree).path == ()
 
 
@@ -91,7 +95,7 @@ def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data
     """What the enumeration of the exact tests builds on."""
     verifier = rule(name)
     tree = data.draw(trees_for(verifier))
-    laws = node_laws(CASE, tree)
+    distributions = node_distributions(CASE, tree)
 
     class LastToken(ScriptedChance):
         def draw(self, weights: torch.Tensor) -> int:
@@ -100,7 +104,7 @@ def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data
 
     script = data.draw(st.lists(st.integers(0, 1), max_size=8))
     first, last = ScriptedChance(script), LastToken(script)
-    one, other = verifier.verify(tree, laws, first), verifier.verify(tree, laws, last)
+    one, other = verifier.verify(tree, distributions, first), verifier.verify(tree, distributions, last)
     assert one.path == other.path
     if first.last_draw:
         assert (one.bonus, other.bonus) == (first.last_draw[0][0], first.last_draw[-1][0])
@@ -108,34 +112,34 @@ def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data
 
 @pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).chains_only])
 def test_branches_are_refused_where_only_chains_are_read(name: str) -> None:
-    law = torch.full((2, VOCAB), 1 / VOCAB)
+    distribution = torch.full((2, VOCAB), 1 / VOCAB)
     with pytest.raises(ConfigurationError, match=f"'{name}' reads chains"):
-        verify(rule(name), CASE, TokenTree((1, 2), (ROOT, ROOT), draw=Draw.IID, laws=law))
+        verify(rule(name), CASE, TokenTree((1, 2), (ROOT, ROOT), draw=Draw.IID, distributions=distribution))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).needs_laws])
-def test_missing_laws_are_refused_where_they_are_needed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="without the draft laws"):
+@pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).needs_distributions])
+def test_missing_distributions_are_refused_where_they_are_needed(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="without the draft distributions"):
         verify(rule(name), CASE, chain([1], draw=Draw.IID))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not VERIFIERS.find(name).needs_laws])
-def test_trees_without_laws_are_taken_where_none_are_needed(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if not VERIFIERS.find(name).needs_distributions])
+def test_trees_without_distributions_are_taken_where_none_are_needed(name: str) -> None:
     assert verify(rule(name), CASE, TokenTree((1, 2, 3, 4, 0), (ROOT,) * 5, draw=Draw.FREE)).bonus >= 0
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_laws_of_the_tree_are_not_written_to(name: str, dtype: torch.dtype) -> None:
-    laws = torch.softmax(torch.arange(10.0, dtype=dtype).reshape(2, 5), dim=-1)
-    before = laws.clone()
+def test_the_distributions_of_the_tree_are_not_written_to(name: str, dtype: torch.dtype) -> None:
+    distributions = torch.softmax(torch.arange(10.0, dtype=dtype).reshape(2, 5), dim=-1)
+    before = distributions.clone()
     for seed in range(10):
-        verify(rule(name), CASE, chain([1, 4], draw=Draw.IID, laws=laws), seed=seed)
-    assert torch.equal(laws, before)
+        verify(rule(name), CASE, chain([1, 4], draw=Draw.IID, distributions=distributions), seed=seed)
+    assert torch.equal(distributions, before)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_and_bfloat16_laws_are_taken(name: str) -> None:
+def test_float32_and_bfloat16_distributions_are_taken(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        laws = torch.softmax(torch.arange(10.0).reshape(2, 5), dim=-1).to(dtype)
-        assert len(verify(rule(name), CASE, chain([4, 4], draw=Draw.IID, laws=laws)).path) <= 2
+        distributions = torch.softmax(torch.arange(10.0).reshape(2, 5), dim=-1).to(dtype)
+        assert len(verify(rule(name), CASE, chain([4, 4], draw=Draw.IID, distributions=distributions)).path) <= 2

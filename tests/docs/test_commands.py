@@ -14,7 +14,7 @@ from documents import ROOT, Block, commands, documents, guide, matches
 from draftree.cli import generate
 from draftree.cli.commands import Entry
 from draftree.cli.main import run
-from draftree.models.weights.catalogue import CATALOGUE
+from draftree.weights.catalogue import CATALOGUE
 from real_weights import folder_of
 
 SMALL = "stories15m"

@@ -17,7 +17,7 @@ import draftree.drafters
 from draftree.assembly import choose_methods
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.models.weights.catalogue import CATALOGUE
+from draftree.weights.catalogue import CATALOGUE
 from real_weights import folder_of
 
 ADDED = "followers"

@@ -8,7 +8,7 @@ import tomllib
 from documents import ROOT, blocks
 
 from draftree.core.extras import EXTRAS
-from draftree.models.weights.catalogue import CATALOGUE
+from draftree.weights.catalogue import CATALOGUE
 
 README = ROOT / "README.md"
 NEEDS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from draftree.models import loading
-from draftree.models.weights.cache import Cache
+from draftree.loading import load as loading
+from draftree.weights.cache import Cache
 from families import fresh
 from second_starts import SIZES
 

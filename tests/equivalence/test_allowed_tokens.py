@@ -1,4 +1,5 @@
-"""`allowed_token_ids`: the law of what is left, with drafts, in batches, in C, under ratio rules and with grammars."""
+"""`allowed_token_ids`: the distribution of what is left, with drafts, in batches, in C, under ratio rules and with
+grammars."""
 
 from __future__ import annotations
 

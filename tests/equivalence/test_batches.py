@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.models.loading import load_model, wrap_model
+from draftree.loading.load import load_model, wrap_model
 from draftree.planners.base import PLANNERS
 from families import drafter_folder, fresh, peer, prompts, target, transformers_greedy
 from paced import steady
@@ -80,7 +80,7 @@ def test_rules_that_walk_along_picks_change_nothing(verify: str, temperature: fl
         ("traversal", "model:{},tree=iid-2-2"),
     ],
 )
-def test_rules_with_draft_laws_are_greedy_at_temperature_zero(verify: str, draft: str, folder: Path) -> None:
+def test_rules_with_draft_distributions_are_greedy_at_temperature_zero(verify: str, draft: str, folder: Path) -> None:
     done = LLM(target("llama"), draft.format(folder), verify=verify).generate(PROMPTS, sampling(0.0))
     assert [d.token_ids for d in done] == plain(0.0)
     assert sum(d.stats.accepted_tokens for d in done) > 0

@@ -211,7 +211,7 @@ def test_samples_do_not_depend_on_the_drafter_and_stay_in_what_is_kept(name: str
         assert any(scores.isneginf().any() for scores in drafted.scores)
 
 
-def test_sampled_tokens_follow_the_law_of_generate() -> None:
+def test_sampled_tokens_follow_the_distribution_of_generate() -> None:
     """4,000 rows a side; a chi-square of 40 or fewer cells above 95 has a probability below 1e-5."""
     settings = {"do_sample": True, "temperature": 1.3, "top_k": 12, "num_return_sequences": 4_000, "max_new_tokens": 2}
     inputs = padded(6)

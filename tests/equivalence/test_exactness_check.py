@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models import loading
+from draftree.loading import load as loading
+from draftree.loading.load import load_model, lower_model
 from draftree.models.base import Extend, Scores
-from draftree.models.check import NATIVE_LENGTHS, check, judge, rounds_alike
-from draftree.models.loading import load_model, lower_model
+from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike
 from draftree.models.native.model import NativeModel
 from families import drafter_folder, fresh
 from native_samples import SIZES, native
@@ -93,7 +93,7 @@ def test_a_second_start_notices_a_tree_that_has_other_bits(
     folder = drafter_folder("llama", tmp_path, distance=0.0, **DEEP)
     assert load_model(folder, dtype="float32").model.is_exact
     monkeypatch.setattr(
-        "draftree.models.native.recall.NativeModel",
+        "draftree.loading.warm_start.native_start.NativeModel",
         lambda *given, **named: shifted(NativeModel(*given, **named), SHIFTS["company"]),
     )
     load_model(folder, dtype="float32")
@@ -102,6 +102,6 @@ def test_a_second_start_notices_a_tree_that_has_other_bits(
 
 def test_the_small_check_alone_does_not_notice() -> None:
     model = fresh("llama", **SIZES)
-    wanted = judge(model)
+    wanted = reference_logits(model)
     ours = shifted(lower_model(model).model, SHIFTS["a long prefix"])
     assert check(ours, wanted).is_exact

@@ -11,9 +11,9 @@ import torch
 
 from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.hf import HFModel
-from draftree.models.hf_cache import CachedModel
-from draftree.models.loading import wrap_model
+from draftree.loading.load import wrap_model
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
 from families import (
     CACHED,
     REFUSED,

@@ -110,7 +110,7 @@ def test_a_model_drafts_under_the_mask(tree: str, verify: str, monkeypatch: pyte
 
 
 def _loaded() -> Any:
-    from draftree.models.loading import LoadedModel
+    from draftree.loading.load import LoadedModel
 
     return LoadedModel(model(1, 1.8), None, (), "small")
 
@@ -263,8 +263,8 @@ def test_random_schemas_are_followed(schema: dict[str, Any], draft: str, seed: i
     assert texts_of([done]) == texts_of([plain])
 
 
-def test_the_law_of_a_text_is_the_models_over_what_fits() -> None:
-    """One token of three: their shares in 1,000 texts against the model's own law, at level 1e-4."""
+def test_the_distribution_of_a_text_is_the_models_over_what_fits() -> None:
+    """One token of three: their shares in 1,000 texts against the model's own distribution, at level 1e-4."""
     choices = [tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "abc"]
     wanted = torch.softmax(model().logits(tuple(PROMPT))[choices], dim=-1).numpy()
     llm = LLM(model(), "grammar", tokenizer=tokenizer(), max_batch_size=500)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
+from draftree.loading.load import wrap_model
 from draftree.models.base import Extend, LanguageModel
-from draftree.models.loading import wrap_model
 from families import drafter_folder, fresh, prompts
 from slot_samples import at_once, filled
 
@@ -58,7 +58,7 @@ def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype, draft: st
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_hardly_depends_on_its_company_or_padding(dtype: torch.dtype) -> None:
-    from draftree.models.hf import HFModel
+    from draftree.models.torch.hf import HFModel
 
     lm = HFModel(fresh("llama", dtype=dtype), row_buckets=(2, 4, 8))
     slots = [filled(lm, text) for text in ([3, 4, 5], [6, 7], [8])]

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 from real_weights import loaded_float32
 
 pytestmark = pytest.mark.weights
@@ -45,7 +45,7 @@ def alone(prompt: str, params: SamplingParams) -> tuple[int, ...]:
 
 @functools.cache
 def plain() -> LLM:
-    return LLM(loaded(), keep_prefixes=0, max_batch_size=1)
+    return LLM(loaded(), prefix_cache_size=0, max_batch_size=1)
 
 
 def same(texts: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:

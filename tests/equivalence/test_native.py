@@ -16,11 +16,11 @@ import torch
 
 from draftree.core.tree import path
 from draftree.models.base import Extend
-from draftree.models.hf import HFModel
 from draftree.models.native import decoder
 from draftree.models.native import library as libraries
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
+from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
 from slot_samples import alone, at_once, filled

@@ -12,11 +12,11 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.models.hf import HFModel
-from draftree.models.loading import load_model, lower_model
+from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
+from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh
 from native_samples import SIZES, lower, text
 from slot_samples import alone

@@ -56,7 +56,7 @@ def test_merged_matched_and_under_controls_too(drafter: Path, draft: str, way: s
         assert [d.token_ids for d in done] == [p.token_ids for p in plain]
 
 
-def test_rules_that_need_laws_take_tokens(drafter: Path) -> None:
+def test_rules_that_need_distributions_take_tokens(drafter: Path) -> None:
     greedy = SamplingParams(max_tokens=16, temperature=0, seed=1)
     plain = llm(None).generate(PROMPTS, greedy)
     for draft, verify in (("k=3", "token"), ("tree=wor-2-2", "recursive"), ("tree=iid-2-1", "multistep")):

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.generation import logits_process as theirs
 
 from draftree.sampling.controls import build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
 
 VOCAB = 211
@@ -88,14 +88,14 @@ def logits_of(seed: int, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def ours(values: dict[str, Any], tokens: Sequence[int], logits: Tensor, *, drafted: int) -> Tensor:
-    """The law of one row, whose last tokens are drafted and the others written."""
+    """The distribution of one row, whose last tokens are drafted and the others written."""
     controls = build_controls(
         SamplingParams(max_tokens=None, **values), vocab_size=VOCAB, eos_ids=EOS, encode=encode, seed=0
     )
     history = History(tokens[:PROMPT_LENGTH])
     cut = max(PROMPT_LENGTH, len(tokens) - drafted)
     history.append(tokens[PROMPT_LENGTH:cut])
-    return Laws(logits[None], [LawRows(history, controls, [tokens[cut:]])]).logits[0]
+    return Distributions(logits[None], [DistributionRows(history, controls, [tokens[cut:]])]).logits[0]
 
 
 def compare(names: Sequence[str], seed: int, dtype: torch.dtype) -> None:

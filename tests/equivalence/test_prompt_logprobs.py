@@ -104,7 +104,7 @@ def check_table(llm: LLM, sequence: Completion | WritingSequence, prompt: Sequen
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_batches_chunks_and_streams_give_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", rows * 4 * VOCAB)
-    llm = table_llm("ngram,min=1", read_beside=8)
+    llm = table_llm("ngram,min=1", prefill_chunk_size=8)
     batch = [[1 + i * i % 9 for i in range(length)] for length in (30, 1, 17, 2, 64)]
     params = [SamplingParams(max_tokens=6, seed=3, prompt_logprobs=count, n=n) for count, n in
               ((0, 1), (2, 1), (-1, 2), (1, 1), (3, 1))]  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_prefix_that_is_known_is_read_again_and_then_shared() -> None:
 
 def test_a_sequence_that_lost_its_slot_scores_no_token_twice() -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(read_beside=8, keep_prefixes=4))
+    engine = engine_of(llm, Limits(prefill_chunk_size=8, prefix_cache_size=4))
     prompt = [1 + i * i % 9 for i in range(60)]
     (writer,) = request(llm, [1, 2, 3], max_tokens=40, ignore_eos=True)
     (scored,) = request(llm, prompt, max_tokens=3, prompt_logprobs=1, seed=1)
@@ -157,7 +157,7 @@ def test_a_sequence_that_lost_its_slot_scores_no_token_twice() -> None:
     for _ in range(4):
         engine.step()
     assert 8 < len(scored.prompt_logprobs) < 60
-    engine._places.leave(scored, may_keep=True)
+    engine._allocator.leave(scored, may_keep=True)
     engine._scheduler.put_back(scored)
     run(engine)
     check_table(llm, scored, prompt, top=1)

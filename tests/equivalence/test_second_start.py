@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.models.loading import LoadedModel, load_model
+from draftree.loading.load import LoadedModel, load_model
 from families import drafter_folder, fresh
 from second_starts import OPTIONS, SIZES, logits
 

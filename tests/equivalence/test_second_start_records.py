@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from draftree.cli import models
 from draftree.core.errors import ModelLoadError
-from draftree.models import loading
-from draftree.models.loading import load_model
-from draftree.models.native import recall
+from draftree.loading import load as loading
+from draftree.loading.load import load_model
+from draftree.loading.warm_start import native_start as load_start
 from second_starts import OPTIONS, logits
 
 pytestmark = [
@@ -71,7 +71,7 @@ def test_other_versions_are_another_start(
 ) -> None:
     load_model(folder)
     other: Any = {"version": lambda _: "0", "__version__": "0", "built_library": lambda: Path("other.so")}[name]
-    monkeypatch.setattr(recall, name, other)
+    monkeypatch.setattr(load_start, name, other)
     load_model(folder)
     assert len(reads) == 2
 

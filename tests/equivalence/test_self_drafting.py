@@ -13,10 +13,10 @@ import torch
 import draftree
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, ModelError
+from draftree.loading.layer_sets import LayerSet, place_of, store, stored_set
+from draftree.loading.load import load_model
 from draftree.models.base import Part
-from draftree.models.layer_sets import LayerSet, place_of, store, stored_set
-from draftree.models.loading import load_model
-from draftree.models.slotted import SlottedModel
+from draftree.models.kv.slotted import SlottedModel
 from families import DIVIDED, drafter_folder, fresh, prompts, target
 from paced import steady
 

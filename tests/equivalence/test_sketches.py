@@ -13,9 +13,9 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Part
-from draftree.models.hf import HFModel
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
+from draftree.models.torch.hf import HFModel
 from families import CACHED, DIVIDED, VOCAB_SIZE, fresh, target
 from model_subjects import PARENTS, PREFIX, TREE
 from native_samples import lower
@@ -201,7 +201,7 @@ def test_what_a_model_does_not_have_is_refused() -> None:
 
 def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HFModel(fresh("qwen3", **SIZES))
-    monkeypatch.setattr("draftree.models.slotted.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
+    monkeypatch.setattr("draftree.models.kv.slotted.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
     with pytest.raises(UnsupportedModelError, match="in two parts"):
         model.require_part(Part(end=1))
 

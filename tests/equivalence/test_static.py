@@ -14,12 +14,12 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.models.base import Extend, Part
-from draftree.models.hf import HFModel
-from draftree.models.loading import LoadedModel, load_model, wrap_model
-from draftree.models.static import passes as static_passes
-from draftree.models.static.buckets import Shapes
-from draftree.models.static.graphs import Captured, CaptureError, Graphs
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.static import passes as static_passes
+from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static.graphs import Captured, CaptureError, Graphs
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
 from slot_samples import filled
 

@@ -84,7 +84,7 @@ def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["iid-2-2", "wor-2-2"])
-def test_draws_may_be_merged_where_no_law_is_read(shape: str, folders: Path) -> None:
+def test_draws_may_be_merged_where_no_distribution_is_read(shape: str, folders: Path) -> None:
     draft = f"ngram,min=1+model:{drafter_folder('llama', folders)},tree={shape}"
     assert ids(writer("llama", draft), 1.0) == ids(writer("llama"), 1.0)
 

@@ -1,6 +1,6 @@
 """`coupled` and `match` write plain decoding's text for the same seed, whatever tree is drafted.
 
-That is an equality, not a law; the law is plain decoding's, and is tested for it alone.
+That is an equality, not a distribution; the distribution is plain decoding's, and is tested for it alone.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from draftree.core.noise import Noise
 from draftree.core.tree import Draw, TokenTree
 from draftree.models.table import hashed, near
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 from sampled_trees import chi_square, plain_text, shared_noise_tree
 from strategies import cases, trees_for
-from table_cases import Case, controls, joint, node_laws, rule
+from table_cases import Case, controls, joint, node_distributions, rule
 
 CHANCE = NoiseChance(Noise(0))
 
 
 def text_of(name: str, case: Case, tree: TokenTree, *, seed: int, temperature: float = 1.0) -> tuple[int, ...]:
-    laws = node_laws(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
-    verdict = rule(name).verify(tree, laws, CHANCE)
+    distributions = node_distributions(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
+    verdict = rule(name).verify(tree, distributions, CHANCE)
     return (*(tree.tokens[node] for node in verdict.path), verdict.bonus)
 
 
@@ -56,7 +56,7 @@ def test_trees_ranked_by_the_requests_own_noise_give_plain_text(draw: Draw) -> N
     for seed in range(150):
         chosen = controls(3, seed=seed)
         tree = shared_noise_tree(case, chosen, (2, 2), draw)
-        verdict = rule("coupled").verify(tree, node_laws(case, tree, chosen), CHANCE)
+        verdict = rule("coupled").verify(tree, node_distributions(case, tree, chosen), CHANCE)
         written = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)
         assert written == plain_text(case, chosen, len(written))
         accepted += len(verdict.path)
@@ -77,20 +77,20 @@ def counts() -> np.ndarray:
     for _ in range(3):
         logits = torch.stack([CASE.target.logits((*CASE.prompt, *text)) for text in texts])
         histories = [History((*CASE.prompt, *text)) for text in texts]
-        rows = [LawRows(history, one, [()]) for history, one in zip(histories, chosen, strict=True)]
-        picks = Laws(logits, rows).picks()
+        rows = [DistributionRows(history, one, [()]) for history, one in zip(histories, chosen, strict=True)]
+        picks = Distributions(logits, rows).picks()
         texts = [(*text, pick) for text, pick in zip(texts, picks, strict=True)]
     counted = np.zeros((3, 3, 3))
     np.add.at(counted, tuple(np.array(texts).T), 1)
     return counted
 
 
-def test_law_of_the_text_is_the_targets(counts: np.ndarray) -> None:
+def test_distribution_of_the_text_is_the_targets(counts: np.ndarray) -> None:
     """Pearson's test at level 1e-4 over 27 texts; finds a chi-square distance of 0.004 with probability 0.99."""
     assert chi_square(counts.reshape(1, -1), joint(CASE, 3).reshape(1, -1))[1] > LEVEL
 
 
-def test_law_of_a_slightly_colder_text_is_told_apart(counts: np.ndarray) -> None:
-    """The biased twin: the same counts against the law at temperature 0.9."""
+def test_distribution_of_a_slightly_colder_text_is_told_apart(counts: np.ndarray) -> None:
+    """The biased twin: the same counts against the distribution at temperature 0.9."""
     colder = np.power(joint(CASE, 3), 1 / 0.9)
     assert chi_square(counts.reshape(1, -1), (colder / colder.sum()).reshape(1, -1))[1] < LEVEL

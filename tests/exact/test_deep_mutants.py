@@ -1,4 +1,4 @@
-"""Mistakes in rules of trees that only a third level shows: why the laws are enumerated to depth 3."""
+"""Mistakes in rules of trees that only a third level shows: why the distributions are enumerated to depth 3."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, near
-from draftree.sampling.laws import NodeLaws
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import (
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import (
     acceptance,
-    draft_law,
+    draft_distribution,
     normalised,
     residual,
     share_left,
-    target_law,
+    target_distribution,
     used_before,
 )
 from oracle import Drafts, trees, written
@@ -30,18 +30,18 @@ DEEP = Case.of(hashed(3, seed=1), near(hashed(3, seed=1), seed=101, distance=2.0
 
 
 def distance_of(drafts: Drafts, verify: Callable[..., Verdict], *, depth: int) -> float:
-    return variation(written(DEEP, drafts, verify, length=depth + 1).law, joint(DEEP, depth + 1))
+    return variation(written(DEEP, drafts, verify, length=depth + 1).distribution, joint(DEEP, depth + 1))
 
 
-def traversal_twin(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forgets_below: int) -> Verdict:
+def traversal_twin(tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forgets_below: int) -> Verdict:
     """`traversal` again; from nodes at this depth on children are entered as if the way to them were certain."""
     children = tree.children()
 
     def visit(node: int, weight: float) -> Verdict | None:
-        target = target_law(laws, node + 1)
+        target = target_distribution(distributions, node + 1)
         siblings = children[node + 1]
         for index, child in enumerate(siblings):
-            draft = draft_law(tree, child, vocab_size=3, used=used_before(tree, siblings, index))
+            draft = draft_distribution(tree, child, vocab_size=3, used=used_before(tree, siblings, index))
             entered = weight if len(tree.path(node)) < forgets_below else 1.0
             kept = visit(child, acceptance(target, draft, tree.tokens[child], weight=entered))
             if kept is not None:
@@ -58,14 +58,14 @@ def traversal_twin(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forgets_b
     return verdict
 
 
-def siblings_twin(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forgets_below: int) -> Verdict:
+def siblings_twin(tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forgets_below: int) -> Verdict:
     """`multistep` and `recursive` again; from nodes at this depth on a reject takes nothing off the target."""
     children = tree.children()
     node, depth = ROOT, 0
     while True:
-        target, siblings = target_law(laws, node + 1), children[node + 1]
+        target, siblings = target_distribution(distributions, node + 1), children[node + 1]
         for index, child in enumerate(siblings):
-            draft = draft_law(tree, child, vocab_size=3, used=used_before(tree, siblings, index))
+            draft = draft_distribution(tree, child, vocab_size=3, used=used_before(tree, siblings, index))
             if chance.accepts(acceptance(target, draft, tree.tokens[child])):
                 node, depth = child, depth + 1
                 break

@@ -1,6 +1,6 @@
-"""What silently breaks the law: each mistake, made on purpose, and by how much the oracle sees it.
+"""What silently breaks the distribution: each mistake, made on purpose, and by how much the oracle sees it.
 
-The distances are those of the laws below (three tokens, one node unless said), computed by enumeration. Under
+The distances are those of the distributions below (three tokens, one node unless said), computed by enumeration. Under
 `match` the same drafts are harmless; `test_coupled.py` shows it for `coupled`.
 """
 
@@ -18,12 +18,12 @@ from draftree.core.noise import Noise, gumbel
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import listed
-from draftree.sampling.laws import NodeLaws
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import acceptance, draft_law, residual, share_left, target_law
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import acceptance, draft_distribution, residual, share_left, target_distribution
 from oracle import ChancePicks, Drafts, child_tuples, outcomes, trees, written
 from oracle import with_children as add_children
-from table_cases import Case, controls, joint, node_laws, rule, variation
+from table_cases import Case, controls, joint, node_distributions, rule, variation
 
 IID, WOR = Draw.IID, Draw.WITHOUT_REPLACEMENT
 TARGET = [0.5, 0.35, 0.15]
@@ -35,11 +35,11 @@ CAUGHT = 1e-3
 
 def distance(drafts: Drafts, verify: Callable[..., Verdict], *, depth: int = 1, cases: Case = CASE) -> float:
     result = written(cases, drafts, verify, length=depth + 1)
-    return variation(result.law, joint(cases, depth + 1))
+    return variation(result.distribution, joint(cases, depth + 1))
 
 
 def siblings(draw: Draw, tokens: tuple[int, ...]) -> TokenTree:
-    empty = TokenTree((), (), draw=draw, laws=torch.empty(0, 3))
+    empty = TokenTree((), (), draw=draw, distributions=torch.empty(0, 3))
     return add_children(CASE, empty, [ROOT], [tokens])
 
 
@@ -107,7 +107,7 @@ def test_false_drafts_are_caught(drafts: Callable[[], Drafts], name: str, expect
 def test_false_drafts_are_harmless_under_match(drafts: Callable[[], Drafts]) -> None:
     match = rule("match")
 
-    def verify(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         return match.verify(tree, ChancePicks(CASE, tree, chance), chance)
 
     assert distance(drafts(), verify) < 1e-12
@@ -116,12 +116,14 @@ def test_false_drafts_are_harmless_under_match(drafts: Callable[[], Drafts]) -> 
 # rules with a mistake in them
 
 
-def block(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forwards: bool, weighted: bool) -> Verdict:
+def block(
+    tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forwards: bool, weighted: bool
+) -> Verdict:
     """`block` with two mistakes to choose from: stop at the first failing head, or a residual without its weight."""
     length = len(tree)
     weights, rests = [1.0], []
     for node, token in enumerate(tree.tokens):
-        target, draft = target_law(laws, node), draft_law(tree, node, vocab_size=3)
+        target, draft = target_distribution(distributions, node), draft_distribution(tree, node, vocab_size=3)
         rests.append(residual(target, draft, weight=weights[-1] if weighted else 1.0))
         weights.append(acceptance(target, draft, token, weight=weights[-1]))
     coins = [share_left(rests[i], weights[i]) for i in range(1, length)] + [weights[length]]
@@ -129,21 +131,23 @@ def block(tree: TokenTree, laws: NodeLaws, chance: Chance, *, forwards: bool, we
         kept = next((i for i in range(length) if not chance.accepts(coins[i])), length)
     else:
         kept = next((i + 1 for i in reversed(range(length)) if chance.accepts(coins[i])), 0)
-    left = target_law(laws, length) if kept == length else rests[kept]
-    return Verdict(tuple(range(kept)), chance.draw(left if left.sum() > 0 else target_law(laws, kept)))
+    left = target_distribution(distributions, length) if kept == length else rests[kept]
+    return Verdict(
+        tuple(range(kept)), chance.draw(left if left.sum() > 0 else target_distribution(distributions, kept))
+    )
 
 
-def first_failure(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
-    return block(tree, laws, chance, forwards=True, weighted=True)
+def first_failure(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    return block(tree, distributions, chance, forwards=True, weighted=True)
 
 
-def unweighted_residual(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
-    return block(tree, laws, chance, forwards=False, weighted=False)
+def unweighted_residual(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    return block(tree, distributions, chance, forwards=False, weighted=False)
 
 
 def test_the_twin_of_block_without_a_mistake_is_block() -> None:
-    def right(tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
-        return block(tree, laws, chance, forwards=False, weighted=True)
+    def right(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+        return block(tree, distributions, chance, forwards=False, weighted=True)
 
     assert distance(trees(CASE, (1, 1), IID), right, depth=2) < 1e-12
 
@@ -180,7 +184,7 @@ class FixedUniform(Chance):
 
 
 def test_a_uniform_that_drafted_and_then_accepts_is_caught() -> None:
-    """The drafter inverts its cumulated law with a uniform, and the rule's coin falls by the same one.
+    """The drafter inverts its cumulated distribution with a uniform, and the rule's coin falls by the same one.
 
     Between two breaks nothing changes, so the integral over the uniform is a finite sum.
     """
@@ -188,24 +192,24 @@ def test_a_uniform_that_drafted_and_then_accepts_is_caught() -> None:
     edges = np.cumsum(DRAFT)
     ratios = [min(1.0, t / d) for t, d in zip(TARGET, DRAFT, strict=True)]
     breaks = np.unique(np.concatenate([[0.0], edges[:-1], [r for r in ratios if r < 1], [1.0]]))
-    law = np.zeros(3)
+    distribution = np.zeros(3)
     for low, high in itertools.pairwise(breaks):
         uniform = (low + high) / 2
         tree = siblings(IID, (int(np.searchsorted(edges, uniform, side="right")),))
-        laws = node_laws(CASE, tree)
+        distributions = node_distributions(CASE, tree)
         for verdict, probability in outcomes(
-            lambda chance, u=uniform, t=tree, n=laws: verifier.verify(t, n, FixedUniform(u, chance))
+            lambda chance, u=uniform, t=tree, n=distributions: verifier.verify(t, n, FixedUniform(u, chance))
         ):
             first = tree.tokens[0] if verdict.path else verdict.bonus
-            law[first] += (high - low) * probability
-    assert variation(law, np.array(TARGET)) == pytest.approx(0.15, abs=1e-4)
+            distribution[first] += (high - low) * probability
+    assert variation(distribution, np.array(TARGET)) == pytest.approx(0.15, abs=1e-4)
 
 
 def test_noise_that_drafted_and_then_draws_the_residual_is_caught() -> None:
     """`token` by hand over 40000 noises: a reject's draw by the Gumbel noise that drafted, and by another stream.
 
     As an exponential race: token 2 drafted (the only one that can be rejected) leaves the others behind by D_i * m, m
-    standard exponential, so with R the residual law token 0 then wins with probability
+    standard exponential, so with R the residual distribution token 0 then wins with probability
     1 - R_1 / (1 + R_0 * (D_1/R_1 - D_0/R_0)), not R_0. The standard error of a frequency is 0.0025.
     """
     rounds = 40_000
@@ -223,40 +227,40 @@ def test_noise_that_drafted_and_then_draws_the_residual_is_caught() -> None:
     rejected = coins >= (target / draft)[drafted]
     assert set(drafted[rejected]) == {2}
 
-    def law_with(noise: np.ndarray) -> np.ndarray:
+    def distribution_with(noise: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
             drawn = (np.log(rest) + noise).argmax(axis=1)
         return np.bincount(np.where(rejected, drawn, drafted), minlength=3) / rounds
 
     shared = 1 - rest[1] / (1 + rest[0] * (draft[1] / rest[1] - draft[0] / rest[0]))
     assert reject * (shared - rest[0]) == pytest.approx(0.0355, abs=1e-4)
-    assert law_with(drafted_with)[0] - target[0] == pytest.approx(0.0355, abs=0.01)
-    assert variation(law_with(other), target) < 0.01
+    assert distribution_with(drafted_with)[0] - target[0] == pytest.approx(0.0355, abs=0.01)
+    assert variation(distribution_with(other), target) < 0.01
 
 
 # temperature 0 as a branch
 
 
-class SoftmaxAtZero(NodeLaws):
-    """Laws that forget the temperature: the full softmax, while the text should be greedy."""
+class SoftmaxAtZero(NodeDistributions):
+    """Distributions that forget the temperature: the full softmax, while the text should be greedy."""
 
     __slots__ = ("_inner",)
 
-    def __init__(self, inner: NodeLaws) -> None:
+    def __init__(self, inner: NodeDistributions) -> None:
         self._inner = inner
 
     def probs(self, rows: Sequence[int] | slice = slice(None)) -> torch.Tensor:
         return torch.softmax(self._inner.logits[rows], dim=-1)
 
 
-def test_the_full_softmax_as_the_law_at_temperature_zero_is_caught() -> None:
+def test_the_full_softmax_as_the_distribution_at_temperature_zero_is_caught() -> None:
     verifier = rule("token")
     greedy = int(np.argmax(TARGET))
-    tree = chain([int(np.argmax(DRAFT))], draw=IID, laws=torch.tensor([DRAFT], dtype=torch.float64))
-    right = node_laws(CASE, tree, controls(3, temperature=0.0))
+    tree = chain([int(np.argmax(DRAFT))], draw=IID, distributions=torch.tensor([DRAFT], dtype=torch.float64))
+    right = node_distributions(CASE, tree, controls(3, temperature=0.0))
 
-    def share_not_greedy(laws: NodeLaws) -> float:
-        verdicts = outcomes(lambda chance: verifier.verify(tree, laws, chance))
+    def share_not_greedy(distributions: NodeDistributions) -> float:
+        verdicts = outcomes(lambda chance: verifier.verify(tree, distributions, chance))
         return sum(p for verdict, p in verdicts if (tree.tokens[0] if verdict.path else verdict.bonus) != greedy)
 
     assert share_not_greedy(right) == 0

@@ -7,10 +7,10 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.engine.costs import measure_costs
+from draftree.loading.load import wrap_model
 from draftree.models.base import Extend
-from draftree.models.hf import HFModel
-from draftree.models.loading import wrap_model
-from draftree.models.static.buckets import Shapes
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.static.buckets import Shapes
 from families import fresh, prompts
 from slot_samples import filled
 

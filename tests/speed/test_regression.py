@@ -17,8 +17,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
+from draftree.loading.load import LoadedModel, load_model
 from draftree.models.base import Extend, LanguageModel
-from draftree.models.loading import LoadedModel, load_model
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from real_weights import folder_of

@@ -1,4 +1,5 @@
-"""Trees as drafters grow them are the draws that they claim to be: under rules that rely on it the law is the target's.
+"""Trees as drafters grow them are the draws that they claim to be: under rules that rely on it the distribution is the
+target's.
 
 2000 texts of three tokens over 3 tokens for each pairing, a seed each, Pearson's test over the 27 texts at level 1e-4,
 26 degrees of freedom: a chi-square distance of 0.04 (a total variation of about 0.1) is found with probability 0.99.
@@ -17,14 +18,14 @@ from draftree.assembly import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel, SequenceView
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import parse_shape
-from draftree.models.loading import LoadedModel
+from draftree.drafters.growing.shapes import parse_shape
+from draftree.drafters.growing.tree_growth import Growth
+from draftree.loading.load import LoadedModel
 from draftree.models.table import hashed, near
 from draftree.sampling.history import History
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 from sampled_trees import chi_square
-from table_cases import Case, controls, joint, law_of, node_laws, rule
+from table_cases import Case, controls, distribution_of, joint, node_distributions, rule
 
 LEVEL = 1e-4
 ROUNDS = 2_000
@@ -50,11 +51,11 @@ def p_value(name: str, trees: list[TokenTree]) -> float:
     for seed, tree in enumerate(trees):
         chosen = controls(3, seed=seed)
         chance = NoiseChance(chosen.noise.stream("verify", len(CASE.prompt)))
-        verdict = verifier.verify(tree, node_laws(CASE, tree, chosen), chance)
+        verdict = verifier.verify(tree, node_distributions(CASE, tree, chosen), chance)
         text = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
         rest = NoiseChance(chosen.noise.stream("rest"))
         while len(text) < 3:
-            text.append(rest.draw(law_of(CASE.target, (*CASE.prompt, *text))))
+            text.append(rest.draw(distribution_of(CASE.target, (*CASE.prompt, *text))))
         counts[tuple(text[:3])] += 1
     return chi_square(counts.reshape(1, -1), joint(CASE, 3).reshape(1, -1))[1]
 
@@ -71,16 +72,16 @@ def test_grown_trees_are_draws(name: str, shape: str, draw: Draw) -> None:
     assert p_value(name, grown(shape, draw)) > LEVEL
 
 
-def sorted_by_law(tree: TokenTree) -> TokenTree:
+def sorted_by_distribution(tree: TokenTree) -> TokenTree:
     """The same two children at the root, the likelier first: no longer in draw order."""
-    assert tree.laws is not None
-    tokens = sorted(tree.tokens, key=lambda token: -tree.laws[0, token].item())  # type: ignore[index]
+    assert tree.distributions is not None
+    tokens = sorted(tree.tokens, key=lambda token: -tree.distributions[0, token].item())  # type: ignore[index]
     return dataclasses.replace(tree, tokens=tuple(tokens))
 
 
 def test_a_biased_twin_is_found() -> None:
     trees = grown("wor-2", Draw.WITHOUT_REPLACEMENT)
-    assert p_value("recursive", [sorted_by_law(tree) for tree in trees]) < LEVEL
+    assert p_value("recursive", [sorted_by_distribution(tree) for tree in trees]) < LEVEL
 
 
 def merged(draft: str, verify: str) -> list[TokenTree]:
@@ -103,7 +104,7 @@ def test_draws_of_merged_drafters_are_independent_of_one_another(verify: str) ->
     """Both drafters are the same model here: by the same noise the second would draw what the first did."""
     trees = merged("model:a,k=2+model:b,k=2", verify)
     first = [tuple(tree.tokens[node] for node in tree.children()[0]) for tree in trees]
-    law = CASE.draft_law(())
+    distribution = CASE.draft_distribution(())
     agreeing = np.mean([one == other for one, other in first])
-    assert abs(agreeing - float((law**2).sum())) < 0.05
+    assert abs(agreeing - float((distribution**2).sum())) < 0.05
     assert p_value(verify, trees) > LEVEL

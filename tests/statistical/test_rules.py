@@ -1,9 +1,9 @@
 """Rules with their real noise write Markov chains with the target's transitions: 15000 tokens for each rule.
 
 Each rule is run as the loop runs it, round after round behind its own text, with chances from a stream of the round.
-The transitions are counted by context (four tokens, four laws) and Pearson's statistic, 12 degrees of freedom, is
-tested at level 1e-4: an honest rule fails once in 10000 choices of the seed, which is fixed. A chi-square distance of
-0.0057 a token (a total variation of about 0.04) is found with probability 0.99. The biased twins must be found.
+The transitions are counted by context (four tokens, four distributions) and Pearson's statistic, 12 degrees of freedom,
+is tested at level 1e-4: an honest rule fails once in 10000 choices of the seed, which is fixed. A chi-square distance
+of 0.0057 a token (a total variation of about 0.04) is found with probability 0.99. The biased twins must be found.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, near
-from draftree.sampling.laws import NodeLaws
-from draftree.verifiers.chance import Chance, NoiseChance
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.common.chance import Chance, NoiseChance
 from sampled_trees import chi_square
 from table_cases import Case, rule
 
 TARGET = hashed(4, seed=11)
 CASE = Case.of(TARGET, near(TARGET, seed=12, distance=1.0), order=1)
-T = torch.from_numpy(np.stack([CASE.target_law((token,)) for token in range(4)]))
-D = torch.from_numpy(np.stack([CASE.draft_law((token,)) for token in range(4)]))
-LAWS = D.tolist()
+T = torch.from_numpy(np.stack([CASE.target_distribution((token,)) for token in range(4)]))
+D = torch.from_numpy(np.stack([CASE.draft_distribution((token,)) for token in range(4)]))
+DISTRIBUTIONS = D.tolist()
 LEVEL = 1e-4
-Verify = Callable[[TokenTree, NodeLaws, Chance], Verdict]
+Verify = Callable[[TokenTree, NodeDistributions, Chance], Verdict]
 
 
-class MarkovLaws(NodeLaws):
-    """Laws of a tree's rows by the one token before each."""
+class MarkovDistributions(NodeDistributions):
+    """Distributions of a tree's rows by the one token before each."""
 
     __slots__ = ("_before",)
 
@@ -48,15 +48,15 @@ class MarkovLaws(NodeLaws):
         return T[self._before[rows]] if isinstance(rows, slice) else T[[self._before[row] for row in rows]]
 
 
-def drawn(noise: Noise, node: int, law: Sequence[float], *, without: Sequence[int] = ()) -> int:
-    """One token by the inverse of the cumulated law, with the uniform of a node."""
-    weights = [0.0 if token in without else weight for token, weight in enumerate(law)]
+def drawn(noise: Noise, node: int, distribution: Sequence[float], *, without: Sequence[int] = ()) -> int:
+    """One token by the inverse of the cumulated distribution, with the uniform of a node."""
+    weights = [0.0 if token in without else weight for token, weight in enumerate(distribution)]
     aim = noise.uniform(node) * sum(weights)
     return bisect.bisect_right(list(itertools.accumulate(weights)), aim)
 
 
 def drafted(noise: Noise, root: int, shape: Sequence[int], draw: Draw, *, claimed: Draw) -> TokenTree:
-    """A tree drawn from the draft laws by a noise of its own."""
+    """A tree drawn from the draft distributions by a noise of its own."""
     tokens: list[int] = []
     parents: list[int] = []
     frontier = [(ROOT, root)]
@@ -66,13 +66,15 @@ def drafted(noise: Noise, root: int, shape: Sequence[int], draw: Draw, *, claime
         for node, before in frontier:
             siblings: list[int] = []
             for _ in range(count):
-                siblings.append(drawn(noise, len(tokens), LAWS[before], without=() if draw is Draw.IID else siblings))
+                siblings.append(
+                    drawn(noise, len(tokens), DISTRIBUTIONS[before], without=() if draw is Draw.IID else siblings)
+                )
                 level.append((len(tokens), siblings[-1]))
                 tokens.append(siblings[-1])
                 parents.append(node)
                 rows.append(before)
         frontier = level
-    return TokenTree(tuple(tokens), tuple(parents), draw=claimed, laws=D[rows])
+    return TokenTree(tuple(tokens), tuple(parents), draw=claimed, distributions=D[rows])
 
 
 def p_value(verify: Verify, shape: Sequence[int], draw: Draw, *, tokens: int, claimed: Draw | None = None) -> float:
@@ -82,7 +84,7 @@ def p_value(verify: Verify, shape: Sequence[int], draw: Draw, *, tokens: int, cl
     while len(text) <= tokens:
         tree = drafted(request.stream("draft", len(text)), text[-1], shape, draw, claimed=claimed or draw)
         chance = NoiseChance(request.stream("verify", len(text)))
-        verdict = verify(tree, MarkovLaws(tree, text[-1]), chance)
+        verdict = verify(tree, MarkovDistributions(tree, text[-1]), chance)
         text += [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
     counts = np.zeros((4, 4))
     np.add.at(counts, (text[:-1], text[1:]), 1)
@@ -120,6 +122,6 @@ def test_biased_twin_that_verifies_with_the_noise_that_drafted_is_found() -> Non
     for place in range(4_000):
         stream = request.stream("draft", place)
         tree = drafted(stream, 0, (1,), Draw.IID, claimed=Draw.IID)
-        verdict = rule("token").verify(tree, MarkovLaws(tree, 0), NoiseChance(stream))
+        verdict = rule("token").verify(tree, MarkovDistributions(tree, 0), NoiseChance(stream))
         counts[tree.tokens[0] if verdict.path else verdict.bonus] += 1
     assert chi_square(counts[None], T[:1].numpy())[1] < LEVEL

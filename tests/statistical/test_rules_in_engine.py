@@ -1,12 +1,12 @@
-"""Ratio rules through the whole engine, under penalties and min-p, write texts with the law of plain decoding.
+"""Ratio rules through the whole engine, under penalties and min-p, write texts with the distribution of plain decoding.
 
 A drafter's model drafts, the engine scores, verifies and commits round after round, in batches of 32. 1000 texts of
-three tokens over three, a seed each, are counted for every rule and temperature; the law that they are held against is
-computed by hand, token by token, in numpy: repetition penalty, presence and frequency penalty, temperature, min-p.
-Pearson's test at level 1e-4 over the texts that min-p leaves, 26 degrees of freedom at most: a chi-square distance of
-0.085 (a total variation of about 0.14) is found with probability 0.99, which a test computes. The smaller errors are
-those of the rules, which `exact` looks for; this looks for what stands between the rules and a request. Twins of a
-rule, of the drafter and of the engine that each forget one thing must be found, among 500 or 600 texts.
+three tokens over three, a seed each, are counted for every rule and temperature; the distribution that they are held
+against is computed by hand, token by token, in numpy: repetition penalty, presence and frequency penalty, temperature,
+min-p. Pearson's test at level 1e-4 over the texts that min-p leaves, 26 degrees of freedom at most: a chi-square
+distance of 0.085 (a total variation of about 0.14) is found with probability 0.99, which a test computes. The smaller
+errors are those of the rules, which `exact` looks for; this looks for what stands between the rules and a request.
+Twins of a rule, of the drafter and of the engine that each forget one thing must be found, among 500 or 600 texts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from draftree.drafters.base import LoadedDraftModel
 from draftree.engine import round as rounds
 from draftree.engine.engine import Engine
 from draftree.engine.parts import Parts
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.requests import Requests
-from draftree.sampling.laws import LawRows
+from draftree.sampling.distributions import DistributionRows
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers import token as token_rule
 from sampled_trees import chi_square
@@ -60,8 +60,8 @@ RULES = {
 }
 
 
-def next_law(text: tuple[int, ...], temperature: float) -> np.ndarray:
-    """The law of the next token, by the definitions of the controls."""
+def next_distribution(text: tuple[int, ...], temperature: float) -> np.ndarray:
+    """The distribution of the next token, by the definitions of the controls."""
     logits = TARGET.logits(text).numpy().copy()
     output = list(text[len(PROMPT) :])
     for token in range(VOCAB):
@@ -72,18 +72,18 @@ def next_law(text: tuple[int, ...], temperature: float) -> np.ndarray:
         logits[token] -= CONTROLS["frequency_penalty"] * count + CONTROLS["presence_penalty"] * (count > 0)
     weights = np.exp((logits - logits.max()) / temperature)
     weights[weights < CONTROLS["min_p"]] = 0.0
-    law: np.ndarray = weights / weights.sum()
-    return law
+    distribution: np.ndarray = weights / weights.sum()
+    return distribution
 
 
 @functools.cache
-def text_law(temperature: float) -> np.ndarray:
-    """The law of texts, shape (vocab,) * length."""
-    law = np.zeros((VOCAB,) * LENGTH)
+def text_distribution(temperature: float) -> np.ndarray:
+    """The distribution of texts, shape (vocab,) * length."""
+    distribution = np.zeros((VOCAB,) * LENGTH)
     for text in itertools.product(range(VOCAB), repeat=LENGTH):
-        steps = [next_law(PROMPT + text[:place], temperature)[token] for place, token in enumerate(text)]
-        law[text] = math.prod(steps)
-    return law
+        steps = [next_distribution(PROMPT + text[:place], temperature)[token] for place, token in enumerate(text)]
+        distribution[text] = math.prod(steps)
+    return distribution
 
 
 def parts_of(rule: str) -> Parts:
@@ -110,10 +110,10 @@ def p_value(parts: Parts, temperature: float, *, texts: int = TEXTS) -> float:
     drafted = sum(sequence.counts.draft_tokens for sequence in sequences)
     assert drafted > texts
     assert 0 < sum(sequence.counts.accepted_tokens for sequence in sequences) < drafted
-    law = text_law(temperature)
-    if counts[law == 0].sum():
+    distribution = text_distribution(temperature)
+    if counts[distribution == 0].sum():
         return 0.0  # a text that min-p forbids
-    return chi_square(counts.reshape(1, -1), law.reshape(1, -1))[1]
+    return chi_square(counts.reshape(1, -1), distribution.reshape(1, -1))[1]
 
 
 def test_the_power_is_as_stated_and_the_controls_act() -> None:
@@ -121,13 +121,13 @@ def test_the_power_is_as_stated_and_the_controls_act() -> None:
     found = stats.ncx2.sf(stats.chi2.isf(LEVEL, freedom), freedom, TEXTS * DISTANCE)
     assert found > POWER
     for temperature in TEMPERATURES:
-        assert text_law(temperature).sum() == pytest.approx(1)
-    assert (text_law(TEMPERATURES[0]) == 0).sum() >= 5
+        assert text_distribution(temperature).sum() == pytest.approx(1)
+    assert (text_distribution(TEMPERATURES[0]) == 0).sum() >= 5
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", RULES)
-def test_texts_have_the_law_of_plain_decoding(rule: str, temperature: float) -> None:
+def test_texts_have_the_distribution_of_plain_decoding(rule: str, temperature: float) -> None:
     assert p_value(parts_of(rule), temperature) > LEVEL
 
 
@@ -145,15 +145,15 @@ def test_a_twin_of_the_engine_whose_nodes_forget_their_ancestors_is_found(
 ) -> None:
     """All nodes are penalised for what is written, none for what is drafted before it."""
 
-    def rows(turn: rounds.Turn) -> LawRows:
-        return LawRows(turn.sequence.history, turn.sequence.controls, [()] * (1 + len(turn.tree)))
+    def rows(turn: rounds.Turn) -> DistributionRows:
+        return DistributionRows(turn.sequence.history, turn.sequence.controls, [()] * (1 + len(turn.tree)))
 
     monkeypatch.setattr(rounds, "_rows", rows)
     assert p_value(parts_of(rule), 1.0, texts=500) < LEVEL
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_twin_of_the_drafter_that_claims_its_laws_without_controls_is_found(rule: str) -> None:
+def test_a_twin_of_the_drafter_that_claims_its_distributions_without_controls_is_found(rule: str) -> None:
     parts = parts_of(rule)
     drafter = parts.drafter
     assert drafter is not None
@@ -164,8 +164,12 @@ def test_a_twin_of_the_drafter_that_claims_its_laws_without_controls_is_found(ru
         for state, tree in zip(states, draft(states, budgets), strict=True):
             text = state.view.history.tokens.tolist()
             before = [text + [tree.tokens[n] for n in tree.path(parent)] for parent in tree.parents]
-            laws = [torch.softmax(DRAFTER.logits(context), dim=-1) for context in before]
-            found.append(dataclasses.replace(tree, laws=torch.stack(laws) if laws else tree.laws))
+            distributions = [torch.softmax(DRAFTER.logits(context), dim=-1) for context in before]
+            found.append(
+                dataclasses.replace(
+                    tree, distributions=torch.stack(distributions) if distributions else tree.distributions
+                )
+            )
         return found
 
     drafter.draft = claiming  # type: ignore[method-assign, assignment]

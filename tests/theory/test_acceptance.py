@@ -40,14 +40,14 @@ def accepted(case: Case, name: str, shape: tuple[int, ...], draw: Draw = IID) ->
 @pytest.mark.parametrize("seed", range(5))
 def test_one_token_under_each_rule(seed: int) -> None:
     case = pair(seed)
-    target, draft = case.target_law(()), case.draft_law(())
+    target, draft = case.target_distribution(()), case.draft_distribution(())
     for name in ("token", "block", "multistep", "recursive", "traversal"):
         assert accepted(case, name, (1,)) == pytest.approx(token_acceptance(target, draft), abs=1e-12)
     match = rule("match")
     matched = written(
         case,
         trees(case, (1,), IID),
-        lambda tree, laws, chance: match.verify(tree, ChancePicks(case, tree, chance), chance),
+        lambda tree, distributions, chance: match.verify(tree, ChancePicks(case, tree, chance), chance),
         length=2,
     )
     assert matched.accepted == pytest.approx(match_acceptance(target, draft), abs=1e-12)
@@ -56,7 +56,7 @@ def test_one_token_under_each_rule(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_children_of_one_node_under_recursive(seed: int) -> None:
     case = pair(seed, vocab_size=4, distance=2.0)
-    target, draft = case.target_law(()), case.draft_law(())
+    target, draft = case.target_distribution(()), case.draft_distribution(())
     for children in (1, 2, 3):
         average = 0.0
         for drawn in itertools.permutations(range(4), children):
@@ -69,14 +69,14 @@ def test_children_of_one_node_under_recursive(seed: int) -> None:
 @pytest.mark.parametrize("children", [1, 2, 3])
 def test_children_of_one_node_under_multistep(children: int) -> None:
     case = pair(2, vocab_size=3, distance=2.0)
-    closed = multistep_acceptance(case.target_law(()), case.draft_law(()), children=children)
+    closed = multistep_acceptance(case.target_distribution(()), case.draft_distribution(()), children=children)
     assert accepted(case, "multistep", (children,)) == pytest.approx(closed, abs=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_tokens_a_round_of_a_chain_that_forgets_its_past(length: int) -> None:
     case = pair(3, vocab_size=3, order=0)
-    alpha = token_acceptance(case.target_law(()), case.draft_law(()))
+    alpha = token_acceptance(case.target_distribution(()), case.draft_distribution(()))
     closed = (1 - alpha ** (length + 1)) / (1 - alpha)
     assert 1 + accepted(case, "token", (1,) * length) == pytest.approx(closed, abs=1e-12)
     assert expected_tokens(alpha, length) == pytest.approx(closed, abs=1e-12)
@@ -92,8 +92,10 @@ def test_chain_under_token_is_a_sum_over_its_heads(seed: int) -> None:
     case = pair(seed, vocab_size=3)
     total = 0.0
     for head in heads(case, 3):
-        laws = [(case.target_law(head[:i])[x], case.draft_law(head[:i])[x]) for i, x in enumerate(head)]
-        total += math.prod(min(t, d) for t, d in laws)
+        distributions = [
+            (case.target_distribution(head[:i])[x], case.draft_distribution(head[:i])[x]) for i, x in enumerate(head)
+        ]
+        total += math.prod(min(t, d) for t, d in distributions)
     assert accepted(case, "token", (1, 1, 1)) == pytest.approx(total, abs=1e-12)
 
 
@@ -105,7 +107,7 @@ def test_chain_under_block_is_a_sum_over_its_heads(seed: int) -> None:
     for head in heads(case, 3):
         drawn = weight = 1.0
         for i, x in enumerate(head):
-            t, d = case.target_law(head[:i])[x], case.draft_law(head[:i])[x]
+            t, d = case.target_distribution(head[:i])[x], case.draft_distribution(head[:i])[x]
             drawn *= d
             weight = min(1.0, weight * t / d)
         total += drawn * weight
@@ -115,10 +117,10 @@ def test_chain_under_block_is_a_sum_over_its_heads(seed: int) -> None:
 
 # shared noise
 
-laws = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=12).filter(lambda w: sum(w) > 1e-3)
+distributions = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=12).filter(lambda w: sum(w) > 1e-3)
 
 
-@given(laws, st.data())
+@given(distributions, st.data())
 def test_coupled_lies_between_match_and_token(weights: list[float], data: st.DataObject) -> None:
     """And above a / (2 - a), a = sum of min(T, D): what any coupling without communication can promise."""
     other = data.draw(st.lists(st.floats(0.0, 1.0), min_size=len(weights), max_size=len(weights)).filter(any))
@@ -130,7 +132,7 @@ def test_coupled_lies_between_match_and_token(weights: list[float], data: st.Dat
     assert coupled >= match_acceptance(target, draft) - 1e-12
 
 
-@given(laws, st.data())
+@given(distributions, st.data())
 def test_sorted_form_is_the_double_sum(weights: list[float], data: st.DataObject) -> None:
     other = data.draw(st.lists(st.floats(0.001, 1.0), min_size=len(weights), max_size=len(weights)))
     target = (np.array(weights) + 1e-3) / (np.sum(weights) + 1e-3 * len(weights))
@@ -142,9 +144,9 @@ def test_sorted_form_is_the_double_sum(weights: list[float], data: st.DataObject
 
 
 def test_coupled_at_its_edges() -> None:
-    law = np.array([0.5, 0.25, 0.25, 0.0])
-    assert coupled_acceptance(law, law) == pytest.approx(1.0)
-    assert coupled_acceptance(law, np.array([0.0, 0.0, 0.0, 1.0])) == 0.0
+    distribution = np.array([0.5, 0.25, 0.25, 0.0])
+    assert coupled_acceptance(distribution, distribution) == pytest.approx(1.0)
+    assert coupled_acceptance(distribution, np.array([0.0, 0.0, 0.0, 1.0])) == 0.0
     assert coupled_acceptance(np.array([0.0, 1.0]), np.array([0.5, 0.5])) == pytest.approx(0.5)
 
 
@@ -160,7 +162,7 @@ def noise_rows(vocab_size: int, seeds: int = SEEDS) -> np.ndarray:
 def test_agreement_under_shared_noise_is_the_closed_form(seed: int) -> None:
     """The real noise over 20000 seeds: four standard errors are at most 0.0142."""
     case = pair(seed, vocab_size=6)
-    target, draft = case.target_law(()), case.draft_law(())
+    target, draft = case.target_distribution(()), case.draft_distribution(())
     noise = noise_rows(6)
     agreed = ((np.log(target) + noise).argmax(1) == (np.log(draft) + noise).argmax(1)).mean()
     closed = coupled_acceptance(target, draft)
@@ -169,7 +171,7 @@ def test_agreement_under_shared_noise_is_the_closed_form(seed: int) -> None:
 
 
 def recursive_by_definition(target: np.ndarray, draft: np.ndarray, children: int) -> float:
-    """Children without replacement, by their definition: what is rejected leaves both laws."""
+    """Children without replacement, by their definition: what is rejected leaves both distributions."""
     if children == 0 or target.sum() == 0:
         return 0.0
     total = 0.0
@@ -188,12 +190,13 @@ def recursive_by_definition(target: np.ndarray, draft: np.ndarray, children: int
 def test_recursive_by_definition_is_the_rule() -> None:
     case = pair(5, vocab_size=4)
     for children in (1, 2, 3):
-        closed = recursive_by_definition(case.target_law(()), case.draft_law(()), children)
+        closed = recursive_by_definition(case.target_distribution(()), case.draft_distribution(()), children)
         assert accepted(case, "recursive", (children,), WOR) == pytest.approx(closed, abs=1e-12)
 
 
 def test_one_node_of_eight_tokens_by_width() -> None:
-    """Averages over 30 pairs of laws: a coupled chain keeps less than `token`, a coupled tree more than all others.
+    """Averages over 30 pairs of distributions: a coupled chain keeps less than `token`, a coupled tree more than all
+    others.
 
     Standard error of the coupled numbers: 0.0012 at most, over 4000 noises. The others are exact.
     """
@@ -202,7 +205,7 @@ def test_one_node_of_eight_tokens_by_width() -> None:
     pairs = 30
     for seed in range(pairs):
         case = pair(seed, vocab_size=8, distance=0.5)
-        target, draft = case.target_law(()), case.draft_law(())
+        target, draft = case.target_distribution(()), case.draft_distribution(())
         picks = (np.log(target) + noise).argmax(1)
         ranked = np.argsort(-(np.log(draft) + noise), axis=1)
         for width in (1, 2, 3):
@@ -224,4 +227,4 @@ def test_an_empty_tree_writes_one_token() -> None:
     case = pair(0)
     empty = written(case, [(TokenTree((), (), draw=IID), 1.0)], rule("token").verify, length=1)
     assert empty.accepted == 0
-    assert empty.law == pytest.approx(joint(case, 1), abs=1e-15)
+    assert empty.distribution == pytest.approx(joint(case, 1), abs=1e-15)

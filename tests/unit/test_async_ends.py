@@ -10,7 +10,7 @@ import pytest
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
 from draftree import AsyncLLM
 from draftree.core.errors import EngineClosedError, GenerationError, NonFiniteLogitsError
-from draftree.engine.listening import Request
+from draftree.engine.serving.listening import Request
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB
 
@@ -129,7 +129,7 @@ async def test_draining_finishes_what_was_taken() -> None:
 
 
 def test_a_loop_that_is_gone_frees_its_slot() -> None:
-    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), keep_prefixes=0)
+    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), prefix_cache_size=0)
 
     async def ask() -> None:
         sequences = llm.llm.requests.sequences([1], params(1, 4000))

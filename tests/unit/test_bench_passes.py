@@ -7,7 +7,7 @@ import torch
 from bench_samples import CONTEXT, write_model
 from transformers import AutoModelForCausalLM
 
-from draftree.bench.passes import PassSettings, measure, time_passes, weight_bytes_read
+from draftree.bench.pass_times import PassSettings, measure, time_passes, weight_bytes_read
 from draftree.bench.speeds import read_bandwidth
 from draftree.bench.trees import time_scoring
 from draftree.core.errors import ConfigurationError

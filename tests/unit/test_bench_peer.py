@@ -7,7 +7,7 @@ import torch
 from bench_samples import write_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from draftree.bench.engines import Asked
+from draftree.bench.engines import RunParams
 from draftree.bench.methods import Method, PeerMethod
 from draftree.bench.peer import PeerWriter
 from draftree.core.errors import ModelLoadError
@@ -52,7 +52,7 @@ def test_every_way_writes_the_same_greedy_text(folder, assistant):
     ]
     peer, wanted = writer(folder, *ways), generated(folder, PROMPT, 24)
     for way in ways:
-        (outcome,) = peer.write(way, [PROMPT], Asked(24))
+        (outcome,) = peer.write(way, [PROMPT], RunParams(24))
         assert outcome.token_ids == wanted, way.name
         stats = outcome.stats
         assert stats["completion_tokens"] == 24
@@ -60,13 +60,13 @@ def test_every_way_writes_the_same_greedy_text(folder, assistant):
         assert stats["prefill_seconds"] > 0
         assert stats["decode_seconds"] > 0
         assert outcome.finish_reason == "length"
-    assert peer.write(PLAIN, [PROMPT], Asked(24))[0].stats["rounds"] == 24
+    assert peer.write(PLAIN, [PROMPT], RunParams(24))[0].stats["rounds"] == 24
 
 
 def test_an_assistant_with_another_tokenizer_is_given_both(folder, tmp_path):
     other = write_model(tmp_path / "other", seed=2, tokenizer=byte_fallback())
     way = Method("assistant", "model", PeerMethod(assistant=str(other)))
-    (outcome,) = writer(folder, way).write(way, [PROMPT], Asked(16))
+    (outcome,) = writer(folder, way).write(way, [PROMPT], RunParams(16))
     assert outcome.token_ids == generated(folder, PROMPT, 16)
 
 
@@ -75,21 +75,21 @@ def test_a_text_ends_with_its_end_token(folder):
     end = text[5]
     place = text.index(end) + 1
     for way in (PLAIN, Method("lookup", "ngram", PeerMethod(lookup_tokens=6))):
-        (outcome,) = writer(folder, eos_ids=[end]).write(way, [PROMPT], Asked(24))
+        (outcome,) = writer(folder, eos_ids=[end]).write(way, [PROMPT], RunParams(24))
         assert outcome.token_ids == text[:place]
         assert outcome.finish_reason == "stop"
 
 
 def test_a_batch_is_padded_on_the_left(folder):
     prompts = [PROMPT, [30, 31, 32], list(range(40, 60))]
-    outcomes = writer(folder).write(PLAIN, prompts, Asked(12))
+    outcomes = writer(folder).write(PLAIN, prompts, RunParams(12))
     assert [o.token_ids for o in outcomes] == [generated(folder, prompt, 12) for prompt in prompts]
     assert [o.stats["prompt_tokens"] for o in outcomes] == [8, 3, 20]
 
 
 def test_a_seed_gives_a_sampled_text_again(folder):
     peer = writer(folder)
-    first, again, other = (peer.write(PLAIN, [PROMPT], Asked(16, 1.0, seed))[0].token_ids for seed in (1, 1, 2))
+    first, again, other = (peer.write(PLAIN, [PROMPT], RunParams(16, 1.0, seed))[0].token_ids for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -97,7 +97,7 @@ def test_settings_of_a_models_own_do_not_enter(tmp_path):
     folder = write_model(tmp_path / "tiny")
     wanted = generated(folder, PROMPT, 12)
     GenerationConfig(do_sample=True, repetition_penalty=5.0, temperature=3.0).save_pretrained(folder)
-    assert writer(folder).write(PLAIN, [PROMPT], Asked(12))[0].token_ids == wanted
+    assert writer(folder).write(PLAIN, [PROMPT], RunParams(12))[0].token_ids == wanted
 
 
 def test_a_broken_folder_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Tables and plots of trees and laws: from records to numbers on paper."""
+"""Tables and plots of trees and distributions: from records to numbers on paper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from bench_samples import HEADER, METHODS, record
 
 from draftree.bench.plots import draw_all
-from draftree.bench.records import LawRecord, Results, TreeRecord
-from draftree.bench.report import Report
+from draftree.bench.records import DistributionRecord, Results, TreeRecord
+from draftree.bench.summary import Report
 from draftree.bench.tables import grids_of, together_grid
 from draftree.bench.tree_tables import tree_grids
 from draftree.core.errors import ConfigurationError
@@ -25,11 +25,11 @@ DRAFTED = [
 ]
 
 
-def law(temperature: float) -> LawRecord:
+def distribution(temperature: float) -> DistributionRecord:
     kept = {
         rule: [[0.5, 0.6, 0.7]] * 2 for rule in ("token", "coupled", "multistep", "recursive", "match", "likeliest")
     }
-    return LawRecord("a", "story", temperature, 2, (1, 0), (1.0, 0.5, *[0.0] * 6), kept)
+    return DistributionRecord("a", "story", temperature, 2, (1, 0), (1.0, 0.5, *[0.0] * 6), kept)
 
 
 def texts(temperature: float) -> Results:
@@ -67,7 +67,7 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
     results = [
         texts(0.0),
         texts(1.0),
-        Results("l.jsonl", HEADER, laws=(law(0.0), law(1.0))),
+        Results("l.jsonl", HEADER, distributions=(distribution(0.0), distribution(1.0))),
         Results("p.jsonl", HEADER, trees=(*SCORED, *DRAFTED)),
     ]
     drawn = draw_all(results, tmp_path / "plots")

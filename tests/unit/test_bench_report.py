@@ -8,7 +8,7 @@ import pytest
 from bench_samples import HEADER, VERSIONS, record
 
 from draftree.bench.records import Divergence, PassRecord, Record, Results
-from draftree.bench.report import Rate, Ratio, Report, ratio
+from draftree.bench.summary import Rate, Ratio, Report, ratio
 from draftree.bench.tables import grids_of, markdown, provenance_line
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from draftree.bench.engines import Asked, Outcome, Writer
+from draftree.bench.engines import Outcome, RunParams, Writer
 from draftree.bench.methods import Method, OurMethod, PeerMethod
 from draftree.bench.records import OURS, PEER, Divergence, sha256_of
 from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped, rotated
@@ -27,7 +27,7 @@ class PretendWriter(Writer):
         self.instead = instead or {}
         self.collected: list[bool] = []
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
         self.calls.append((method.name, asked.max_tokens))
         self.collected.append(gc.isenabled())
         texts = [self.instead.get(method.name, tuple(reversed(prompt))) for prompt in prompts]
@@ -42,7 +42,7 @@ def runner(writer: Writer, *, repeats: int = 1, temperature: float = 0.0) -> Run
     return Runner(
         METHODS,
         {OURS: writer, PEER: writer},
-        Asked(100, temperature),
+        RunParams(100, temperature),
         repeats,
         lambda prompt, plain, other: Divergence(len(plain), 0.25, 0.5),
     )
@@ -118,7 +118,7 @@ def test_groups_are_of_one_category():
 
 def test_an_interrupt_leaves_the_collector_as_it_was():
     class Interrupted(PretendWriter):
-        def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+        def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError
+from draftree.loading.warm_start.native_record import Record, parsed
+from draftree.loading.warm_start.store import Store
 from draftree.models.check import CheckResult
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.record import Record, parsed
 from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
-from draftree.models.store import Store
 
 LINEAR = LinearBlueprint("w", None, 16, 16)
 BIASED = LinearBlueprint("v", "b", 16, 32)

@@ -10,7 +10,7 @@ from cli_samples import TEMPLATE, save_tiny_model
 from jinja2.exceptions import SecurityError
 
 from draftree.core.errors import InvalidRequestError
-from draftree.text.chat_templates import TemplateStoppedError, render_chat
+from draftree.text.chat.templates import TemplateStoppedError, render_chat
 from draftree.text.tokenizer import Tokenizer
 
 MESSAGES = [

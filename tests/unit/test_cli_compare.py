@@ -50,7 +50,7 @@ def test_a_grammar_is_compiled_before_either_clock_starts(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from draftree.cli import writing
-    from draftree.sampling import grammar
+    from draftree.sampling.grammar import processor as grammar
 
     steps = []
     for where, name in ((grammar, "_compiled"), (writing, "write")):

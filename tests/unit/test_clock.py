@@ -17,8 +17,10 @@ VOCAB = 6
 
 def cycle() -> TableLM:
     """Writes 0, 1, …, 5 over and over, so that copied drafts are always right."""
-    laws = {(token,): [float(other == (token + 1) % VOCAB) for other in range(VOCAB)] for token in range(VOCAB)}
-    return TableLM(listed(laws, [1 / VOCAB] * VOCAB), order=1)
+    distributions = {
+        (token,): [float(other == (token + 1) % VOCAB) for other in range(VOCAB)] for token in range(VOCAB)
+    }
+    return TableLM(listed(distributions, [1 / VOCAB] * VOCAB), order=1)
 
 
 def rounds(draft: str, cost: object = memory_bound) -> list[RoundRecord]:

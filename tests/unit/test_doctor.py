@@ -13,13 +13,14 @@ import torch
 from bench_samples import CONTEXT, write_model
 
 from draftree import LLM
-from draftree.bench import diagnosis, speeds
-from draftree.bench.diagnosis import examine, examine_machine
-from draftree.bench.diagnosis_records import DoctorSettings, MachineReport, ModelReport, PassReport
-from draftree.bench.expectations import expectations
+from draftree.bench import speeds
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.doctor import diagnosis
+from draftree.doctor.diagnosis import examine, examine_machine
+from draftree.doctor.expectations import expectations
+from draftree.doctor.records import DoctorSettings, MachineReport, ModelReport, PassReport
 from draftree.engine import memory
 from draftree.engine.memory import SlotEstimate
 from draftree.models.memory import Footprint

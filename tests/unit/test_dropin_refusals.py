@@ -22,7 +22,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beams": ({"num_beams": 2}, "num_beams=2"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search"),
     "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1"),
-    "ensemble": ({"assistant_ensemble_weight": 0.5}, "changes the law"),
+    "ensemble": ({"assistant_ensemble_weight": 0.5}, "changes the distribution"),
     "no cache": ({"use_cache": False}, "use_cache=False"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "chunks": ({"prefill_chunk_size": 4}, "prefill_chunk_size=4"),

@@ -167,7 +167,7 @@ def test_an_idle_engine_has_nothing_to_say() -> None:
 
 def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
     target = model()
-    writing = Engine(engine(target, 4)._parts, Limits(4, read_beside=16))
+    writing = Engine(engine(target, 4)._parts, Limits(4, prefill_chunk_size=16))
     long, short = sequence([i % VOCAB for i in range(70)], 4, "long"), sequence([1], 8, "short")
     writing.add(short)
     writing.step()
@@ -191,7 +191,7 @@ def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) ->
     prompt = [i % VOCAB for i in range(length)]
     params = SamplingParams(max_tokens=4, seed=1)
     (whole,) = LLM(model()).generate(prompt, params)
-    monkeypatch.setattr(engines, "ALONE", 16)
+    monkeypatch.setattr(engines, "PREFILL_TOKENS_IDLE", 16)
     (pieces,) = LLM(model(), "ngram,min=1").generate(prompt, params)
     assert pieces.token_ids == whole.token_ids
     assert pieces.stats.prompt_tokens == length

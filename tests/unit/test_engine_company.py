@@ -35,12 +35,12 @@ def made(llm: LLM, index: int) -> list[WritingSequence]:
 
 @functools.cache
 def alone(kind: str) -> list[list[list[int]]]:
-    llm = LLM(model(kind), keep_prefixes=0)
+    llm = LLM(model(kind), prefix_cache_size=0)
     texts = []
     for index in range(len(ASKED)):
         sequences = made(llm, index)
         for sequence in sequences:
-            engine = engine_of(llm, Limits(1, keep_prefixes=0))
+            engine = engine_of(llm, Limits(1, prefix_cache_size=0))
             engine.add(sequence)
             while not engine.is_idle:
                 engine.step()
@@ -59,8 +59,8 @@ def arrivals() -> Any:
     limits = st.builds(
         Limits,
         max_batch_size=st.integers(1, 8),
-        read_beside=st.sampled_from([1, 7, 64]),
-        keep_prefixes=st.integers(0, 3),
+        prefill_chunk_size=st.sampled_from([1, 7, 64]),
+        prefix_cache_size=st.integers(0, 3),
     )
     return st.tuples(order, gaps, limits)
 
@@ -136,7 +136,7 @@ PHASES = {
     "draft": "draftree.drafters.ngram.NgramDrafter.draft_one",
     "score": "draftree.models.table.TableLM.extend",
     "verify": "draftree.verifiers.coupled.Coupled.verify_many",
-    "laws": "draftree.engine.round.Laws",
+    "distributions": "draftree.engine.round.Distributions",
     "write": "draftree.engine.sequence.WritingSequence.write",
     "commit": "draftree.models.table.TableLM.commit",
     "observe": "draftree.drafters.ngram.NgramDrafter.observe",
@@ -163,7 +163,7 @@ def test_what_breaks_once_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
     place = _owner(owner)
     fuse = [call]
     monkeypatch.setattr(place, name, burning(getattr(place, name), fuse))
-    engine = engine_of(llm, Limits(4, read_beside=16))
+    engine = engine_of(llm, Limits(4, prefill_chunk_size=16))
     sequences = play(engine, llm, range(len(ASKED)), [1] * len(ASKED))
     assert fuse[0] <= 0, "it burned"
     failed = [(i, k) for i, own in sequences.items() for k, s in enumerate(own) if s.error is not None]
@@ -187,7 +187,7 @@ def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) 
     (wanted,) = request(llm, ids, max_tokens=6, seed=3)
     llm.engine.add(wanted)
     run(llm.engine)
-    engine = engine_of(llm, Limits(2, read_beside=16, keep_prefixes=0))
+    engine = engine_of(llm, Limits(2, prefill_chunk_size=16, prefix_cache_size=0))
     (writing,), (late,) = request(llm, [4], max_tokens=20, seed=2), request(llm, ids, max_tokens=6, seed=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm.engine.parts.planner, "observe", burning(llm.engine.parts.planner.observe, [call]))
@@ -251,7 +251,7 @@ def test_nan_in_a_slot_does_not_reach_the_next_sequence() -> None:
     import torch
 
     from draftree.core.errors import GenerationError
-    from draftree.models.loading import wrap_model
+    from draftree.loading.load import wrap_model
     from families import fresh
 
     tiny = fresh("llama")

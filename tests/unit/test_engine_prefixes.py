@@ -75,7 +75,7 @@ def test_an_engine_that_is_gone_keeps_nothing() -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 3])
 def test_kept_prefixes_are_bounded_and_the_oldest_goes_first(keep: int) -> None:
-    llm = table_llm(keep_prefixes=keep)
+    llm = table_llm(prefix_cache_size=keep)
     texts = [[start, *SYSTEM] for start in range(1, 7)]
     for ids in texts:
         llm.generate(ids, SamplingParams(max_tokens=3, seed=1))
@@ -87,7 +87,7 @@ def test_kept_prefixes_are_bounded_and_the_oldest_goes_first(keep: int) -> None:
 
 def test_kept_prefixes_make_room_for_requests() -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(2, keep_prefixes=1))
+    engine = engine_of(llm, Limits(2, prefix_cache_size=1))
     for start in range(1, 4):
         engine.add(*request(llm, [start, *SYSTEM], max_tokens=3, seed=1, n=2))
         run(engine)
@@ -112,7 +112,7 @@ def test_copied_prefixes_write_the_same_text(draft: str | None, temperature: flo
     (system,) = prompts(60)
     tails = prompts(5, 1, 9)
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=4)
-    plain = LLM(target("llama"), keep_prefixes=0)
+    plain = LLM(target("llama"), prefix_cache_size=0)
     wanted = [plain.generate(system + tail, params)[0].token_ids for tail in tails]
     llm = LLM(target("llama"), draft)
     for _ in range(2):  # the second time from kept slots

@@ -7,7 +7,7 @@ import pytest
 from draftree.core.errors import InvalidRequestError, QueueFullError
 from draftree.engine.engine import Limits
 from draftree.engine.memory import SequenceMemory
-from draftree.engine.reading import shares
+from draftree.engine.prefill import split_prefill_budget
 from draftree.engine.sequence import FinishReason
 from engine_samples import engine_of, request, run, table_llm, text
 
@@ -29,12 +29,12 @@ from engine_samples import engine_of, request, run, table_llm, text
     ],
 )
 def test_shares_of_a_pass(pending: list[int], budget: int, given: list[int]) -> None:
-    assert shares(pending, budget) == given
+    assert split_prefill_budget(pending, budget) == given
 
 
 def test_a_long_prompt_and_short_ones_do_not_starve_each_other() -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(8, read_beside=16))
+    engine = engine_of(llm, Limits(8, prefill_chunk_size=16))
     (writing,) = request(llm, [1], max_tokens=200, seed=1)
     engine.add(writing)
     engine.step()

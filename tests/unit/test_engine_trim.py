@@ -25,11 +25,11 @@ class Shears:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dice = random.Random(0)
-        self.offered: list[TokenTree] = []
+        self.drafted: list[TokenTree] = []
         monkeypatch.setattr(FixedPlanner, "trim", lambda planner, states, trees, *, draft_seconds: self.cut(trees))
 
     def cut(self, trees: Sequence[TokenTree]) -> list[Sequence[int] | None]:
-        self.offered += trees
+        self.drafted += trees
         return [None if self.dice.random() < 0.3 else self.some(tree) for tree in trees]
 
     def some(self, tree: TokenTree) -> list[int]:
@@ -53,20 +53,20 @@ def test_a_cut_tree_changes_no_text(draft: str, shears: Shears) -> None:
     plain = LLM(model).generate(PROMPTS, PARAMS)
     done = LLM(model, draft, plan="fixed", on_round=records.append).generate(PROMPTS, PARAMS)
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
-    assert any(map(len, shears.offered))
+    assert any(map(len, shears.drafted))
     rows = [row for record in records for row in record.sequences]
-    assert any(len(row.tree) < len(row.offered) for row in rows)
+    assert any(len(row.tree) < len(row.drafted) for row in rows)
     for row in rows:
         assert row.num_drafted == len(row.tree)
-        assert set(row.tree.tokens) <= set(row.offered.tokens)
+        assert set(row.tree.tokens) <= set(row.drafted.tokens)
         assert row.num_in_path == len(row.path)
 
 
-def test_draws_from_a_law_are_never_cut(shears: Shears, tmp_path: Path) -> None:
+def test_draws_from_a_distribution_are_never_cut(shears: Shears, tmp_path: Path) -> None:
     folder = drafter_folder("llama", tmp_path)
     llm = LLM(target("llama"), f"model:{folder},tree=iid-2-2", verify="multistep", plan="fixed")
     assert llm.generate(PROMPTS, PARAMS)[0].stats.draft_tokens
-    assert not shears.offered
+    assert not shears.drafted
 
 
 @pytest.mark.parametrize("shape", ["chain", "best-8", "2-2-1"])
@@ -77,8 +77,8 @@ def test_a_stepped_model_stays_in_step_with_a_cut_tree(shape: str, shears: Shear
     llm = LLM(folder, f"model:{folder},tree={shape}", plan="fixed", dtype="float32", on_round=records.append)
     llm.generate(PROMPTS, PARAMS)
     rows = [row for record in records for row in record.sequences]
-    assert any(len(row.tree) < len(row.offered) for row in rows)
+    assert any(len(row.tree) < len(row.drafted) for row in rows)
     for row in rows:
         # the first guess is the pick: kept or cut, it is what is written first
         first = row.tree.tokens[row.path[0]] if row.path else row.bonus
-        assert not len(row.offered) or first == row.offered.tokens[0]
+        assert not len(row.drafted) or first == row.drafted.tokens[0]

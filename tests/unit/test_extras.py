@@ -16,7 +16,7 @@ from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, InvalidRequestError, WeightsError
 from draftree.core.extras import EXTRAS, import_extra, require_extra
-from draftree.models.weights import install
+from draftree.weights import install
 
 MODEL = "smollm2-135m-instruct"
 Without = Callable[..., None]
@@ -46,7 +46,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(draftree.llm, "load_target", load)
-    for module in ("draftree.bench.settings", "draftree.bench.laws"):
+    for module in ("draftree.bench.settings", "draftree.bench.closeness"):
         monkeypatch.setattr(f"{module}.load_model", load)
 
 
@@ -133,7 +133,7 @@ COMMANDS = [
     (["models", "get", "weights.gguf"], "gguf"),
     (["bench", MODEL, "--draft", "ngram"], "gguf"),
     (["bench", "TINY", "--draft", f"model:{MODEL}"], "gguf"),
-    (["bench", "laws", "TINY", "--draft-model", MODEL], "gguf"),
+    (["bench", "distributions", "TINY", "--draft-model", MODEL], "gguf"),
     (["bench", "passes", MODEL], "gguf"),
     (["bench", "perplexity", MODEL, "--text", "pyproject.toml"], "gguf"),
     (["bench", "report", "nowhere.jsonl", "--plots", "plots"], "plots"),

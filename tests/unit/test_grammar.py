@@ -15,10 +15,10 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
-from draftree.sampling.grammar import Grammars
-from draftree.sampling.guide import Guide, _listed
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.grammar.guide import Guide, _listed
+from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 
 END = 0
 TOKENS: list[bytes | None] = [None, b"a", b"b", b"ab", b"c", b"abc", None, b"\xc3", b"\xa9", "é".encode()]
@@ -138,20 +138,20 @@ def test_bits_are_listed_as_they_are(bits: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_law_of_a_row_is_the_models_without_the_forbidden(dtype: torch.dtype) -> None:
+def test_the_distribution_of_a_row_is_the_models_without_the_forbidden(dtype: torch.dtype) -> None:
     given = SamplingParams(regex="(ab)+c?", temperature=0.7, top_p=0.9, logit_bias={A: 2.0})
     free = SamplingParams(temperature=0.7, top_p=0.9, logit_bias={A: 2.0})
     paths = [(), (A,), (AB,), (B,), (ABC, END)]
     raw = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(1)).to(dtype)
     ruled = build_controls(given, vocab_size=VOCAB, eos_ids=[END], grammars=lambda: GRAMMARS, seed=1)
-    laws = Laws(raw, [LawRows(text(), ruled, paths)]).of(0)
+    distributions = Distributions(raw, [DistributionRows(text(), ruled, paths)]).of(0)
     masked = raw.clone()
     for row, tokens in enumerate([{A, AB, ABC}, {B}, {A, AB, ABC, C, END}]):
         masked[row, sorted(set(range(VOCAB)) - tokens)] = -torch.inf
     plainly = build_controls(free, vocab_size=VOCAB, eos_ids=[END], seed=1)
-    expected = Laws(masked, [LawRows(text(), plainly, paths)]).of(0)
-    assert torch.equal(laws.probs(), expected.probs())
-    assert laws.picks() == expected.picks()
+    expected = Distributions(masked, [DistributionRows(text(), plainly, paths)]).of(0)
+    assert torch.equal(distributions.probs(), expected.probs())
+    assert distributions.picks() == expected.picks()
 
 
 @pytest.mark.parametrize(

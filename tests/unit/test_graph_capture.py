@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Extend
-from draftree.models.hf import HFModel
-from draftree.models.static import passes as static_passes
-from draftree.models.static.buckets import Shapes
-from draftree.models.static.graphs import Captured, CaptureError, GraphApi, Graphs, graphs_of
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.static import runner as static_passes
+from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static.graphs import Captured, CaptureError, GraphApi, Graphs, graphs_of
 from families import VOCAB_SIZE, fresh
 from slot_samples import filled
 

@@ -14,8 +14,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import Shape, parse_shape
+from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed, listed, near
 from draftree.sampling.controls import build_controls
@@ -132,9 +132,9 @@ def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str
         assert len(tree) >= 5
         assert max(tree.tokens) < min(width, VOCAB)
         if draw is Draw.IID:
-            assert tree.laws is not None
-            assert tree.laws.shape == (len(tree), VOCAB)
-            assert torch.allclose(tree.laws.sum(-1), torch.ones(len(tree), dtype=tree.laws.dtype))
+            assert tree.distributions is not None
+            assert tree.distributions.shape == (len(tree), VOCAB)
+            assert torch.allclose(tree.distributions.sum(-1), torch.ones(len(tree), dtype=tree.distributions.dtype))
 
 
 @pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("2-2-2", Draw.FREE), ("iid-2-2", Draw.IID)])
@@ -221,9 +221,9 @@ def test_a_drafter_much_like_the_target_is_right_more_often() -> None:
     assert rates[0] == 40 > rates[1] > rates[2]
 
 
-def test_a_law_all_on_one_token_is_drafted_as_such() -> None:
-    law = [0.0] * VOCAB
-    law[5] = 1.0
-    one = growth(TableLM(listed({}, law)), "2-2")
+def test_a_distribution_all_on_one_token_is_drafted_as_such() -> None:
+    distribution = [0.0] * VOCAB
+    distribution[5] = 1.0
+    one = growth(TableLM(listed({}, distribution)), "2-2")
     (tree,) = one.grow([one.open(view([3], temperature=1.0))], [Budget(6, 2)])
     assert (tree.tokens, tree.parents) == ((5, 5), (-1, 0))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models import lending, loading
-from draftree.models.lending import borrowed
+from draftree.loading import lending
+from draftree.loading import load as loading
+from draftree.loading.lending import borrowed
 from dropin_samples import ours, padded, plain
 from families import fresh
 

@@ -40,7 +40,7 @@ def test_waits_beside_a_long_prompt_are_tabulated_by_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
-        {"read_beside": budget, "first_token": seconds, "gaps": [0.01, seconds / 10, 0.3]}
+        {"prefill_chunk_size": budget, "first_token": seconds, "gaps": [0.01, seconds / 10, 0.3]}
         for budget, seconds in ((64, 0.4), (16, 1.0), (64, 0.6))
     ]
     tabulated(monkeypatch, written(rows, tmp_path))

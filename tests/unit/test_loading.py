@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.models.choices import has_native_bfloat16, resolve_device, resolve_dtype
-from draftree.models.hf import HFModel
-from draftree.models.hf_cache import CachedModel
-from draftree.models.loading import load_model, wrap_model
+from draftree.loading.choices import has_native_bfloat16, resolve_device, resolve_dtype
+from draftree.loading.load import load_model, wrap_model
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
 from families import ENCODERS, fresh, peer, target
 from slot_samples import at_once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftree.core.types import Budget
-from draftree.drafters.window import Comb, Pool, filled, grams, moved
+from draftree.drafters.lookup.window import Comb, Pool, filled, grams, moved
 from lookahead_samples import PLENTY
 
 

@@ -11,7 +11,7 @@ from draftree.assembly import build_parts, choose_methods
 from draftree.completion import CompletionStats, completion_of
 from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.engine import Engine, Limits
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.requests import Requests
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from draftree.models.hf import HFModel
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.describing import _norm_offset, read
+from draftree.models.torch.hf import HFModel
 from families import fresh
 from native_samples import FAMILIES, SIZES
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models.native.rooms import ALIGNMENT, KEPT, Rooms
+from draftree.models.native.logit_buffers import ALIGNMENT, KEPT, LogitBufferPool
 from draftree.sampling.searcher import RowsAt
 
 
 def test_a_room_that_nobody_reads_is_used_again() -> None:
-    rooms = Rooms()
+    rooms = LogitBufferPool()
     first = rooms.rows(2, 100)
     address = first.address
     assert address % ALIGNMENT == 0
@@ -31,7 +31,7 @@ HOLDS: dict[str, Callable[[RowsAt], Any]] = {
 
 @pytest.mark.parametrize("what", HOLDS)
 def test_a_room_that_somebody_reads_is_left_alone(what: str) -> None:
-    rooms = Rooms()
+    rooms = LogitBufferPool()
     found = rooms.rows(2, 100)
     found.tensor().fill_(7.0)
     address, held = found.address, HOLDS[what](found)
@@ -44,8 +44,8 @@ def test_a_room_that_somebody_reads_is_left_alone(what: str) -> None:
 
 
 def test_rows_become_a_tensor_of_their_own_width() -> None:
-    found = Rooms().rows(3, 10)
+    found = LogitBufferPool().rows(3, 10)
     found.tensor().copy_(torch.arange(30.0).view(3, 10))
     assert found.narrowed(4).tensor().tolist() == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
     assert found.row(2).narrowed(2).tensor().tolist() == [[20, 21]]
-    assert Rooms().rows(0, 10).tensor().shape == (0, 10)
+    assert LogitBufferPool().rows(0, 10).tensor().shape == (0, 10)

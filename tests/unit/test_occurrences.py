@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.drafters.occurrences import SEPARATOR, Matches, Occurrences
+from draftree.drafters.lookup.occurrences import SEPARATOR, Matches, Occurrences
 
 
 def match(text: list[int], place: int, tail: list[int]) -> int:

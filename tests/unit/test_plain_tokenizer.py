@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 from transformers import GPT2Tokenizer
 
 from draftree.core.errors import InvalidRequestError
-from draftree.models.tokenizers import load_tokenizer
+from draftree.loading.tokenizers import load_tokenizer
 from draftree.text import plain
 from draftree.text.detokenize import Detokenizer
 from draftree.text.plain import PlainBackend, plain_facts, plain_tokenizer
@@ -55,7 +55,7 @@ def require_alike(ours: Tokenizer, theirs: Tokenizer) -> None:
         for special in (True, False):
             assert ours.encode(text, special) == theirs.encode(text, special)
         assert ours.encode_literally(text) == theirs.encode_literally(text)
-    for name in ("eos_token_id", "bos_token_id", "start_ids", "mute_ids", "special_ids", "has_chat_template"):
+    for name in ("eos_token_id", "bos_token_id", "start_ids", "ignored_ids", "special_ids", "has_chat_template"):
         assert getattr(ours, name) == getattr(theirs, name)
     assert ours.vocabulary() == theirs.vocabulary()
     if theirs.has_chat_template:

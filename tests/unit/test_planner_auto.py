@@ -119,7 +119,7 @@ def test_in_a_batch_nodes_go_to_the_sequence_that_is_right() -> None:
         cut = [t if k is None else prune(t, k) for t, k in zip(trees, kept, strict=True)]
         paths = [tuple(range(len(cut[0]))), ()]
         rows = [
-            SequenceRecord("r", 9, len(c), len(c), len(p), len(p) + 1, len(p), offered=t, tree=c, path=p, bonus=1)
+            SequenceRecord("r", 9, len(c), len(c), len(p), len(p) + 1, len(p), drafted=t, tree=c, path=p, bonus=1)
             for t, c, p in zip(trees, cut, paths, strict=True)
         ]
         num_rows = 2 + sum(map(len, cut))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.planners.choosing import CLEAR, choose_depth, choose_nodes
+from draftree.planners.estimates.choosing import CLEAR, choose_depth, choose_nodes
 
 chances = st.floats(0.05, 0.99)
 

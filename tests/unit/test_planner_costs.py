@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from draftree.planners.costs import PassCosts
+from draftree.planners.estimates.costs import PassCosts
 
 
 @pytest.mark.parametrize("seed", range(5))

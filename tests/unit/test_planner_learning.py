@@ -10,10 +10,10 @@ import pytest
 
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
-from draftree.planners.acceptance import Acceptance, OwnAcceptance
-from draftree.planners.costs import DraftCosts, PassCosts
-from draftree.planners.credit import Credits
-from draftree.planners.drafting import Levels, OwnLevels, PartPlan, Rest
+from draftree.planners.estimates.acceptance import Acceptance, OwnAcceptance
+from draftree.planners.estimates.costs import DraftCosts, PassCosts
+from draftree.planners.estimates.credit import Credits
+from draftree.planners.estimates.drafting import Levels, OwnLevels, PartPlan, Rest
 
 
 def at(costs: PassCosts, rows: int, batch: int = 1, prefix: int = 100) -> float:

@@ -10,8 +10,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import parse_shape
+from draftree.drafters.growing.shapes import parse_shape
+from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.table import TableLM, listed
 from draftree.planners.base import PLANNERS, Planner
 from draftree.sampling.controls import build_controls

@@ -79,11 +79,12 @@ def test_a_new_file_is_a_new_method(registry: Registry[object], folder: Path) ->
     assert [spec.name for spec in registry.parse("one+three")] == ["one", "three"]
 
 
-def test_support_files_are_no_methods(folder: Path) -> None:
-    registry: Registry[object] = Registry(
-        "sample_methods", "sample_methods.base:Base", kind="gadget", support=frozenset({"base", "one"})
-    )
-    assert registry.names() == ["two-words"]
+def test_subpackages_and_base_are_no_methods(folder: Path) -> None:
+    helpers = folder / "helpers"
+    helpers.mkdir()
+    (helpers / "__init__.py").write_text("")
+    registry: Registry[object] = Registry("sample_methods", "sample_methods.base:Base", kind="gadget")
+    assert registry.names() == ["one", "two-words"]
 
 
 def test_unknown_names_get_a_suggestion(registry: Registry[object]) -> None:

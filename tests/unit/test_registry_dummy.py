@@ -68,8 +68,8 @@ class Distrustful(Verifier):
 
     accepts = frozenset(Draw)
 
-    def verify(self, tree, laws, chance):
-        return Verdict((), laws.picks()[0])
+    def verify(self, tree, distributions, chance):
+        return Verdict((), distributions.picks()[0])
 '''
 PLANNER = '''"""Drafts in every other round."""
 

@@ -18,8 +18,8 @@ from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
-from draftree.models.loading import load_model
-from draftree.models.tokenizers import load_tokenizer
+from draftree.loading.load import load_model
+from draftree.loading.tokenizers import load_tokenizer
 
 TRACE = "import os; os.environ['DRAFTREE_TEST_TRACE'] = os.environ.get('DRAFTREE_TEST_TRACE', '') + '{}'\n"
 MODELING = (

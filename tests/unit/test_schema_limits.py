@@ -9,7 +9,7 @@ from schema_samples import INTEGER, STRING, Text, accepts, guide
 
 from draftree import SamplingParams
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.schema import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
+from draftree.sampling.grammar.schema import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
 
 
 def nested(levels: int) -> Any:

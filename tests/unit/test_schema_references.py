@@ -10,7 +10,7 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from schema_samples import INTEGER, OBJECT, REFERENCES, Text, accepts, guide
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.schema import prepare_schema
+from draftree.sampling.grammar.schema import prepare_schema
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), [row[1:] for row in REFERENCES], ids=[row[0] for row in REFERENCES])

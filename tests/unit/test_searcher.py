@@ -16,8 +16,8 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import Library, library
 from draftree.sampling import searcher
 from draftree.sampling.controls import build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.search import argmax, leading, log_total
 
@@ -109,23 +109,23 @@ def test_picks_are_decided_in_double_precision(native: Library) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_laws_pick_rank_and_judge_alike_with_and_without(native: Library, temperature: float) -> None:
+def test_distributions_pick_rank_and_judge_alike_with_and_without(native: Library, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=3)
     logits = 3 * torch.randn(4, 700, generator=torch.Generator().manual_seed(1))
     logits[3, 5] = math.nan
 
-    def laws() -> Laws:
+    def distributions() -> Distributions:
         controls = build_controls(params, vocab_size=700, eos_ids=(), encode=None, seed=3)
-        return Laws(logits.clone(), [LawRows(History([1, 2]), controls, [(), (4,), (4, 5), (6,)])])
+        return Distributions(logits.clone(), [DistributionRows(History([1, 2]), controls, [(), (4,), (4, 5), (6,)])])
 
     searcher._searchers.clear()
-    plain = laws()
+    plain = distributions()
     ranked = plain.ranked([Noise(3)], 5)
     judged = plain.finite()
     searcher.search_with(native)
-    fast = laws()
+    fast = distributions()
     assert fast.picks()[:3] == plain.picks()[:3] == argmax(plain.perturbed([Noise(3)]))[:3]
-    tokens, shares = laws().ranked([Noise(3)], 5)
+    tokens, shares = distributions().ranked([Noise(3)], 5)
     assert tokens[:3] == ranked[0][:3]
     assert shares[:3] == [pytest.approx(row, abs=1e-4) for row in ranked[1][:3]]
     assert judged == fast.finite() == [False]
@@ -138,10 +138,10 @@ def test_who_made_the_rows_says_where_they_lie_and_torch_is_not_asked(
     searcher.search_with(native)
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
     controls = build_controls(SamplingParams(temperature=0), vocab_size=300, seed=1)
-    rows = [LawRows(History([1]), controls, [(), (2,)])]
+    rows = [DistributionRows(History([1]), controls, [(), (2,)])]
     asked: list[Tensor] = []
-    monkeypatch.setattr("draftree.sampling.laws.rows_at", lambda found: asked.append(found) or at(found))
-    told = Laws(logits, rows, at=at(logits)).picks()
+    monkeypatch.setattr("draftree.sampling.distributions.rows_at", lambda found: asked.append(found) or at(found))
+    told = Distributions(logits, rows, at=at(logits)).picks()
     assert not asked
-    assert told == Laws(logits, rows).picks() == logits.argmax(-1).tolist()
+    assert told == Distributions(logits, rows).picks() == logits.argmax(-1).tolist()
     assert len(asked) == 1

@@ -4,7 +4,7 @@ import pytest
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
-from draftree.drafters.shapes import parse_shape
+from draftree.drafters.growing.shapes import parse_shape
 
 
 @pytest.mark.parametrize(

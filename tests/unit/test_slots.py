@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.slots import SPARE, KVMemory, LayerShape
+from draftree.models.kv.slots import SPARE, KVMemory, LayerShape
 
 SHAPES = {0: LayerShape(2, 4, 4), 1: LayerShape(1, 8, 4), 2: LayerShape(2, 4, 4)}
 """Layers 0 and 2 share a store."""

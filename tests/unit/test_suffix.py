@@ -15,7 +15,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.counting import ESCAPE, MEAN_LUCK, MOST, RATE, VOTES, Trust
+from draftree.drafters.lookup.counting import ESCAPE, MEAN_LUCK, MOST, RATE, VOTES, NoveltyPrior
 from draftree.drafters.suffix import EARLIER_WEIGHT, SuffixDrafter
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
@@ -216,7 +216,7 @@ def test_memory_makes_the_second_text_cheap_and_leaves_it_as_it_is(temperature: 
     assert third.stats.rounds == first.stats.rounds
 
 
-def test_a_chain_of_it_serves_rules_that_read_draft_laws() -> None:
+def test_a_chain_of_it_serves_rules_that_read_draft_distributions() -> None:
     table = TableLM(hashed(9, seed=3, scale=3.0), order=2)
     done = LLM(table, "suffix,width=1", verify="token").generate([[1, 2] * 9], SamplingParams(max_tokens=60, seed=3))
     assert done[0].stats.accepted_tokens > 0
@@ -236,7 +236,7 @@ def test_merged_with_others_it_writes_the_same_text() -> None:
 def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not_less() -> None:
     tree = TokenTree((5, 6, 7), (ROOT, 0, ROOT), (math.log(0.6), math.log(0.3), math.log(0.2)))
     start = [1, 2, 3]
-    right, half, wrong, other = Trust(), Trust(), Trust(), Trust()
+    right, half, wrong, other = NoveltyPrior(), NoveltyPrior(), NoveltyPrior(), NoveltyPrior()
     for trust, written in ((right, [5, 6]), (half, [5, 9]), (wrong, [9]), (other, [7, 4])):
         trust.remember(tree, len(start))
         trust.learn(np.array(start + written))
@@ -247,7 +247,7 @@ def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not
 
 
 def test_a_draft_teaches_once_and_trust_has_bounds() -> None:
-    tree, trust = TokenTree((5,), (ROOT,), (math.log(0.9),)), Trust()
+    tree, trust = TokenTree((5,), (ROOT,), (math.log(0.9),)), NoveltyPrior()
     trust.remember(tree, 0)
     trust.learn(np.array([9]))
     learned = trust.unseen

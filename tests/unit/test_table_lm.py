@@ -48,7 +48,7 @@ def test_near_lies_at_its_distance() -> None:
     assert torch.allclose(shift, hashed(6, 9, scale=0.5)((1,)), rtol=0, atol=1e-15)
 
 
-def test_listed_laws_come_back() -> None:
+def test_listed_distributions_come_back() -> None:
     lm = TableLM(listed({(1,): [0.5, 0.5, 0.0]}, otherwise=[0.2, 0.3, 0.5]), order=1)
     assert torch.softmax(lm.logits([1]), dim=-1).tolist() == pytest.approx([0.5, 0.5, 0.0], abs=1e-15)
     assert torch.softmax(lm.logits([2]), dim=-1).tolist() == pytest.approx([0.2, 0.3, 0.5], abs=1e-15)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from draftree.models.loading import load_model
+from draftree.loading.load import load_model
+from draftree.loading.targets import kernels_of_drafter, load_target
 from draftree.models.table import TableLM, hashed
-from draftree.targets import kernels_of_drafter, load_target
 from families import drafter_folder, fresh
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_text_vocab_map import BACKENDS, TEXTS, lexicon
 
-from draftree.text.rereading import LOOK_BEHIND, Rereading
-from draftree.text.vocab_map import read_specials
+from draftree.text.retokenize.rereading import LOOK_BEHIND, Rereading
+from draftree.text.retokenize.vocab_map import read_specials
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, repeat=2) if pair[0] != pair[1]]
 every_pair = pytest.mark.parametrize(("source", "own"), PAIRS)

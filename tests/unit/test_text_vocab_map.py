@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.errors import VocabularyMismatchError
-from draftree.text.lexicon import Lexicon, complete, lexicon_of
+from draftree.text.retokenize.lexicon import Lexicon, complete, lexicon_of
+from draftree.text.retokenize.vocab_map import common_tokens, encode_continuation, read_specials
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab_map import common_tokens, read_specials, say_behind
 from text_backends import byte_fallback, byte_fallback_unstripped, byte_level, metaspace, word_piece
 
 BACKENDS = {"bytes": byte_level, "fallback": byte_fallback, "unstripped": byte_fallback_unstripped}
@@ -132,7 +132,7 @@ def test_behind_any_token_the_rest_is_said(name: str, text: str) -> None:
     ids = one.read(text.encode(), begins=True)
     for place in range(1, len(ids)):
         rest = one.text_of(ids[place:])
-        assert one.text_of(say_behind(one, ids[:place], rest)) == rest
+        assert one.text_of(encode_continuation(one, ids[:place], rest)) == rest
 
 
 @every
@@ -140,7 +140,7 @@ def test_behind_its_own_beginning_a_text_is_cut_as_the_whole(name: str) -> None:
     one = lexicon(name)
     ids = one.read(b"The quick brown fox jumps over the lazy dog", begins=True)
     for place in range(1, len(ids)):
-        assert say_behind(one, ids[:place], one.text_of(ids[place:])) == ids[place:]
+        assert encode_continuation(one, ids[:place], one.text_of(ids[place:])) == ids[place:]
 
 
 @every
@@ -148,18 +148,18 @@ def test_a_cut_that_the_tokenizer_would_not_make_is_kept(name: str) -> None:
     one = lexicon(name)
     whole = one.read(b"the fox", begins=False)
     letters = one.spell(b"t") + one.spell(b"h")
-    assert letters + say_behind(one, letters, b"e fox") != whole
-    assert one.text_of(say_behind(one, letters, b"e fox")) == b"e fox"
+    assert letters + encode_continuation(one, letters, b"e fox") != whole
+    assert one.text_of(encode_continuation(one, letters, b"e fox")) == b"e fox"
 
 
 @every
 def test_a_draft_that_ends_inside_a_character_ends_before_it(name: str) -> None:
     one = lexicon(name)
     before = one.read(b"the", begins=True)
-    assert one.text_of(say_behind(one, before, " 😀".encode()[:-1])) == b" "
+    assert one.text_of(encode_continuation(one, before, " 😀".encode()[:-1])) == b" "
     started = [*before, *one.spell("😀".encode()[:2])]
-    assert one.text_of(say_behind(one, started, "😀".encode()[2:] + b" a")) == "😀".encode()[2:] + b" a"
-    assert say_behind(one, started, "😀".encode()[2:3]) == []
+    assert one.text_of(encode_continuation(one, started, "😀".encode()[2:] + b" a")) == "😀".encode()[2:] + b" a"
+    assert encode_continuation(one, started, "😀".encode()[2:3]) == []
 
 
 def test_nothing_is_said_for_what_no_token_begins_with() -> None:

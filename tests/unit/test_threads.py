@@ -16,7 +16,7 @@ from draftree.core import threads
 from draftree.core.errors import GenerationError
 from draftree.core.threads import one_thread
 from draftree.models.table import TableLM, hashed
-from draftree.sampling.laws import Laws
+from draftree.sampling.distributions import Distributions
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)
 
@@ -46,16 +46,16 @@ def test_only_this_thread_computes_alone() -> None:
 def test_a_round_computes_alone_where_passes_have_threads_of_their_own(
     own_threads: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processed, passes, found = Laws._processed, [], set()
+    processed, passes, found = Distributions._processed, [], set()
 
-    def counting(laws: Laws) -> torch.Tensor:
+    def counting(distributions: Distributions) -> torch.Tensor:
         found.add(torch.get_num_threads())
-        return processed(laws)
+        return processed(distributions)
 
     model = TableLM(hashed(13, seed=1))
     model.own_threads = own_threads
     extend = model.extend
-    monkeypatch.setattr(Laws, "_processed", counting)
+    monkeypatch.setattr(Distributions, "_processed", counting)
     monkeypatch.setattr(model, "extend", lambda jobs: passes.append(torch.get_num_threads()) or extend(jobs))
     LLM(model).generate([[1, 2, 3]], PARAMS)
     assert found == {wanted}
@@ -67,11 +67,11 @@ def test_threads_come_back_behind_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
     model = TableLM(hashed(13, seed=1))
     model.own_threads = True
 
-    def failing(laws: Laws) -> torch.Tensor:
-        raise RuntimeError("no law")
+    def failing(distributions: Distributions) -> torch.Tensor:
+        raise RuntimeError("no distribution")
 
-    monkeypatch.setattr(Laws, "_processed", failing)
-    with pytest.raises((GenerationError, RuntimeError), match="no law"):
+    monkeypatch.setattr(Distributions, "_processed", failing)
+    with pytest.raises((GenerationError, RuntimeError), match="no distribution"):
         LLM(model).generate([[1, 2, 3]], PARAMS)
     assert torch.get_num_threads() == 2
 

@@ -14,13 +14,13 @@ from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.tree import Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DRAFTERS, DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.translation import translation_between
+from draftree.drafters.growing.translation import translation_between
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 from draftree.sampling.params import SamplingParams
-from draftree.text.lexicon import Lexicon, lexicon_of
+from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from families import VOCAB_SIZE
 from spelling import tokenizer as spelled
@@ -42,23 +42,26 @@ def lexicons() -> tuple[Lexicon, Lexicon]:
     return lexicon_of(spelled()), lexicon_of(other())
 
 
-def said_law(said: bytes) -> Tensor:
+def said_distribution(said: bytes) -> Tensor:
     """What comes behind a text, over the target's tokens; depends on its last bytes alone."""
     return LIKING(tuple(said[-3:]))
 
 
 def target_table(context: tuple[int, ...]) -> Tensor:
-    return said_law(lexicons()[0].text_of(context))
+    return said_distribution(lexicons()[0].text_of(context))
 
 
 def draft_table(context: tuple[int, ...]) -> Tensor:
     """The same likings in the drafter's tokens; what the target has no token for is not liked."""
     target, own = lexicons()
-    law, found = said_law(own.text_of(context)), torch.full((len(own.bytes_of),), -30.0, dtype=torch.float64)
+    distribution, found = (
+        said_distribution(own.text_of(context)),
+        torch.full((len(own.bytes_of),), -30.0, dtype=torch.float64),
+    )
     for data, token in own.ids_of.items():
         if data in target.ids_of:
-            found[token] = law[target.ids_of[data]]
-    found[own.eos_id] = law[target.eos_id]
+            found[token] = distribution[target.ids_of[data]]
+    found[own.eos_id] = distribution[target.eos_id]
     return found
 
 
@@ -82,7 +85,7 @@ class Rig:
 
     def picks(self, view: SequenceView, path: list[int]) -> int:
         row = target_table((*view.history.tokens.tolist(), *path))[None]
-        return Laws(row, [LawRows(view.history, view.controls, [path])]).picks()[0]
+        return Distributions(row, [DistributionRows(view.history, view.controls, [path])]).picks()[0]
 
     def write(self, trees: Sequence[TokenTree], picks: Sequence[int]) -> None:
         """Every text goes on with its pick, drafted or not."""
@@ -184,13 +187,13 @@ def test_a_short_context_slides(spec: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "draw"), [("chain", Draw.IID), ("iid-2-2", Draw.IID)])
-def test_by_tokens_a_draft_has_a_law_over_what_is_common(spec: str, draw: Draw) -> None:
+def test_by_tokens_a_draft_has_a_distribution_over_what_is_common(spec: str, draw: Draw) -> None:
     rig = Rig(f"model:any,map=tokens,tree={spec}", draw).open(TEXTS, 1.0)
     for tree in rig.drafter.draft(rig.states, [Budget(6, 2)] * len(TEXTS)):
-        assert tree.laws is not None
-        assert tree.laws.shape == (len(tree), VOCAB_SIZE)
-        assert torch.allclose(tree.laws.sum(-1), torch.ones(len(tree), dtype=tree.laws.dtype))
-        assert all(tree.laws[node, token] > 0 for node, token in enumerate(tree.tokens))
+        assert tree.distributions is not None
+        assert tree.distributions.shape == (len(tree), VOCAB_SIZE)
+        assert torch.allclose(tree.distributions.sum(-1), torch.ones(len(tree), dtype=tree.distributions.dtype))
+        assert all(tree.distributions[node, token] > 0 for node, token in enumerate(tree.tokens))
 
 
 def test_a_merged_tree_takes_either_way() -> None:
@@ -209,7 +212,7 @@ def test_the_choice_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None
     assert rig.drafter.note.startswith("map=strings: other has 82 tokens in common"), "a quarter is the least"
     assert rig.drafter.note in caplog.text
     assert "map=tokens" in Rig("model:any,map=tokens").drafter.note
-    assert "map=tokens" in Rig("model:any", Draw.IID).drafter.note, "a law is over tokens"
+    assert "map=tokens" in Rig("model:any", Draw.IID).drafter.note, "a distribution is over tokens"
 
 
 def test_the_same_vocabulary_needs_no_map_and_strings_are_taken_at_their_word() -> None:

@@ -53,7 +53,7 @@ def test_token_paths_begin_with_the_roots_and_share_prefixes() -> None:
 
 
 def test_chain_is_a_tree_without_branches() -> None:
-    tree = chain([7, 8, 9], scores=[0.0, -1.0, -2.0], draw=Draw.IID, laws=torch.ones(3, 4))
+    tree = chain([7, 8, 9], scores=[0.0, -1.0, -2.0], draw=Draw.IID, distributions=torch.ones(3, 4))
     assert tree.parents == (-1, 0, 1)
     assert tree.draw is Draw.IID
     assert is_chain(tree.parents)
@@ -102,8 +102,8 @@ def test_prune_keeps_every_column() -> None:
     assert cut.parents == (-1, 0, 1)
     assert cut.scores == (0.0, 0.1, 0.4)
     assert cut.draw is Draw.IID
-    assert cut.laws is not None
-    assert cut.laws[:, 0].tolist() == [0.0, 1.0, 4.0]
+    assert cut.distributions is not None
+    assert cut.distributions[:, 0].tolist() == [0.0, 1.0, 4.0]
     assert cut.sources == (("a",), ("a", "b"), ("b",))
 
 

@@ -81,22 +81,22 @@ def test_first_levels_keeps_the_highest_nodes(tree: TokenTree, count: int) -> No
     assert sorted(depths(cut.parents)) == sorted(depths(tree.parents))[: len(cut)]
 
 
-LAWS = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
+DISTRIBUTIONS = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
 
 
-def test_joined_draws_come_before_points_which_get_their_law() -> None:
-    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=LAWS)
+def test_joined_draws_come_before_points_which_get_their_distribution() -> None:
+    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS)
     joined = join([chain([2, 0], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3)
     assert joined.tokens == (1, 0, 2, 0)
     assert joined.parents == (-1, 0, -1, 2)
     assert joined.draw is Draw.IID
-    assert joined.laws is not None
-    assert joined.laws.tolist() == [[0.25, 0.75, 0], [0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]
+    assert joined.distributions is not None
+    assert joined.distributions.tolist() == [[0.25, 0.75, 0], [0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]
     assert joined.sources == (("b",), ("b",), ("a",), ("a",))
 
 
 def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
-    drawn = TokenTree((1, 0), (-1, 0), scores=(-0.5, -1.5), draw=Draw.IID, laws=LAWS)
+    drawn = TokenTree((1, 0), (-1, 0), scores=(-0.5, -1.5), draw=Draw.IID, distributions=DISTRIBUTIONS)
     copied = chain([1, 2], scores=[-0.1, -0.3], draw=Draw.POINT)
     joined = join([copied, drawn], ["a", "b"], vocab_size=3)
     assert joined.tokens == (1, 0, 2)
@@ -106,13 +106,13 @@ def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
 
 
 def test_a_token_that_two_parts_drew_is_two_draws_and_both_go_on_behind_the_first() -> None:
-    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, laws=LAWS)
-    other = TokenTree((1, 1), (-1, 0), draw=Draw.IID, laws=LAWS.flip(0))
+    drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS)
+    other = TokenTree((1, 1), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS.flip(0))
     joined = join([drawn, other], ["a", "b"], vocab_size=3)
     assert joined.tokens == (1, 0, 1, 1)
     assert joined.parents == (-1, 0, -1, 0)
-    assert joined.laws is not None
-    assert torch.equal(joined.laws, torch.cat([LAWS, LAWS.flip(0)]))
+    assert joined.distributions is not None
+    assert torch.equal(joined.distributions, torch.cat([DISTRIBUTIONS, DISTRIBUTIONS.flip(0)]))
 
 
 def test_draws_of_nothing_join_to_nothing() -> None:

@@ -13,8 +13,8 @@ from bench_samples import write_model
 from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelError
-from draftree.models.layer_sets import place_of, stored_set
-from draftree.models.loading import load_model
+from draftree.loading.layer_sets import place_of, stored_set
+from draftree.loading.load import load_model
 from draftree.tune.layers import LayerSearch, TuneSettings
 
 pytest.importorskip("optuna")
@@ -186,6 +186,6 @@ def test_a_model_without_parts_is_refused(folder: Path, prompts: Path, monkeypat
     def refusing(self: Any, part: Any) -> None:
         raise ModelError("no parts")
 
-    monkeypatch.setattr("draftree.models.slotted.SlottedModel.require_part", refusing)
+    monkeypatch.setattr("draftree.models.kv.slotted.SlottedModel.require_part", refusing)
     with pytest.raises(ModelError, match="no parts"):
         LayerSearch(settings(folder, prompts))

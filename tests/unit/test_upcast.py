@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.models import upcast
-from draftree.models.upcast import in_float32
+from draftree.loading import upcast
+from draftree.loading.upcast import in_float32
 from families import fresh
 from native_samples import FAMILIES, SIZES, text
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.core.noise import Noise
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 
 
 class FixedNoise(Noise):

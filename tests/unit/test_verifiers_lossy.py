@@ -1,4 +1,4 @@
-"""`soft` and `typical`: what their knobs let pass, by hand, and that they do change the law."""
+"""`soft` and `typical`: what their knobs let pass, by hand, and that they do change the distribution."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from draftree.core.registry import Spec
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, listed, near
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import VERIFIERS
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 from oracle import ChancePicks, ScriptedChance, trees, written
-from table_cases import Case, controls, joint, node_laws, rule, variation
+from table_cases import Case, controls, joint, node_distributions, rule, variation
 
 T = [0.6, 0.25, 0.1, 0.05, 0.0]
 CASE = Case.of(listed({(0,): T}, otherwise=[0.2] * 5), listed({(0,): T}, otherwise=[0.2] * 5))
@@ -30,8 +30,8 @@ def keeps(name: str, token: int, *, draft: float | None = None, **options: objec
     if draft is not None:
         rows = torch.full((1, 5), (1 - draft) / 4, dtype=torch.float64)
         rows[0, token] = draft
-    tree = chain([token], draw=Draw.FREE if draft is None else Draw.IID, laws=rows)
-    verdict = rule(name, **options).verify(tree, node_laws(CASE, tree), NoiseChance(Noise(0)))
+    tree = chain([token], draw=Draw.FREE if draft is None else Draw.IID, distributions=rows)
+    verdict = rule(name, **options).verify(tree, node_distributions(CASE, tree), NoiseChance(Noise(0)))
     return verdict.path == (0,)
 
 
@@ -43,7 +43,7 @@ def keeps(name: str, token: int, *, draft: float | None = None, **options: objec
         (2, 0.2, 0.5, True),
         (2, 0.2, 0.51, False),
         (4, 0.0, 0.01, False),  # the target forbids it, whatever the draft
-        (1, None, 0.249, True),  # without laws the draft counts as certain
+        (1, None, 0.249, True),  # without distributions the draft counts as certain
         (1, None, 0.26, False),
     ],
 )
@@ -86,27 +86,29 @@ def test_the_deepest_branch_is_kept_and_the_pick_follows(name: str) -> None:
     tree = TokenTree((3, 0, 2, 4, 1), (ROOT, ROOT, 0, 2, 1))
     options = {"tolerance": 0.1} if name == "soft" else {"epsilon": 0.1, "delta": 1.0}
     for seed in range(5):
-        laws = node_laws(CASE, tree, controls(5, seed=seed))
-        verdict = rule(name, **options).verify(tree, laws, NoiseChance(Noise(0)))
+        distributions = node_distributions(CASE, tree, controls(5, seed=seed))
+        verdict = rule(name, **options).verify(tree, distributions, NoiseChance(Noise(0)))
         assert verdict.path == (1, 4)  # the branch below 3 is deeper, but 3 is too unlikely
-        assert verdict.bonus == laws.picks()[5]
+        assert verdict.bonus == distributions.picks()[5]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "distance"),
     [("soft", {}, 0.3680), ("soft", {"tolerance": 1.0}, 0.1372), ("typical", {}, 0.3846)],
 )
-def test_the_law_is_not_the_targets_and_the_rule_says_so(name: str, options: dict[str, float], distance: float) -> None:
+def test_the_distribution_is_not_the_targets_and_the_rule_says_so(
+    name: str, options: dict[str, float], distance: float
+) -> None:
     target = hashed(4, 3)
     case = Case.of(target, near(target, 4, distance=1.0))
     verifier = rule(name, **options)
     assert verifier.lossless is False
 
-    def verify(tree: TokenTree, laws: NodeLaws, chance: ScriptedChance) -> Verdict:
+    def verify(tree: TokenTree, distributions: NodeDistributions, chance: ScriptedChance) -> Verdict:
         return verifier.verify(tree, ChancePicks(case, tree, chance), chance)
 
     result = written(case, trees(case, (1, 1), Draw.IID), verify, length=3)
-    assert variation(result.law, joint(case, 3)) == pytest.approx(distance, abs=1e-4)
+    assert variation(result.distribution, joint(case, 3)) == pytest.approx(distance, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules that compare laws, by hand: the probability of every verdict on trees small enough for paper."""
+"""Rules that compare distributions, by hand: the probability of every verdict on trees small enough for paper."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import torch
 
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.models.table import listed
-from draftree.verifiers.ratios import acceptance, draft_law, normalised, residual, share_left, used_before
+from draftree.verifiers.common.ratios import (
+    acceptance,
+    draft_distribution,
+    normalised,
+    residual,
+    share_left,
+    used_before,
+)
 from oracle import outcomes
-from table_cases import Case, node_laws, rule
+from table_cases import Case, node_distributions, rule
 
 IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
 T = [0.5, 0.3, 0.2]
@@ -22,22 +29,22 @@ CASE = Case.of(listed({(0,): T}, otherwise=T2), listed({(0,): D}, otherwise=D))
 
 def verdicts(name: str, tree: TokenTree) -> dict[tuple[tuple[int, ...], int], float]:
     verifier = rule(name)
-    laws = node_laws(CASE, tree)
+    distributions = node_distributions(CASE, tree)
     found: dict[tuple[tuple[int, ...], int], float] = {}
-    for verdict, probability in outcomes(lambda chance: verifier.verify(tree, laws, chance)):
+    for verdict, probability in outcomes(lambda chance: verifier.verify(tree, distributions, chance)):
         key = (verdict.path, verdict.bonus)
         found[key] = found.get(key, 0.0) + probability
     return found
 
 
-def laws(*rows: list[float]) -> torch.Tensor:
+def distributions(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", ["token", "block", "multistep", "recursive", "traversal"])
 def test_one_drawn_token(name: str) -> None:
     """Token 2 is overrated: kept with 0.2/0.6; else (T - D)+ = (0.3, 0.1, 0) over 0.4."""
-    found = verdicts(name, chain([2], draw=IID, laws=laws(D)))
+    found = verdicts(name, chain([2], draw=IID, distributions=distributions(D)))
     expected = {((), 0): 2 / 3 * 0.75, ((), 1): 2 / 3 * 0.25}
     expected |= {((0,), token): T2[token] / 3 for token in range(3)}
     assert found == pytest.approx(expected)
@@ -52,7 +59,7 @@ def test_one_certain_token(name: str) -> None:
 
 
 def test_a_token_that_the_target_likes_better_is_always_kept() -> None:
-    assert all(path == (0,) for path, _ in verdicts("token", chain([0], draw=IID, laws=laws(D))))
+    assert all(path == (0,) for path, _ in verdicts("token", chain([0], draw=IID, distributions=distributions(D))))
 
 
 def kept(found: dict[tuple[tuple[int, ...], int], float], path: tuple[int, ...]) -> float:
@@ -61,21 +68,21 @@ def kept(found: dict[tuple[tuple[int, ...], int], float], path: tuple[int, ...])
 
 def test_multistep_second_child_meets_what_the_first_left() -> None:
     """After the first 2 is rejected T is (0.75, 0.25, 0): the second child, 1, is kept with 1, min(1, 0.25/0.2)."""
-    found = verdicts("multistep", TokenTree((2, 1), (ROOT, ROOT), draw=IID, laws=laws(D, D)))
+    found = verdicts("multistep", TokenTree((2, 1), (ROOT, ROOT), draw=IID, distributions=distributions(D, D)))
     assert kept(found, (0,)) == pytest.approx(1 / 3)
     assert kept(found, (1,)) == pytest.approx(2 / 3)
 
 
 def test_multistep_twin_is_never_kept_but_counts() -> None:
     """The twin takes 0.2 each off 0.75 and 0.25: what is left is (0.55, 0.05) over 0.6."""
-    found = verdicts("multistep", TokenTree((2, 2), (ROOT, ROOT), draw=IID, laws=laws(D, D)))
+    found = verdicts("multistep", TokenTree((2, 2), (ROOT, ROOT), draw=IID, distributions=distributions(D, D)))
     assert kept(found, (1,)) == 0
     assert found[((), 1)] == pytest.approx(2 / 3 * 0.05 / 0.6)
 
 
-def test_recursive_second_child_has_the_law_of_what_was_left() -> None:
+def test_recursive_second_child_has_the_distribution_of_what_was_left() -> None:
     """D without 2 is (0.5, 0.5, 0): child 1 is kept with 0.25/0.5, and if not the bonus is 0."""
-    found = verdicts("recursive", TokenTree((2, 1), (ROOT, ROOT), draw=WOR, laws=laws(D, D)))
+    found = verdicts("recursive", TokenTree((2, 1), (ROOT, ROOT), draw=WOR, distributions=distributions(D, D)))
     assert kept(found, (0,)) == pytest.approx(1 / 3)
     assert kept(found, (1,)) == pytest.approx(2 / 3 * 0.5)
     assert found[((), 0)] == pytest.approx(2 / 3 * 0.5)
@@ -88,7 +95,7 @@ def test_block_lends_the_surplus_of_a_later_token(name: str) -> None:
 
     So the chain is kept with 4/9, more than token's 1/3; otherwise the head of one with 0, and nothing with 5/9.
     """
-    tree = chain([2, 2], draw=IID, laws=laws(D, D))
+    tree = chain([2, 2], draw=IID, distributions=distributions(D, D))
     found = verdicts(name, tree)
     assert kept(found, (0, 1)) == pytest.approx(4 / 9)
     assert kept(found, (0,)) == 0
@@ -99,28 +106,28 @@ def test_block_lends_the_surplus_of_a_later_token(name: str) -> None:
 
 def test_block_stops_at_a_head_with_its_own_coin() -> None:
     """0 is kept for sure (w = 1), then 1 with w = 0.1/0.2; h_1 = S/(S + 0) = 1 with S = 0.8 - 0.6."""
-    found = verdicts("block", chain([0, 1], draw=IID, laws=laws(D, D)))
+    found = verdicts("block", chain([0, 1], draw=IID, distributions=distributions(D, D)))
     assert kept(found, (0, 1)) == pytest.approx(0.5)
     assert kept(found, (0,)) == pytest.approx(0.5)
     assert found[((0,), 2)] == pytest.approx(0.5)
 
 
-def test_used_tokens_leave_the_draft_law() -> None:
-    tree = TokenTree((2, 1, 0), (ROOT, ROOT, ROOT), draw=WOR, laws=laws(D, D, D))
+def test_used_tokens_leave_the_draft_distribution() -> None:
+    tree = TokenTree((2, 1, 0), (ROOT, ROOT, ROOT), draw=WOR, distributions=distributions(D, D, D))
     assert used_before(tree, [0, 1, 2], 2) == [2, 1]
-    assert draft_law(tree, 1, vocab_size=3, used=[2]).tolist() == pytest.approx([0.5, 0.5, 0.0])
-    assert draft_law(tree, 2, vocab_size=3, used=[2, 1]).tolist() == [1.0, 0.0, 0.0]
-    iid = TokenTree((2, 1), (ROOT, ROOT), draw=IID, laws=laws(D, D))
+    assert draft_distribution(tree, 1, vocab_size=3, used=[2]).tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert draft_distribution(tree, 2, vocab_size=3, used=[2, 1]).tolist() == [1.0, 0.0, 0.0]
+    iid = TokenTree((2, 1), (ROOT, ROOT), draw=IID, distributions=distributions(D, D))
     assert used_before(iid, [0, 1], 1) == []
 
 
-def test_a_token_without_a_law_counts_as_certain() -> None:
-    tree = TokenTree((1,), (ROOT,), draw=IID, laws=laws([1.0, 0.0, 0.0]))
-    assert draft_law(tree, 0, vocab_size=3).tolist() == [0.0, 1.0, 0.0]
+def test_a_token_without_a_distribution_counts_as_certain() -> None:
+    tree = TokenTree((1,), (ROOT,), draw=IID, distributions=distributions([1.0, 0.0, 0.0]))
+    assert draft_distribution(tree, 0, vocab_size=3).tolist() == [0.0, 1.0, 0.0]
 
 
 def test_arithmetic_at_its_edges() -> None:
-    target, draft = laws(T, D)
+    target, draft = distributions(T, D)
     assert acceptance(target, draft, 2) == pytest.approx(1 / 3)
     assert acceptance(target, draft, 0) == 1.0
     assert acceptance(target, draft, 0, weight=0.2) == pytest.approx(0.5)

@@ -7,16 +7,16 @@ import pytest
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import VERIFIERS, deepest_path
-from draftree.verifiers.chance import NoiseChance
+from draftree.verifiers.common.chance import NoiseChance
 from table_cases import rule
 
 Tokens = tuple[int, ...]
 
 
-class Picks(NodeLaws):
-    """Laws of which only the picks are known."""
+class Picks(NodeDistributions):
+    """Distributions of which only the picks are known."""
 
     __slots__ = ("_listed",)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from draftree.core.errors import WeightsError
-from draftree.models.weights import cache as cache_module
-from draftree.models.weights.cache import Cache, default_root, require_space
+from draftree.weights import cache as cache_module
+from draftree.weights.cache import Cache, default_root, require_space
 
 
 @pytest.fixture

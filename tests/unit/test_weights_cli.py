@@ -15,8 +15,8 @@ from weights_samples import llama2c_file, sample_entry
 
 from draftree.cli import models
 from draftree.core.errors import ModelNotFoundError, WeightsError
-from draftree.models.weights import clients
-from draftree.models.weights.catalogue import CATALOGUE
+from draftree.weights import clients
+from draftree.weights.catalogue import CATALOGUE
 
 SOURCE = llama2c_file()
 

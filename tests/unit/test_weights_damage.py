@@ -21,12 +21,12 @@ from weights_samples import PIECES, llama2c_file, random_weights, sample_entry, 
 from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
 from draftree.core.remedies import get_again
-from draftree.models.loading import load_model
-from draftree.models.resolve import resolve_model
-from draftree.models.weights import catalogue
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.folder_check import check_model_folder
-from draftree.models.weights.safetensors_file import check_safetensors
+from draftree.loading.load import load_model
+from draftree.loading.resolve import resolve_model
+from draftree.weights import catalogue
+from draftree.weights.cache import Cache
+from draftree.weights.folder_check import check_model_folder
+from draftree.weights.safetensors_file import check_safetensors
 
 SOURCE = llama2c_file(dim=64, hidden=96, heads=2, kv_heads=2)
 
@@ -119,7 +119,7 @@ def test_a_first_look_is_not_called_a_check(older: Path, entry: Any, capfd: pyte
 
 def test_nothing_is_read_again_while_nothing_changes(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("draftree.models.weights.sums._sum", read.append)
+    monkeypatch.setattr("draftree.weights.sums._sum", read.append)
     resolve_model(entry.name)
     assert read == []
 
@@ -128,7 +128,7 @@ def test_copied_folders_are_compared_once(entry: Any, cache: Cache, monkeypatch:
     for path in cache.folder(entry.name).iterdir():
         os.utime(path)
     resolve_model(entry.name)
-    monkeypatch.setattr("draftree.models.weights.sums._sum", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr("draftree.weights.sums._sum", lambda path: pytest.fail(f"read {path}"))
     resolve_model(entry.name)
 
 

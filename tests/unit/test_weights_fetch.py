@@ -17,13 +17,13 @@ from weights_registry import Registry, archives, left_over, needs_npm, point_cli
 from weights_samples import llama2c_file, sample_entry
 
 from draftree.core.errors import WeightsError
-from draftree.models.weights import clients
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.catalogue import CatalogueEntry
-from draftree.models.weights.clients import client_error
-from draftree.models.weights.fetch import fetch_source
-from draftree.models.weights.install import entry_is_here, install_entry
-from draftree.models.weights.progress import Step, silent
+from draftree.weights import clients
+from draftree.weights.cache import Cache
+from draftree.weights.catalogue import CatalogueEntry
+from draftree.weights.clients import client_error
+from draftree.weights.fetch import fetch_source
+from draftree.weights.install import entry_is_here, install_entry
+from draftree.weights.progress import Step, silent
 
 SOURCE = llama2c_file()
 UNUSED_ADDRESS = "http://127.0.0.1:9"
@@ -205,7 +205,7 @@ def test_a_disk_that_runs_full_while_unpacking_is_said_and_leaves_nothing(
     def full(*arguments: object, **keywords: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("draftree.models.weights.convert_llama2c.write_safetensors", full)
+    monkeypatch.setattr("draftree.weights.convert_llama2c.write_safetensors", full)
     with pytest.raises(WeightsError, match="ran full while 'sample' was being made"):
         install_entry(served[0], cache)
     assert left_over(cache) == []
@@ -224,7 +224,7 @@ def test_importing_what_names_models_is_cheap() -> None:
     script = textwrap.dedent(
         """
         import sys
-        import draftree.models.resolve, draftree.cli.models
+        import draftree.loading.resolve, draftree.cli.models
         heavy = {"torch", "transformers", "tokenizers", "gguf", "numpy.random", "huggingface_hub"} & set(sys.modules)
         assert not heavy, heavy
         """

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from weights_samples import PIECES, random_weights, write_gguf
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
-from draftree.models.weights.convert_gguf import convert_gguf
-from draftree.models.weights.gguf_file import GgufFile
-from draftree.models.weights.progress import silent
+from draftree.weights.convert_gguf import convert_gguf
+from draftree.weights.gguf_file import GgufFile
+from draftree.weights.progress import silent
 
 SIZES: dict[str, Any] = {
     "vocab_size": len(PIECES),

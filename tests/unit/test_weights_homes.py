@@ -18,11 +18,11 @@ from weights_samples import PIECES, random_weights, write_gguf
 
 from draftree.core.errors import ConfigurationError, WeightsError
 from draftree.core.paths import expanded, home_folder
-from draftree.models.resolve import resolve_model
-from draftree.models.weights import cache as cache_module
-from draftree.models.weights.cache import Cache, default_root, private_folder
-from draftree.models.weights.fingerprint import fingerprint
-from draftree.models.weights.progress import silent
+from draftree.loading.resolve import resolve_model
+from draftree.weights import cache as cache_module
+from draftree.weights.cache import Cache, default_root, private_folder
+from draftree.weights.fingerprint import fingerprint
+from draftree.weights.progress import silent
 
 PROGRAM = [sys.executable, "-c", "from draftree.cli.main import main; main()"]
 needs_root = pytest.mark.skipif(
@@ -197,7 +197,7 @@ def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch:
     root = tmp_path / "cache"
     root.mkdir()
     monkeypatch.setenv("DRAFTREE_CACHE", str(root))
-    monkeypatch.setattr("draftree.models.weights.install.TOKENIZER_BYTES", -(10**9))  # believed to fit
+    monkeypatch.setattr("draftree.weights.install.TOKENIZER_BYTES", -(10**9))  # believed to fit
     mount(root, f"size={size}")
     try:
         with pytest.raises(WeightsError, match=r"ran full .*make room, or set DRAFTREE_CACHE"):
@@ -209,7 +209,7 @@ def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_full_disk_costs_records_and_notes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gguf: Path) -> None:
-    from draftree.models.weights import sums
+    from draftree.weights import sums
 
     def full(*given: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

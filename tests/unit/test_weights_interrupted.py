@@ -13,8 +13,8 @@ import pytest
 from weights_registry import archives, client_settings, left_over, needs_npm, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.install import install_entry
+from draftree.weights.cache import Cache
+from draftree.weights.install import install_entry
 
 SOURCE = llama2c_file()
 
@@ -27,8 +27,8 @@ def cache(tmp_path: Path) -> Cache:
 SCRIPT = """
 import pickle, sys, time
 from pathlib import Path
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.install import install_entry
+from draftree.weights.cache import Cache
+from draftree.weights.install import install_entry
 
 def tell(step, done, total):
     if step == {step!r} and done:

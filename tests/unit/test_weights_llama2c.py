@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from weights_samples import PIECES, llama2c_file, llama2c_tensors, tokenizer_bin
 
 from draftree.core.errors import ModelLoadError
-from draftree.models.weights.convert_llama2c import convert_llama2c
-from draftree.models.weights.folder_check import check_model_folder
-from draftree.models.weights.progress import silent
+from draftree.weights.convert_llama2c import convert_llama2c
+from draftree.weights.folder_check import check_model_folder
+from draftree.weights.progress import silent
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

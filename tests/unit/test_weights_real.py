@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from draftree.models.resolve import resolve_model
-from draftree.models.weights import install
-from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
+from draftree.loading.resolve import resolve_model
+from draftree.weights import install
+from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
 from real_weights import folder_of
 
 TEXTS = [

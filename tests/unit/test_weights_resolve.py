@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from weights_samples import PIECES, llama2c_file, random_weights, sample_entry, write_gguf
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError
-from draftree.models import resolve
-from draftree.models.resolve import resolve_model
-from draftree.models.weights import fingerprint as fingerprint_module
-from draftree.models.weights.catalogue import CATALOGUE
-from draftree.models.weights.convert_llama2c import convert_llama2c
-from draftree.models.weights.progress import silent
+from draftree.loading import resolve
+from draftree.loading.resolve import resolve_model
+from draftree.weights import fingerprint as fingerprint_module
+from draftree.weights.catalogue import CATALOGUE
+from draftree.weights.convert_llama2c import convert_llama2c
+from draftree.weights.progress import silent
 
 HUB_NAME = "owner/tiny.model-1"
 
@@ -85,7 +85,7 @@ def test_a_gguf_file_is_converted_once_by_its_content(
     assert json.loads((made / "draftree.json").read_text())["source"] == gguf_file.name
     assert AutoModelForCausalLM.from_pretrained(made).dtype == torch.float32
     assert AutoTokenizer.from_pretrained(made)("the").input_ids == [1, PIECES.index("▁the")]
-    monkeypatch.setattr("draftree.models.weights.install.convert_gguf", None)
+    monkeypatch.setattr("draftree.weights.install.convert_gguf", None)
     assert resolve_model(gguf_file) == made
     # The name of a folder in the cache is a name, too.
     assert resolve_model(made.name, fetch=False) == made

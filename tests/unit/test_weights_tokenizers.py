@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from weights_samples import LETTERS, PIECES, SCORES
 
-from draftree.models.weights.tokenizers_from_pieces import (
+from draftree.weights.tokenizers_from_pieces import (
     TokenizerSettings,
     byte_level_tokenizer,
     save_tokenizer,

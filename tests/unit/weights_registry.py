@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.catalogue import CatalogueEntry, Package
+from draftree.weights.cache import Cache
+from draftree.weights.catalogue import CatalogueEntry, Package
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 

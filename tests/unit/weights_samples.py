@@ -13,7 +13,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedModel
 
-from draftree.models.weights.catalogue import CatalogueEntry, Package
+from draftree.weights.catalogue import CatalogueEntry, Package
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,!"
 MERGED = ["▁t", "he", "▁the", "▁a", "an", "▁an", "nd", "▁and", "▁▁", "er", "in", "▁in", "on"]

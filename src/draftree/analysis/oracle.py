@@ -41,7 +41,7 @@ def _bound(trace: Trace, costs: CostModel, size: int) -> Bound:
     for script in scripts_of(trace):
         while not script.is_done:
             coming = script.coming()
-            right = len(follow(script.offered() or EMPTY, coming[:-1]))
+            right = len(follow(script.drafted() or EMPTY, coming[:-1]))
             accepted = min(size, right, len(coming) - 1)
             rounds, tokens = rounds + 1, tokens + accepted + 1
             seconds += costs.pass_seconds(1 + accepted, batch=1, prefix=script.place)

@@ -83,7 +83,7 @@ class Script:
         """The text from here on, and what was picked behind its end."""
         return [*self.text[self.place - self.start :], *self.overhang]
 
-    def offered(self) -> TokenTree | None:
+    def drafted(self) -> TokenTree | None:
         """The draft at this position; None if the trace has none."""
         step = self.steps.get(self.place)
         if step is not None:
@@ -200,7 +200,7 @@ class Simulation:
     def _drafted(self, script: Script, budget: Budget) -> TokenTree:
         if not budget.num_nodes or not budget.depth:
             return EMPTY
-        tree = script.offered()
+        tree = script.drafted()
         self.counts["missing"] += tree is None
         return EMPTY if tree is None else self._cut(tree, budget)
 
@@ -249,7 +249,7 @@ class Simulation:
             min(written, len(path)),
             written,
             len(path),
-            offered=offered,
+            drafted=offered,
             tree=tree,
             path=tuple(path),
             bonus=coming[len(path)],
@@ -259,7 +259,7 @@ class Simulation:
     def _record(
         self, rows: tuple[SequenceRecord, ...], drafting: tuple[float, ...], one: TracedRound | None
     ) -> RoundRecord:
-        part_seconds = drafting if len(drafting) > 1 and any(len(row.offered) for row in rows) else ()
+        part_seconds = drafting if len(drafting) > 1 and any(len(row.drafted) for row in rows) else ()
         if one is not None:
             seconds = {f"{name}_seconds": value for name, value in one.seconds.items()}
             return RoundRecord(**seconds, num_rows=one.num_rows, sequences=rows, part_seconds=part_seconds)  # type: ignore[arg-type]

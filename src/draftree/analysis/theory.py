@@ -1,7 +1,7 @@
 """Closed forms: how much of a draft is kept, and what that buys. What is measured is compared with these.
 
-Laws are arrays that sum to 1; `acceptance` is the chance that one drafted token is kept, `length` the tokens of a
-drafted chain, `cost` the seconds of a drafter's pass over those of the target's.
+Distributions are arrays that sum to 1; `acceptance` is the chance that one drafted token is kept, `length` the tokens
+of a drafted chain, `cost` the seconds of a drafter's pass over those of the target's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 
 def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Chance that `token` keeps a token drawn from the draft law: sum of min(T, D), 1 less the total variation.
+    """Chance that `token` keeps a token drawn from the draft distribution: sum of min(T, D), 1 less the total
+    variation.
 
     No rule keeps a single drawn token more often. Source: arXiv 2211.17192, theorem 3.5.
     """
@@ -22,7 +23,7 @@ def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
 def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
     """Chance that target and drafter pick one token under shared noise: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
 
-    Sorting by T/D makes every inner sum a head of one law and a tail of the other: O(vocab * log vocab).
+    Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
     """
     used = (target > 0) | (draft > 0)
     t, d = target[used].astype(np.float64), draft[used].astype(np.float64)
@@ -38,12 +39,12 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
 
 
 def match_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Chance that `match` keeps a token drawn from the draft law: sum of T * D."""
+    """Chance that `match` keeps a token drawn from the draft distribution: sum of T * D."""
     return float((target * draft).sum())
 
 
 def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int) -> float:
-    """Chance that `multistep` keeps one of several children drawn from the draft law."""
+    """Chance that `multistep` keeps one of several children drawn from the draft distribution."""
     rejected = 1.0
     for _ in range(children):
         rejected *= 1 - token_acceptance(target, draft)
@@ -55,24 +56,25 @@ def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int
 
 
 def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[int]) -> float:
-    """Chance that `recursive` keeps one of these tokens, drawn from the draft law without replacement, in order.
+    """Chance that `recursive` keeps one of these tokens, drawn from the draft distribution without replacement, in
+    order.
 
     Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
     """
-    left, law, rejected = target.astype(np.float64), draft.astype(np.float64), 1.0
+    left, distribution, rejected = target.astype(np.float64), draft.astype(np.float64), 1.0
     for token in drawn:
-        if law[token] <= 0:
+        if distribution[token] <= 0:
             break
-        rejected *= 1 - min(1.0, left[token] / law[token])
-        left = np.maximum(left - law, 0)
+        rejected *= 1 - min(1.0, left[token] / distribution[token])
+        left = np.maximum(left - distribution, 0)
         if rejected == 0 or left.sum() == 0:
             return 1.0 - rejected
         left /= left.sum()
-        law = law.copy()
-        law[token] = 0.0
-        if law.sum() == 0:
+        distribution = distribution.copy()
+        distribution[token] = 0.0
+        if distribution.sum() == 0:
             break
-        law /= law.sum()
+        distribution /= distribution.sum()
     return 1.0 - rejected
 
 

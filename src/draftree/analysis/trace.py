@@ -129,7 +129,7 @@ class TraceWriter:
 
 def step_line(row: SequenceRecord) -> dict[str, Any]:
     """One sequence's part of a round's line."""
-    tree, is_cut = row.offered, len(row.tree) < len(row.offered)
+    tree, is_cut = row.drafted, len(row.tree) < len(row.drafted)
     kept = [node for node in places(row.tree, tree) if node is not None] if is_cut else None
     return {
         "sequence": f"{row.request_id}/{row.index}",

@@ -6,7 +6,7 @@ from typing import Protocol, final
 
 from draftree.analysis.trace import Trace, TracedRound
 from draftree.core.tree import depths
-from draftree.planners.costs import DraftCosts, PassCosts
+from draftree.planners.estimates.costs import DraftCosts, PassCosts
 
 
 class CostModel(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftree.bench.divergence import explain
-from draftree.bench.engines import Asked, OnRound, OurWriter, Writer
+from draftree.bench.engines import OnRound, OurWriter, RunParams, Writer
 from draftree.bench.methods import (
     Method,
     OurMethod,
@@ -30,9 +30,9 @@ from draftree.bench.settings import load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DRAFTERS
-from draftree.models.loading import LoadedModel
-from draftree.models.resolve import resolve_model
-from draftree.models.tokenizers import load_tokenizer
+from draftree.loading.load import LoadedModel
+from draftree.loading.resolve import resolve_model
+from draftree.loading.tokenizers import load_tokenizer
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
@@ -146,7 +146,7 @@ def prepare(
     prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
-    asked = Asked(settings.max_tokens, settings.temperature, settings.seed)
+    asked = RunParams(settings.max_tokens, settings.temperature, settings.seed)
     warnings = lossy_notes(ours, settings.temperature)
     notes += warnings
     runner = Runner(
@@ -240,7 +240,7 @@ def eos_ids_of(target: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*target.eos_ids, *own)))
 
 
-def _explain(target: LoadedModel, asked: Asked, prompt: Any, plain: Any, other: Any) -> Any:
+def _explain(target: LoadedModel, asked: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
     return explain(target.model, prompt, plain, other=other, asked=asked)
 
 

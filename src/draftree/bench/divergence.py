@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftree.bench.engines import Asked
+from draftree.bench.engines import RunParams
 from draftree.bench.records import Divergence
 from draftree.core.noise import Noise
 from draftree.models.base import Extend, LanguageModel
@@ -29,7 +29,7 @@ def explain(
     plain: Sequence[int],
     *,
     other: Sequence[int],
-    asked: Asked,
+    asked: RunParams,
 ) -> Divergence | None:
     """Find the first difference and score the common prefix once more, in one pass, to see the gap.
 

@@ -10,7 +10,7 @@ from typing import Any, final
 from draftree.bench.methods import Method, OurMethod
 from draftree.core.types import RoundRecord
 from draftree.llm import LLM
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 from draftree.planners.base import Planner
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunParams:
     """What every text is written with.
 
     Attributes:
@@ -56,7 +56,7 @@ class Writer(ABC):
     """An engine with its model loaded and all methods ready."""
 
     @abstractmethod
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
         """Write one text for each prompt, all at once; returns when the last is done."""
 
 
@@ -95,7 +95,7 @@ class OurWriter(Writer):
         """Every method's, by its name."""
         return {name: llm.planner for name, llm in self._llms.items()}
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
         """One call of `LLM.generate`, by a drafter that has not seen the prompts in an earlier repeat."""
         llm = self._llms[method.name]
         llm.forget()

@@ -13,12 +13,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from draftree.bench.engines import Asked, Outcome, Writer
+from draftree.bench.engines import Outcome, RunParams, Writer
 from draftree.bench.methods import Method, PeerMethod
 from draftree.core.errors import ModelLoadError
 from draftree.core.trust import kernel_refusal
-from draftree.models.reading import quiet
-from draftree.models.resolve import resolve_model
+from draftree.loading.reading import quiet
+from draftree.loading.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
 
@@ -61,7 +61,7 @@ class PeerWriter(Writer):
             name: _tokenizers(tokenizer, place, trust_remote_code=trusts) for name, place in folders.items()
         }
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: Asked) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
         """One call of `model.generate`."""
         assert isinstance(method.how, PeerMethod)
         clock = TokenClock()
@@ -84,7 +84,7 @@ class PeerWriter(Writer):
     def _pad_id(self) -> int:
         return self._eos_ids[0] if self._eos_ids else 0
 
-    def _config(self, how: PeerMethod, asked: Asked) -> Any:
+    def _config(self, how: PeerMethod, asked: RunParams) -> Any:
         from transformers import GenerationConfig
 
         sampling: dict[str, Any] = {"do_sample": False}
@@ -107,7 +107,7 @@ class PeerWriter(Writer):
         assistant.generation_config = _draft_length(how)
         return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
 
-    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: Asked) -> Outcome:
+    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: RunParams) -> Outcome:
         steps = [step[row] for step in clock.steps]
         written = [token for step in steps for token in step]
         end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)

@@ -21,10 +21,10 @@ from draftree.bench.provenance import load_average, machine, model_facts, now, v
 from draftree.bench.records import FORMAT, PerplexityRecord
 from draftree.bench.settings import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.resolve import resolve_model
 from draftree.models.base import Extend, LanguageModel
-from draftree.models.choices import QUANTIZATIONS, resolve_device, resolve_dtype
-from draftree.models.loading import LoadedModel, load_model
-from draftree.models.resolve import resolve_model
 
 ROWS = 256
 """Tokens in a pass: their logits lie side by side."""

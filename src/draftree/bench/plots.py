@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.records import LawRecord, Results
+from draftree.bench.records import DistributionRecord, Results
 from draftree.bench.replay import hit_rates, mean_kept
-from draftree.bench.report import PHASES, Report, Row
+from draftree.bench.summary import PHASES, Report, Row
 from draftree.bench.tree_tables import WAYS
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
@@ -37,7 +37,7 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     if not drawn:
         raise ConfigurationError(
             "plots were asked for, but these files hold nothing that is drawn: give runs of several temperatures, "
-            "laws, or passes with --trees"
+            "distributions, or passes with --trees"
         )
     return drawn
 
@@ -53,9 +53,9 @@ def _pyplot() -> Any:
 
 
 def _plots(results: Sequence[Results]) -> Iterable[tuple[str, Callable[[Any], None]]]:
-    laws = [record for result in results for record in result.laws]
-    for category in dict.fromkeys(record.category for record in laws):
-        part = [record for record in laws if record.category == category]
+    distributions = [record for result in results for record in result.distributions]
+    for category in dict.fromkeys(record.category for record in distributions):
+        part = [record for record in distributions if record.category == category]
         yield f"guesses-{category}", partial(_draw_guesses, records=part)
         yield f"rules-{category}", partial(_draw_rules, records=part)
     texts = [result for result in results if result.records]
@@ -95,14 +95,14 @@ def _speed(row: Row) -> float:
     return float("nan") if row.against_plain is None else row.against_plain.mean
 
 
-def _by_temperature(records: Sequence[LawRecord]) -> dict[float, list[LawRecord]]:
-    found: dict[float, list[LawRecord]] = {}
+def _by_temperature(records: Sequence[DistributionRecord]) -> dict[float, list[DistributionRecord]]:
+    found: dict[float, list[DistributionRecord]] = {}
     for record in sorted(records, key=lambda record: record.temperature):
         found.setdefault(record.temperature, []).append(record)
     return found
 
 
-def _draw_guesses(axes: Any, *, records: Sequence[LawRecord]) -> None:
+def _draw_guesses(axes: Any, *, records: Sequence[DistributionRecord]) -> None:
     for (temperature, part), marker in zip(_by_temperature(records).items(), MARKERS, strict=False):
         rates = hit_rates(part)[:5]
         cumulated = [sum(rates[: rank + 1]) for rank in range(len(rates))]
@@ -112,9 +112,9 @@ def _draw_guesses(axes: Any, *, records: Sequence[LawRecord]) -> None:
     _finish(axes)
 
 
-def _draw_rules(axes: Any, *, records: Sequence[LawRecord]) -> None:
+def _draw_rules(axes: Any, *, records: Sequence[DistributionRecord]) -> None:
     groups = _by_temperature(records)
-    curves: list[tuple[str, Callable[[list[LawRecord]], float], str]] = [
+    curves: list[tuple[str, Callable[[list[DistributionRecord]], float], str]] = [
         ("coupled, 1", lambda part: mean_kept(part, "coupled"), "C0:"),
         ("coupled, 4", lambda part: sum(hit_rates(part)[:4]), "C0-"),
         ("token, 1", lambda part: mean_kept(part, "token"), "C1:"),

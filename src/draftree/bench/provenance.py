@@ -18,9 +18,9 @@ import torch
 import draftree
 from draftree.core.errors import WeightsError
 from draftree.core.paths import expanded
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.fingerprint import fingerprint
-from draftree.models.weights.progress import silent
+from draftree.weights.cache import Cache
+from draftree.weights.fingerprint import fingerprint
+from draftree.weights.progress import silent
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "scikit-learn")
 """The last one is optional: with it transformers learns an assistant's confidence threshold."""

@@ -112,13 +112,13 @@ class TreeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class LawRecord:
+class DistributionRecord:
     """Target and drafter at every position of one text.
 
     Attributes:
         task: the prompt's id.
         category: the prompt's category.
-        temperature: of the text and of both laws.
+        temperature: of the text and of both distributions.
         num_positions: tokens of the text.
         own_ranks: for every position the place of the target's pick among the drafter's first guesses under the
             text's own noise, from 1; 0 if it is not there.
@@ -170,7 +170,7 @@ class Results:
         records: texts.
         passes: pass costs.
         trees: costs of scoring trees.
-        laws: target and drafter compared.
+        distributions: target and drafter compared.
         perplexities: kinds of weights compared.
         end: the last line; None if the run was cut off before it.
     """
@@ -180,7 +180,7 @@ class Results:
     records: tuple[Record, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     trees: tuple[TreeRecord, ...] = ()
-    laws: tuple[LawRecord, ...] = ()
+    distributions: tuple[DistributionRecord, ...] = ()
     perplexities: tuple[PerplexityRecord, ...] = ()
     end: dict[str, Any] | None = None
 
@@ -190,7 +190,7 @@ class Results:
         return self.end is not None and bool(self.end.get("complete"))
 
 
-AnyRecord = Record | PassRecord | TreeRecord | LawRecord | PerplexityRecord
+AnyRecord = Record | PassRecord | TreeRecord | DistributionRecord | PerplexityRecord
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
     records: list[Record] = []
     passes: list[PassRecord] = []
     trees: list[TreeRecord] = []
-    laws: list[LawRecord] = []
+    distributions: list[DistributionRecord] = []
     perplexities: list[PerplexityRecord] = []
     for number, entry in entries:
         try:
@@ -268,8 +268,8 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
                 passes.append(PassRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
             elif kind == "tree":
                 trees.append(TreeRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
-            elif kind == "law":
-                laws.append(_law(entry))
+            elif kind == "distribution":
+                distributions.append(_distribution(entry))
             elif kind == "perplexity":
                 perplexities.append(PerplexityRecord(**entry))
             elif kind == "end":
@@ -284,9 +284,11 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
             ) from error
     if header is None:
         raise ConfigurationError(f"results file '{name}' has no header line: it was not written by draftree bench")
-    return Results(name, header, tuple(records), tuple(passes), tuple(trees), tuple(laws), tuple(perplexities), end)
+    return Results(
+        name, header, tuple(records), tuple(passes), tuple(trees), tuple(distributions), tuple(perplexities), end
+    )
 
 
-def _law(entry: dict[str, Any]) -> LawRecord:
+def _distribution(entry: dict[str, Any]) -> DistributionRecord:
     tuples = {name: tuple(entry[name]) for name in ("own_ranks", "shared_hits")}
-    return LawRecord(**{**entry, **tuples})
+    return DistributionRecord(**{**entry, **tuples})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from draftree.bench.engines import Asked, Outcome, Writer
+from draftree.bench.engines import Outcome, RunParams, Writer
 from draftree.bench.methods import Method
 from draftree.bench.records import OURS, Divergence, Record, sha256_of
 from draftree.bench.workload import Task
@@ -57,13 +57,13 @@ class Runner:
 
     methods: Sequence[Method]
     writers: Mapping[str, Writer]
-    asked: Asked
+    asked: RunParams
     repeats: int
     explain: Explain
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Let every method write a little."""
-        short = Asked(min(WARM_UP_TOKENS, self.asked.max_tokens), self.asked.temperature, self.asked.seed)
+        short = RunParams(min(WARM_UP_TOKENS, self.asked.max_tokens), self.asked.temperature, self.asked.seed)
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from draftree.core.errors import ConfigurationError
-from draftree.models.loading import LoadedModel, load_model
+from draftree.loading.load import LoadedModel, load_model
 
 
 class NamesModel(Protocol):

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
+from draftree.bench.closeness_tables import distribution_grids
 from draftree.bench.grids import NOTHING, Grid
-from draftree.bench.law_tables import law_grids
 from draftree.bench.records import PassRecord, PerplexityRecord, Results
-from draftree.bench.report import PHASES, Parting, Ratio, Report, Row
+from draftree.bench.summary import PHASES, Parting, Ratio, Report, Row
 from draftree.bench.tree_tables import tree_grids
 
 
@@ -21,7 +21,7 @@ def grids_of(results: Results) -> list[Grid]:
     if results.passes:
         grids.append(_passes_grid(results.header, results.passes))
     grids.extend(tree_grids(results.trees))
-    grids.extend(law_grids(results.laws))
+    grids.extend(distribution_grids(results.distributions))
     if results.perplexities:
         grids.append(_perplexity_grid(results.perplexities))
     if results.records:
@@ -67,7 +67,7 @@ def provenance_line(results: Results) -> str:
             f"at most {header['max_tokens']} tokens, temperature {header['temperature']:g}, batch {header['batch']}, "
             f"{header['repeats']} repeats in turns behind a warm-up round"
         )
-    if header["job"] == "laws":
+    if header["job"] == "distributions":
         parts.append(
             f"drafter {header['draft_models'][0]['name']}, {header['prompts']['written']} prompts of "
             f"{header['prompts']['name']}, at most {header['max_tokens']} tokens, {header['draws']} noises"

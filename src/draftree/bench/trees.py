@@ -17,8 +17,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import Shape, parse_shape
+from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import Extend, LanguageModel, Scores, Slot
 from draftree.models.sequential import SequentialModel
 from draftree.sampling.controls import build_controls

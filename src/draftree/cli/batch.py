@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draftree.cli.prompt import Task, Wish, fitted_to_context
+from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
-from draftree.cli.render import Ink, decoding_line, is_terminal, note, say
+from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.report import dump, report
 from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load
 from draftree.completion import Completion, completion_of
@@ -52,7 +52,7 @@ class Written:
 
 
 def write_prompts(
-    setup: Setup, prompts: Sequence[FilePrompt], wish: Wish, *, screen: Screen | None, notes: Ink
+    setup: Setup, prompts: Sequence[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
 ) -> None:
     """Load the model, write all prompts as one batch and print them in their order.
 
@@ -102,7 +102,7 @@ def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
         )
 
 
-def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Wish) -> Iterator[Written]:
+def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Request) -> Iterator[Written]:
     """All prompts as one batch; each is given once it and all before it are finished."""
     made = [sequences_of(llm, prompt, wish) for prompt in prompts]
     everything = [sequence for _, sequences in made for sequence in sequences]
@@ -123,7 +123,7 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Wish) -> Itera
             llm.engine.abort(everything)
 
 
-def sequences_of(llm: LLM, prompt: FilePrompt, wish: Wish) -> tuple[bool, list[WritingSequence]]:
+def sequences_of(llm: LLM, prompt: FilePrompt, wish: Request) -> tuple[bool, list[WritingSequence]]:
     """The n sequences of a prompt, and whether they answer a conversation.
 
     Raises:

@@ -31,7 +31,7 @@ def comparable(params: SamplingParams, verify: str) -> SamplingParams:
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
     if not keeps_text(verifier, params.temperature):
         known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), params.temperature)]
-        case = "keeps the model's law, but not the text of a seed" if verifier.lossless else "is lossy"
+        case = "keeps the model's distribution, but not the text of a seed" if verifier.lossless else "is lossy"
         raise ConfigurationError(
             f"--compare holds texts together, but verifier '{verify}' {case}: "
             f"at temperature {params.temperature:g} use {', '.join(known)}"

@@ -7,10 +7,10 @@ from typing import Any
 
 from draftree.core.registry import Registry
 from draftree.drafters import DRAFTERS, NO_DRAFT
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.catalogue import CATALOGUE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
+from draftree.weights.cache import Cache
+from draftree.weights.catalogue import CATALOGUE
 
 __all__ = ["complete_cached", "complete_draft", "complete_model", "complete_plan", "complete_verify"]
 

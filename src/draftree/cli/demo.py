@@ -14,15 +14,15 @@ import typer
 
 from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import Device, Dtype, TrustRemoteCode, When
-from draftree.cli.render import Colour, Ink, say, waiting
+from draftree.cli.render import Colour, Style, say, waiting
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Run, Setup
     from draftree.llm import LLM
-    from draftree.models.loading import LoadedModel
+    from draftree.loading.load import LoadedModel
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["TALKS", "Talk", "demo", "verdict"]
+__all__ = ["TALKS", "DemoPrompt", "demo", "verdict"]
 
 MODEL = "smollm2-135m-instruct"
 MAX_WIDTH = 80
@@ -30,7 +30,7 @@ WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class DemoPrompt:
     """A prompt of the demonstration.
 
     Attributes:
@@ -63,8 +63,8 @@ class Talk:
 
 
 TALKS = (
-    Talk("Code to rewrite: much can be copied", "rewrite_code.md", 200, stop="```\n"),
-    Talk("An open story: little can be copied", "tell_story.md", 160),
+    DemoPrompt("Code to rewrite: much can be copied", "rewrite_code.md", 200, stop="```\n"),
+    DemoPrompt("An open story: little can be copied", "tell_story.md", 160),
 )
 
 
@@ -91,7 +91,7 @@ def demo(
     setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
         raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
-    ink = Ink.chosen(colour, sys.stdout)
+    ink = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
@@ -104,11 +104,11 @@ def demo(
         raise typer.Exit(1)
 
 
-def message(talk: Talk) -> list[dict[str, str]]:
+def message(talk: DemoPrompt) -> list[dict[str, str]]:
     return [{"role": "user", "content": talk.prompt}]
 
 
-def heading(setup: Setup, loaded: LoadedModel, ink: Ink) -> str:
+def heading(setup: Setup, loaded: LoadedModel, ink: Style) -> str:
     """What answers, and on what."""
     import torch
 
@@ -121,7 +121,7 @@ def heading(setup: Setup, loaded: LoadedModel, ink: Ink) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(talk: Talk, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Ink) -> bool:
+def show(talk: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Style) -> bool:
     """One prompt, answered twice; whether the answers are the same."""
     from draftree.cli.compare import are_equal, difference, speedup
 
@@ -139,7 +139,7 @@ def show(talk: Talk, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: I
     return same
 
 
-def answer(llm: LLM, setup: Setup, talk: Talk, ink: Ink) -> Run:
+def answer(llm: LLM, setup: Setup, talk: DemoPrompt, ink: Style) -> Run:
     """The answer, shown while it is written."""
     from draftree.cli.prompt import Task
     from draftree.cli.writing import Screen, write
@@ -188,7 +188,7 @@ def outline(prompt: str) -> Iterator[str]:
             yield line
 
 
-def rule(title: str, ink: Ink) -> str:
+def rule(title: str, ink: Style) -> str:
     return ink.bold(f"── {title} ".ljust(width(), "─"))
 
 

@@ -27,7 +27,7 @@ from draftree.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from draftree.bench.diagnosis_records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
+    from draftree.doctor.records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.engine.memory import SlotEstimate
 
 __all__ = ["doctor"]
@@ -101,9 +101,9 @@ def doctor(
         )
     elif draft is None:
         refuse_given({"--verify": verify}, "it is about a drafter: name one with --draft")
-    from draftree.bench.diagnosis import examine_machine
-    from draftree.bench.diagnosis_records import DoctorSettings
     from draftree.bench.settings import apply_threads
+    from draftree.doctor.diagnosis import examine_machine
+    from draftree.doctor.records import DoctorSettings
 
     settings = DoctorSettings(
         model=model or "",
@@ -141,9 +141,9 @@ def refuse_given(options: Mapping[str, object], reason: str) -> None:
 
 
 def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
-    from draftree.bench.diagnosis import examine
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import waiting
+    from draftree.doctor.diagnosis import examine
 
     with waiting("measuring" if settings.measure else "looking"):
         found = examine(settings, machine, fetch=resolve_with_bar)

@@ -23,7 +23,7 @@ from draftree.cli.options import (
     Verify,
 )
 from draftree.cli.prompt import Task
-from draftree.cli.render import Colour, Ink, say
+from draftree.cli.render import Colour, Style, say
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
 
@@ -93,7 +93,7 @@ def explain(
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
-    announce_lossy(verify, temperature, Ink.chosen(Colour.AUTO, sys.stderr))
+    announce_lossy(verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
     loaded = fetch_and_load(setup)
     plain, fast = setup.plainly().over(loaded), setup.over(loaded)
     task = Task(prompt, system, chat).decided(fast)

@@ -30,11 +30,11 @@ from draftree.cli.options import (
     When,
     require_new,
 )
-from draftree.cli.prompt import Task, Wish, read_prompt
+from draftree.cli.prompt import Request, Task, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
-from draftree.cli.render import Colour, Ink, is_terminal, note, say
+from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.drafters import NO_DRAFT
-from draftree.models.resolve import require_sound
+from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ def generate(
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
-    screen = None if as_json else Screen(Ink.chosen(colour, sys.stdout), live=live)
-    notes = Ink.chosen(colour, sys.stderr)
+    screen = None if as_json else Screen(Style.chosen(colour, sys.stdout), live=live)
+    notes = Style.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
     if not setup.is_plain and not compare:  # a comparison refuses lossy rules
         announce_lossy(verify, params.temperature, notes)
-    wish = Wish(task, params, fits_context=source is not None and source.name == "DEFAULT")
+    wish = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
         write_batch_and_report(setup, batch, wish, screen=screen, notes=notes)
     elif compare:
@@ -218,7 +218,7 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
         )
 
 
-def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, *, notes: Ink, record: Path | None) -> None:
+def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, notes: Style, record: Path | None) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
@@ -237,14 +237,14 @@ def write_and_report(setup: Setup, wish: Wish, screen: Screen | None, *, notes: 
 
 
 def write_batch_and_report(
-    setup: Setup, prompts: list[FilePrompt], wish: Wish, *, screen: Screen | None, notes: Ink
+    setup: Setup, prompts: list[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
 ) -> None:
     from draftree.cli.batch import write_prompts
 
     write_prompts(setup, prompts, wish, screen=screen, notes=notes)
 
 
-def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: Ink) -> None:
+def compare_and_report(setup: Setup, wish: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, warm_up, write
@@ -278,7 +278,7 @@ def compare_and_report(setup: Setup, wish: Wish, screen: Screen | None, notes: I
         raise typer.Exit(1)
 
 
-def announce(setup: Setup, screen: Screen | None, notes: Ink) -> None:
+def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:
     """Says once what the colours mean, where it can be shown."""
     if screen is not None and screen.ink.coloured and notes.coloured and not setup.is_plain:
         note(f"{notes.accepted('drafted and accepted')}, picked by the model")

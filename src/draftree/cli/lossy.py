@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftree.cli.render import Ink, note
+from draftree.cli.render import Style, note
 from draftree.verifiers.base import VERIFIERS, Promise
 
 __all__ = ["announce_lossy", "lossy_line"]
@@ -23,7 +23,7 @@ def lossy_line(verify: str, temperature: float) -> str | None:
     )
 
 
-def announce_lossy(verify: str, temperature: float, ink: Ink) -> None:
+def announce_lossy(verify: str, temperature: float, ink: Style) -> None:
     """Write the announcement, if there is one."""
     line = lossy_line(verify, temperature)
     if line is not None:

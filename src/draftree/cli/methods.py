@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.cli.options import AsJson
-from draftree.cli.render import Colour, Ink, say
+from draftree.cli.render import Colour, Style, say
 from draftree.core.registry import Method, Registry
 from draftree.drafters import DRAFTERS
 from draftree.planners import PLANNERS
@@ -67,7 +67,7 @@ class MethodCard:
     Attributes:
         name: as it is typed.
         summary: first line of the file.
-        lossless: for a verifier, whether the text keeps the model's law; None for other kinds.
+        lossless: for a verifier, whether the text keeps the model's distribution; None for other kinds.
         options: of its configuration.
     """
 
@@ -85,7 +85,7 @@ def methods(
         listed = {seam.key: [dataclasses.asdict(card) for card in cards(seam.registry)] for seam in SEAMS}
         say(json.dumps(listed, indent=2) + "\n")
         return
-    ink = Ink.chosen(Colour.AUTO, sys.stdout)
+    ink = Style.chosen(Colour.AUTO, sys.stdout)
     for number, seam in enumerate(SEAMS):
         if number:
             say("\n")
@@ -96,7 +96,7 @@ def methods(
             say(entry(card, ink, margin))
 
 
-def entry(card: MethodCard, ink: Ink, margin: int) -> str:
+def entry(card: MethodCard, ink: Style, margin: int) -> str:
     """The lines of one method, its name in the margin."""
     summary = card.summary if card.lossless is not False else f"{card.summary} Lossy."
     lines = textwrap.wrap(summary, WIDTH - margin)

@@ -22,12 +22,12 @@ from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
-from draftree.models.requirements import require_clients, require_extras
-from draftree.models.resolve import resolve_model
-from draftree.models.weights.cache import Cache
-from draftree.models.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.models.weights.install import check_sums, entry_is_here, has_sums
-from draftree.models.weights.progress import Step
+from draftree.loading.requirements import require_clients, require_extras
+from draftree.loading.resolve import resolve_model
+from draftree.weights.cache import Cache
+from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
+from draftree.weights.install import check_sums, entry_is_here, has_sums
+from draftree.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
 
@@ -132,7 +132,7 @@ def show_cache(
     if clear and as_json:
         raise typer.BadParameter("--clear lists nothing: leave one of them out", param_hint="--json")
     # here, since it imports torch
-    from draftree.models.store import LIMIT_VARIABLE, Store
+    from draftree.loading.warm_start.store import LIMIT_VARIABLE, Store
 
     store = Store()
     if clear:

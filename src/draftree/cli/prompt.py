@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["Task", "Wish", "fitted_to_context", "read_prompt"]
+__all__ = ["Request", "Task", "fitted_to_context", "read_prompt"]
 
 STANDARD_INPUT = "-"
 
@@ -69,7 +69,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Request:
     """What is asked for.
 
     Attributes:
@@ -82,10 +82,10 @@ class Wish:
     params: SamplingParams
     fits_context: bool
 
-    def met(self, llm: LLM) -> Wish:
+    def met(self, llm: LLM) -> Request:
         """The same, decided for a model."""
         task = self.task.decided(llm)
-        return Wish(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
+        return Request(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
 def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:

@@ -16,7 +16,7 @@ from draftree.bench.methods import PLAIN, OurMethod
 from draftree.bench.records import OURS
 from draftree.cli.writing import Setup
 from draftree.llm import LLM
-from draftree.models.loading import LoadedModel
+from draftree.loading.load import LoadedModel
 
 __all__ = ["Recordings", "recorded"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from draftree.completion import CompletionStats
     from draftree.engine.sequence import Piece
 
-__all__ = ["Colour", "Ink", "decoding_line", "is_terminal", "note", "say", "waiting"]
+__all__ = ["Colour", "Style", "decoding_line", "is_terminal", "note", "say", "waiting"]
 
 GREEN = "\x1b[32m"
 BOLD = "\x1b[1m"
@@ -40,13 +40,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ink:
+class Style:
     """Colours, or none."""
 
     coloured: bool
 
     @classmethod
-    def chosen(cls, colour: Colour, stream: TextIO | None) -> Ink:
+    def chosen(cls, colour: Colour, stream: TextIO | None) -> Style:
         """Colours of a stream. Automatic is: on a terminal that knows colours, unless NO_COLOR is set."""
         if colour is not Colour.AUTO:
             return cls(colour is Colour.ALWAYS)

@@ -14,7 +14,7 @@ from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
 
 if TYPE_CHECKING:
-    from draftree.models.layer_sets import LayerSet
+    from draftree.loading.layer_sets import LayerSet
     from draftree.tune.layers import LayerSearch
 
 __all__ = ["tune"]
@@ -122,7 +122,7 @@ def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> b
         complete: whether all sets were measured; only then unseen prompts are measured.
         keep_anyway: store a slower set as well.
     """
-    from draftree.models.layer_sets import store
+    from draftree.loading.layer_sets import store
 
     found = search.conclude(measures_unseen=complete)
     if found is None:

@@ -13,7 +13,7 @@ from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import load_for, require_positive
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
-from draftree.cli.render import Ink, decoding_line, is_terminal, note, say, waiting
+from draftree.cli.render import Style, decoding_line, is_terminal, note, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
@@ -21,8 +21,8 @@ from draftree.drafters import drafts
 from draftree.engine.engine import Update
 from draftree.engine.sequence import Piece
 from draftree.llm import LLM
-from draftree.models.choices import require_known, resolve_device, resolve_dtype
-from draftree.models.loading import LoadedModel
+from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
@@ -116,7 +116,7 @@ class Screen:
         width: columns to which a live text is wrapped; None leaves lines as they are.
     """
 
-    def __init__(self, ink: Ink, *, live: bool, width: int | None = None) -> None:
+    def __init__(self, ink: Style, *, live: bool, width: int | None = None) -> None:
         self.ink = ink
         self.live = live
         self._guarded = is_terminal(sys.stdout)

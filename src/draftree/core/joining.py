@@ -31,11 +31,16 @@ def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -
     """
     joined = _Joined([], [], [], [], [], {})
     pairs = list(zip(trees, names, strict=True))
-    for tree, name in sorted(pairs, key=lambda pair: pair[0].laws is None):
+    for tree, name in sorted(pairs, key=lambda pair: pair[0].distributions is None):
         joined.add(tree, name, vocab_size)
-    laws = torch.stack(joined.laws) if joined.laws else None
+    distributions = torch.stack(joined.distributions) if joined.distributions else None
     return TokenTree(
-        tuple(joined.tokens), tuple(joined.parents), tuple(joined.scores), Draw.IID, laws, tuple(joined.sources)
+        tuple(joined.tokens),
+        tuple(joined.parents),
+        tuple(joined.scores),
+        Draw.IID,
+        distributions,
+        tuple(joined.sources),
     )
 
 
@@ -47,18 +52,20 @@ class _Joined:
     parents: list[int]
     scores: list[float]
     sources: list[tuple[str, ...]]
-    laws: list[Tensor]
+    distributions: list[Tensor]
     first: dict[tuple[int, int], int]
 
     def add(self, tree: TokenTree, name: str, vocab_size: int) -> None:
         """The nodes of one part; see `join`."""
-        laws = _point_laws(tree, vocab_size) if tree.laws is None else tree.laws.cpu()
+        distributions = (
+            _point_distributions(tree, vocab_size) if tree.distributions is None else tree.distributions.cpu()
+        )
         place = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             at = place[parent]
             own = tuple(f"{name}/{source}" for source in tree.sources[node]) if tree.sources else (name,)
             twin = self.first.get((at, token))
-            if twin is not None and tree.laws is None:
+            if twin is not None and tree.distributions is None:
                 self.sources[twin] = tuple(dict.fromkeys((*self.sources[twin], *own)))
             else:
                 gain = tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]) if tree.scores else 0.0
@@ -66,10 +73,10 @@ class _Joined:
                 self.parents.append(at)
                 self.scores.append(gain + (0.0 if at == ROOT else self.scores[at]))
                 self.sources.append(own)
-                self.laws.append(laws[node])
+                self.distributions.append(distributions[node])
             place[node] = self.first.setdefault((at, token), len(self.tokens) - 1)
 
 
-def _point_laws(tree: TokenTree, vocab_size: int) -> Tensor:
+def _point_distributions(tree: TokenTree, vocab_size: int) -> Tensor:
     chosen = torch.tensor(tree.tokens, dtype=torch.long).unsqueeze(-1)
     return torch.zeros(len(tree), vocab_size).scatter_(-1, chosen, 1.0)

@@ -2,7 +2,7 @@
 
 The same numbers come out on every device and in every batch, whatever was drafted, so the target's pick at
 a position is a plain function of its logits. Rules that need uniforms or residual draws take them from other
-streams: sharing the noise that drafted would bias the law.
+streams: sharing the noise that drafted would bias the distribution.
 
 Integers are hashed in 32 bits by multiplications and xor-shifts; one key of the row is added and one multiplied.
 31 bits become a uniform, and -log1p(-u) keeps full precision for the small values that decide who wins.

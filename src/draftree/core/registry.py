@@ -1,7 +1,8 @@
 """Methods by name: a file in a seam's folder is a method, and the file's name is its name everywhere.
 
-Nothing is listed by hand. `Registry` reads a package's folder; a method's file holds one subclass of the seam's
-base with an inner `Config` (a frozen dataclass), and its summary is the first line of the file's docstring.
+Nothing is listed by hand. `Registry` reads a package's folder: every module except `base` is a method, subpackages hold
+helpers. A method's file holds one subclass of the seam's base with an inner `Config` (a frozen dataclass), and its
+summary is the first line of the file's docstring.
 """
 
 from __future__ import annotations
@@ -53,14 +54,12 @@ class Registry(Generic[Base]):
         package: dotted name of the seam's package.
         base: dotted name of the abstract class, as "module:Class".
         kind: what a method is called in messages ("drafter").
-        support: modules of the folder that are no methods.
     """
 
-    def __init__(self, package: str, base: str, *, kind: str, support: frozenset[str] = frozenset({"base"})) -> None:
+    def __init__(self, package: str, base: str, *, kind: str) -> None:
         self.package = package
         self.kind = kind
         self._base = base
-        self._support = support
 
     def __str__(self) -> str:
         return f"{self.kind}s"
@@ -82,7 +81,7 @@ class Registry(Generic[Base]):
         found = {
             info.name.replace("_", "-"): Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
             for info in pkgutil.iter_modules(importlib.import_module(self.package).__path__)
-            if info.name not in self._support and not info.name.startswith("_")
+            if not info.ispkg and info.name != "base" and not info.name.startswith("_")
         }
         return dict(sorted(found.items()))
 

@@ -24,13 +24,13 @@ class Draw(enum.Enum):
     """How the children of a node came to be: what a verifier may conclude from them."""
 
     FREE = "free"
-    """Chosen in any way; no law is known."""
+    """Chosen in any way; no distribution is known."""
     POINT = "point"
-    """At most one child a node, chosen with certainty: the draft law is one token."""
+    """At most one child a node, chosen with certainty: the draft distribution is one token."""
     IID = "iid"
-    """Drawn independently from the draft law, in order, duplicates kept."""
+    """Drawn independently from the draft distribution, in order, duplicates kept."""
     WITHOUT_REPLACEMENT = "without-replacement"
-    """Drawn one after another from what is left of the draft law, in order."""
+    """Drawn one after another from what is left of the draft distribution, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ class TokenTree:
         parents: the parent's index a node, -1 for the root; always smaller than the node's own index.
         scores: drafter's log-scores a node (perturbed by the noise where sampling); empty if it has none.
         draw: how children were drawn; siblings stand in draw order.
-        laws: draft law that node i was drawn from, shape (nodes, vocab), float; only for draws that have one.
-        sources: names of the drafters that guessed node i, or of the places that one drafter took it from; empty if
+        distributions: draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that
+        have one. sources: names of the drafters that guessed node i, or of the places that one drafter took it from;
+        empty if
             there is only one drafter and one place.
     """
 
@@ -51,7 +52,7 @@ class TokenTree:
     parents: tuple[int, ...]
     scores: tuple[float, ...] = ()
     draw: Draw = Draw.FREE
-    laws: Tensor | None = None
+    distributions: Tensor | None = None
     sources: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,11 +95,11 @@ def chain(
     *,
     scores: Iterable[float] = (),
     draw: Draw = Draw.FREE,
-    laws: Tensor | None = None,
+    distributions: Tensor | None = None,
 ) -> TokenTree:
     """A tree without branches."""
     row = tuple(int(t) for t in tokens)
-    return TokenTree(row, tuple(range(-1, len(row) - 1)), tuple(scores), draw, laws)
+    return TokenTree(row, tuple(range(-1, len(row) - 1)), tuple(scores), draw, distributions)
 
 
 def path(parents: Sequence[int], node: int) -> list[int]:
@@ -169,7 +170,7 @@ def prune(tree: TokenTree, keep: Iterable[int]) -> TokenTree:
         tuple(parents),
         tuple(tree.scores[n] for n in kept) if tree.scores else (),
         tree.draw,
-        None if tree.laws is None else tree.laws[kept],
+        None if tree.distributions is None else tree.distributions[kept],
         tuple(tree.sources[n] for n in kept) if tree.sources else (),
     )
 
@@ -202,8 +203,8 @@ def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
     """One tree that holds every path of all; common prefixes are shared, and a node names all that guessed it.
 
     A drafter that tells its own sources apart is named with them, as "name/source". A shared node has the highest of
-    its scores, a tree without scores counts as sure of itself. Draft laws are lost: a shared node is no draw of any of
-    them.
+    its scores, a tree without scores counts as sure of itself. Draft distributions are lost: a shared node is no draw
+    of any of them.
     """
     tokens: list[int] = []
     parents: list[int] = []

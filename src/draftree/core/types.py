@@ -17,8 +17,8 @@ class Budget:
     Attributes:
         num_nodes: nodes at most.
         depth: levels at most.
-        min_confidence: a drafter stops below a node whose probability under its own law is under this;
-            the node itself is kept, since dropping it would bias rules that look at the draft law.
+        min_confidence: a drafter stops below a node whose probability under its own distribution is under this;
+            the node itself is kept, since dropping it would bias rules that look at the draft distribution.
         part_depths: for merged drafters the levels of each, in their order, 0 to leave one out; empty: `depth` for all.
         room: nodes, and levels, up to which a tree may be larger than that, by tokens that must follow and so cost no
             guess; the loop sets it.
@@ -103,7 +103,7 @@ class SequenceRecord:
     draft order) was accepted; 0 for none. Nodes without children are left out."""
     index: int = 0
     """Which of the request's n."""
-    offered: TokenTree = EMPTY
+    drafted: TokenTree = EMPTY
     """As it was drafted."""
     tree: TokenTree = EMPTY
     """What of it was scored; the planner may have cut it."""

@@ -9,30 +9,7 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.drafters.base import Drafter
 
-DRAFTERS: Registry[Drafter] = Registry(
-    "draftree.drafters",
-    "draftree.drafters.base:Drafter",
-    kind="drafter",
-    support=frozenset(
-        {
-            "base",
-            "chains",
-            "counting",
-            "growing",
-            "growth",
-            "guided",
-            "merged",
-            "occurrences",
-            "readers",
-            "shapes",
-            "sketching",
-            "stepping",
-            "strings",
-            "translation",
-            "window",
-        }
-    ),
-)
+DRAFTERS: Registry[Drafter] = Registry("draftree.drafters", "draftree.drafters.base:Drafter", kind="drafter")
 
 NO_DRAFT = "none"
 """How a user names plain decoding where a drafter could stand."""

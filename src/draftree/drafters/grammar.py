@@ -16,7 +16,7 @@ from typing import final
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import SequenceView
-from draftree.drafters.chains import ChainDrafter, require_length
+from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 
 @final

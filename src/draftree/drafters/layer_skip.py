@@ -17,11 +17,11 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
-from draftree.drafters.growing import GrowingDrafter
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import Shape, parse_shape
+from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.tree_growth import Growth
+from draftree.loading.layer_sets import numbers_of, stored_set
 from draftree.models.base import Part
-from draftree.models.layer_sets import numbers_of, stored_set
 
 
 @final

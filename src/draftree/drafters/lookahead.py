@@ -34,7 +34,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget, Verdict
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
-from draftree.drafters.window import Comb, Pool, Rows, filled, grams, moved
+from draftree.drafters.lookup.window import Comb, Pool, Rows, filled, grams, moved
 
 POOL, WINDOW, RANDOM = "pool", "window", "random"
 """Where a node came from, in the statistics by source."""

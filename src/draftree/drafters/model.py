@@ -4,8 +4,8 @@ It ranks its candidates with the request's own noise where the verifier allows i
 target's pick more often than an independent draw would. The vocabularies are compared token by token. Where they
 differ, the small model reads the text in its own tokens, and its guesses come back by the tokens that both have
 (`map=tokens`) or as strings that are cut anew (`map=strings`). By tokens the noise is shared as ever and the draft has
-a law, so every rule takes it; what needs a token that the small model lacks is never guessed. By strings it can
-guess any text, likeliest first and without the noise: above temperature 0 it is right less often.
+a distribution, so every rule takes it; what needs a token that the small model lacks is never guessed. By strings it
+can guess any text, likeliest first and without the noise: above temperature 0 it is right less often.
 
 Source: Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318; shared noise: Daliri et al.,
 arXiv 2408.07978; other vocabularies: Timor et al., arXiv 2502.05202. Costs one pass of the small model for every
@@ -20,11 +20,11 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext
-from draftree.drafters.growing import GrowingDrafter
-from draftree.drafters.growth import Growth
-from draftree.drafters.shapes import Shape, parse_shape
-from draftree.drafters.strings import StringGrowth
-from draftree.drafters.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
+from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.strings import StringGrowth
+from draftree.drafters.growing.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
+from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.memory import Footprint
 
 

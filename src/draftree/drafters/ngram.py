@@ -22,7 +22,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import SequenceView
-from draftree.drafters.chains import ChainDrafter, require_length
+from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 LONGEST = 32
 """Tokens of a match at most that its scores go by."""

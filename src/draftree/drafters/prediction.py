@@ -19,7 +19,7 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import SequenceView
-from draftree.drafters.counting import LONGEST, CountedText, CountingDrafter, Voter, require_tree
+from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
 
 TRUST = 4
 """The beginning of the prediction counts as if so many tokens had matched."""
@@ -78,7 +78,7 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
         """At the beginning of the prediction."""
         return PredictionState(sequence, np.array(sequence.controls.prediction, np.int64))
 
-    def _voters(self, state: PredictionState, depth: int) -> list[Voter]:
+    def _voters(self, state: PredictionState, depth: int) -> list[Match]:
         if not len(state.prediction):
             return []
         read(state)
@@ -121,7 +121,7 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
     return list(zip(places[order].tolist(), lengths[order].tolist(), strict=True))
 
 
-def _places(state: PredictionState, longest: int, depth: int) -> list[Voter]:
+def _places(state: PredictionState, longest: int, depth: int) -> list[Match]:
     """The place that is followed, and others while it is in doubt; the best of these may become the place."""
     voters = [] if state.is_lost else [_voter(state, state.place, state.run, depth)]
     if state.run >= FOUND or not state.num_read:
@@ -135,6 +135,6 @@ def _places(state: PredictionState, longest: int, depth: int) -> list[Voter]:
     return voters
 
 
-def _voter(state: PredictionState, place: int, length: int, depth: int, *, weight: float = 1.0) -> Voter:
+def _voter(state: PredictionState, place: int, length: int, depth: int, *, weight: float = 1.0) -> Match:
     followers = state.prediction[place : place + depth].tolist()
-    return Voter(length, [*followers, *[-1] * (depth - len(followers))], weight)
+    return Match(length, [*followers, *[-1] * (depth - len(followers))], weight)

@@ -2,8 +2,8 @@
 
 All earlier places that end like the text vote for what comes, the longer the match the more; the tree of the likeliest
 continuations is grown best first and stops where they get unlikely. Answers that were finished stay in memory, so
-that what is written again and again is copied from the first token on. Any verifier that reads no draft laws may
-follow; what is remembered changes how fast a text comes, never the text.
+that what is written again and again is copied from the first token on. Any verifier that reads no draft distributions
+may follow; what is remembered changes how fast a text comes, never the text.
 
 Source: SuffixDecoding, arXiv 2411.04975 (a tree of the request and one of earlier outputs, greedy growth by counts),
 with hash chains in the place of suffix trees: 20 bytes a token instead of hundreds, and nothing to rebuild. Of each
@@ -20,8 +20,8 @@ import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, SequenceView
-from draftree.drafters.counting import LONGEST, CountedText, CountingDrafter, Voter, require_tree
-from draftree.drafters.occurrences import Occurrences
+from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
+from draftree.drafters.lookup.occurrences import Occurrences
 
 LONG_RUN = 8
 """Length of the runs by which long matches are found behind many short ones."""
@@ -88,7 +88,7 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         own.extend(sequence.history.tokens)
         return SuffixState(sequence, own)
 
-    def _voters(self, state: SuffixState, depth: int) -> list[Voter]:
+    def _voters(self, state: SuffixState, depth: int) -> list[Match]:
         tokens = state.view.history.tokens
         state.own.extend(tokens[len(state.own) :])
         tail = tokens[-self._config.max :]
@@ -105,8 +105,8 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
             self._earlier.add_text(history.tokens[start:])
 
 
-def _places(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Voter]:
+def _places(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Match]:
     matches = index.find(tail, depth=depth, limit=PLACES, is_own=is_own)
     weight = 1.0 if is_own else EARLIER_WEIGHT
     rows = zip(matches.lengths.tolist(), matches.followers.tolist(), strict=True)
-    return [Voter(length, followers, weight) for length, followers in rows]
+    return [Match(length, followers, weight) for length, followers in rows]

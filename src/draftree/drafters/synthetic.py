@@ -23,8 +23,8 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
 from draftree.models.base import Extend, LanguageModel
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.laws import LawRows, Laws
 
 CHUNK = 512
 """Prompt tokens that one pass reads at most."""
@@ -67,7 +67,7 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
 
     @classmethod
     def draws(cls, config: Config) -> frozenset[Draw]:
-        """Chosen; it knows no law."""
+        """Chosen; it knows no distribution."""
         return frozenset({Draw.FREE})
 
     @classmethod
@@ -158,10 +158,10 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
         model.commit(slot, range(len(chunk)))
         if pending:
             continue
-        laws = Laws(scores.logits, [LawRows(history, view.controls, [()])])
-        if not laws.finite()[0]:
+        distributions = Distributions(scores.logits, [DistributionRows(history, view.controls, [()])])
+        if not distributions.finite()[0]:
             break  # here the text fails, if it comes here
-        token = laws.of(0).picks()[0]
+        token = distributions.of(0).picks()[0]
         history.append([token])
         found.append(token)
         pending = [token]

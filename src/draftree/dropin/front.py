@@ -26,9 +26,9 @@ from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
-from draftree.models.context import turning_length
-from draftree.models.lending import borrowed, is_padding_counted
-from draftree.models.loading import LoadedModel
+from draftree.loading.lending import borrowed, is_padding_counted
+from draftree.loading.load import LoadedModel
+from draftree.models.torch.context import turning_length
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -68,9 +68,10 @@ def generate(
 ) -> Tensor | DraftreeOutput:
     """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
 
-    The same tokens where the likeliest one is taken, the same law where tokens are sampled (`torch.manual_seed`
-    decides the draw); batches, logits processors, stopping criteria, streamers, scores and `num_return_sequences`
-    included. What cannot be honoured is refused. The model is yours: after the call it is as it was.
+    The same tokens where the likeliest one is taken, the same distribution where tokens are sampled
+    (`torch.manual_seed` decides the draw); batches, logits processors, stopping criteria, streamers, scores and
+    `num_return_sequences` included. What cannot be honoured is refused. The model is yours: after the call it is as it
+    was.
 
     Args:
         model: given by transformers, as all up to `streamer`.
@@ -238,7 +239,7 @@ def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:
     sequences = [row.sequence for row in rows]
     engine = Engine(
         replace(parts, verifier=StepwiseVerifier(steps, rows)),
-        Limits(max_batch_size=len(rows), keep_prefixes=0),
+        Limits(max_batch_size=len(rows), prefix_cache_size=0),
         together=steps.in_step,
         tries_again=False,
     )

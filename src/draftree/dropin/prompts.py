@@ -16,12 +16,12 @@ from torch import Tensor
 
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.dropin.refusals import WITHOUT
+from draftree.loading.reading import first_line
 from draftree.models.base import Extend, LanguageModel, Slot
 from draftree.models.check import TOLERANCE
-from draftree.models.hf import HFModel
-from draftree.models.hf_cache import CachedModel
-from draftree.models.own_forward import ReadPrompt
-from draftree.models.reading import first_line
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.own_forward import ReadPrompt
 
 NOT_READ = frozenset({"attention_mask", "past_key_values", "use_cache", "logits_to_keep"})
 """What `generate` hands over and the first pass here has in another way."""

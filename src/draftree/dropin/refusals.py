@@ -16,7 +16,7 @@ _UNSUPPORTED: dict[str, str] = {
     "assistant_early_exit": "drafting with the model's own first layers by this argument is not offered",
     "use_mtp": "heads that predict several tokens are not read",
     "speculation_type": "this kind of assistant is not read",
-    "assistant_ensemble_weight": "it changes the law of the text, which Draftree never does",
+    "assistant_ensemble_weight": "it changes the distribution of the text, which Draftree never does",
     "cache_config": "keys and values lie in memory of Draftree's own, which has no such options",
     "prefill_chunk_size": "long prompts are read in chunks of Draftree's own size",
     "compile_config": "passes are not compiled",

@@ -15,9 +15,9 @@ import torch
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.dropin.steps import Row, Steps
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class _Walk:
 
     row: Row
     tree: TokenTree
-    laws: NodeLaws
+    distributions: NodeDistributions
     nodes: list[int] = field(default_factory=lambda: [ROOT])
     depth: int = 0
     bonus: int | None = None
@@ -58,22 +58,24 @@ class StepwiseVerifier(Verifier):
         self._steps = steps
         self._rows = {id(row.sequence.history): row for row in rows}
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """One tree alone."""
-        return self.verify_many([tree], [laws], [chance])[0]
+        return self.verify_many([tree], [distributions], [chance])[0]
 
     def verify_many(
-        self, trees: Sequence[TokenTree], laws: Sequence[NodeLaws], chances: Sequence[Chance]
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[Chance]
     ) -> list[Verdict]:
         """All trees, the shortest texts first; side by side where rows are in step."""
-        walks = [_Walk(self._rows[id(own.source.history)], tree, own) for tree, own in zip(trees, laws, strict=True)]
+        walks = [
+            _Walk(self._rows[id(own.source.history)], tree, own) for tree, own in zip(trees, distributions, strict=True)
+        ]
         while walking := [walk for walk in walks if walk.bonus is None]:
             length = min(walk.length for walk in walking)
             self._step([walk for walk in walking if walk.length == length], length)
         return [Verdict(tuple(walk.tree.path(walk.nodes[0])), _bonus(walk)) for walk in walks]
 
     def _step(self, walks: Sequence[_Walk], length: int) -> None:
-        logits = torch.stack([walk.laws.raw[walk.nodes[0] + 1] for walk in walks])
+        logits = torch.stack([walk.distributions.raw[walk.nodes[0] + 1] for walk in walks])
         picks, ends = self._steps.take([walk.row for walk in walks], length, logits)
         children = [walk.children(pick) for walk, pick in zip(walks, picks, strict=True)]
         halts = self._steps.in_step and any(

@@ -16,20 +16,20 @@ from draftree.core.types import RoundRecord
 from draftree.engine.logprobs import scored_rows
 from draftree.engine.memory import memory_for_sequences, memory_of_sequence
 from draftree.engine.parts import Parts
-from draftree.engine.places import Places
-from draftree.engine.prefixes import PrefixStats
-from draftree.engine.reading import ALONE, BESIDE, shares
+from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
+from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import Piece, WritingSequence
+from draftree.engine.slot_allocator import SlotAllocator
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 32
 """Sequences that are written at once at most, unless told otherwise."""
-READ_AT_ONCE = 8
+PENDING_TOKENS_IN_ROUND = 8
 """Pending tokens of a sequence that are read whatever else the pass reads."""
-KEEP = 8
+PREFIX_CACHE_SIZE = 8
 """Finished texts whose slots are kept at most, unless told otherwise."""
 
 
@@ -50,15 +50,15 @@ class Limits:
     Attributes:
         max_batch_size: sequences that are written at once at most; None for as many as memory allows, up to 32.
         max_waiting: sequences that may wait at most; None for any number.
-        read_beside: prompt tokens that a pass reads at most while texts are being written.
-        keep_prefixes: finished texts whose slots are kept at most, for prompts that begin as they do.
+        prefill_chunk_size: prompt tokens that a pass reads at most while texts are being written.
+        prefix_cache_size: finished texts whose slots are kept at most, for prompts that begin as they do.
         memory: bytes that sequences may take; None for half of what is free when the engine is made.
     """
 
     max_batch_size: int | None = None
     max_waiting: int | None = None
-    read_beside: int = BESIDE
-    keep_prefixes: int = KEEP
+    prefill_chunk_size: int = PREFILL_TOKENS_BUSY
+    prefix_cache_size: int = PREFIX_CACHE_SIZE
     memory: int | None = None
 
 
@@ -88,9 +88,9 @@ class Engine:
         memory = self._limits.memory
         self._memory = memory_for_sequences(parts) if memory is None else memory
         self._scheduler = Scheduler(self._limits.max_batch_size or MAX_BATCH, self._limits.max_waiting)
-        self._places = Places(parts, self._memory, keep=self._limits.keep_prefixes, shares=not together)
+        self._allocator = SlotAllocator(parts, self._memory, keep=self._limits.prefix_cache_size, shares=not together)
         # the model may outlive this engine: what is kept must not
-        weakref.finalize(self, self._places.prefixes.clear).atexit = False
+        weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
         self._on_round = on_round
         self._together = together
         self._tries_again = tries_again
@@ -142,11 +142,11 @@ class Engine:
     @property
     def prefix_stats(self) -> PrefixStats:
         """What was reused of earlier prompts and texts."""
-        return self._places.stats
+        return self._allocator.stats
 
     def forget(self) -> None:
         """Let all kept slots go."""
-        self._places.prefixes.clear()
+        self._allocator.prefixes.clear()
 
     def add(self, *sequences: WritingSequence) -> None:
         """Queue the sequences of a request, all or none; they join the batch when there is room.
@@ -161,7 +161,7 @@ class Engine:
                 state = "finished" if sequence.is_finished else "being written"
                 raise InvalidRequestError(f"a sequence of {sequence.request_id} is {state} already: make another one")
             here.add(id(sequence))
-            self._places.require_fit(sequence)
+            self._allocator.require_fit(sequence)
         self._scheduler.add(sequences)
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
@@ -201,9 +201,9 @@ class Engine:
                 failed with it and their slots freed.
         """
         try:
-            self._scheduler.admit(lambda sequence: self._places.fits([*self._scheduler.running, sequence]))
+            self._scheduler.admit(lambda sequence: self._allocator.fits([*self._scheduler.running, sequence]))
             self._make_room()
-            self._places.open(self._scheduler.running)
+            self._allocator.open(self._scheduler.running)
             ready, chunks = self._share_pass()
             if ready or chunks:
                 self._pass(ready, chunks)
@@ -221,18 +221,18 @@ class Engine:
     def _make_room(self) -> None:
         """The youngest wait again if the others have grown into their memory; alone, each has room."""
         running = self._scheduler.running
-        while len(running) > 1 and not self._places.fits(running, ahead=0):
+        while len(running) > 1 and not self._allocator.fits(running, ahead=0):
             youngest = running[-1]
-            self._places.leave(youngest, may_keep=False)
+            self._allocator.leave(youngest, may_keep=False)
             self._scheduler.put_back(youngest)
 
     def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
         """Sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
-        writing = [s for s in running if s.num_pending <= READ_AT_ONCE and not s.scores_prompt]
-        reading = [s for s in running if s.num_pending > READ_AT_ONCE or s.scores_prompt]
+        writing = [s for s in running if s.num_pending <= PENDING_TOKENS_IN_ROUND and not s.scores_prompt]
+        reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
         beside = any(s.counts.rounds for s in writing) and not self._together
-        given = self._reading_sizes(reading, self._limits.read_beside if beside else ALONE)
+        given = self._reading_sizes(reading, self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE)
         chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
         ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
@@ -244,7 +244,7 @@ class Engine:
         rows = scored_rows(self._parts.target.vocab_size)
         # the root is no part of a scored chunk: a round reads it
         wanted = [min(s.num_pending - 1, rows) if s.scores_prompt else s.num_pending for s in reading]
-        given = shares(wanted, budget)
+        given = split_prefill_budget(wanted, budget)
         for place, sequence in enumerate(reading):
             if sequence.scores_prompt:
                 given[place] = min(given[place], rows)
@@ -272,7 +272,7 @@ class Engine:
             left = min(chunk.num_tokens, chunk.sequence.num_pending - 1)
             jobs.append((chunk.sequence, (Chunk(chunk.sequence, left),)))
         logger.warning("a pass over %d texts raised %r", len(jobs), error)
-        self._places.recover([sequence for sequence, _ in jobs])
+        self._allocator.recover([sequence for sequence, _ in jobs])
         for sequence, own in jobs:
             if sequence.is_finished or not all(chunk.num_tokens for chunk in own):
                 continue
@@ -288,10 +288,10 @@ class Engine:
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():
-            self._places.leave(sequence, may_keep=sequence.error is None)
+            self._allocator.leave(sequence, may_keep=sequence.error is None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the books of requests, slots and kept prefixes do not agree; between steps only."""
         self._scheduler.check_integrity()
-        self._places.check_integrity(self._scheduler.running, self._scheduler.waiting)
+        self._allocator.check_integrity(self._scheduler.running, self._scheduler.waiting)
         self._parts.target.check_integrity()

@@ -1,4 +1,4 @@
-"""Log-probabilities of written tokens and of prompts, under the model's own law."""
+"""Log-probabilities of written tokens and of prompts, under the model's own distribution."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ class Parts:
 
 
 def agree(
-    drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw], *, wants_laws: bool = False
+    drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw], *, wants_distributions: bool = False
 ) -> Draw:
-    """The draw that both sides can work with; with `wants_laws` one that has a law, if there is one.
+    """The draw that both sides can work with; with `wants_distributions` one that has a distribution, if there is one.
 
     Raises:
         ConfigurationError: there is none.
     """
-    for draw in reversed(PREFERENCE) if wants_laws else PREFERENCE:
+    for draw in reversed(PREFERENCE) if wants_distributions else PREFERENCE:
         if draw in draws and draw in accepts:
             return draw
     gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (draws, accepts))

@@ -16,8 +16,8 @@ from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches
 from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Extend, Scores, Slot
-from draftree.sampling.laws import LawRows, Laws
-from draftree.verifiers.chance import NoiseChance
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.verifiers.common.chance import NoiseChance
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class Turn:
     sequence: WritingSequence
     pending: list[int]
     """Written tokens that the target's slot does not hold yet; the last is the root."""
-    offered: TokenTree = EMPTY
+    drafted: TokenTree = EMPTY
     """As it was drafted."""
     tree: TokenTree = EMPTY
     """What of it is scored."""
     kept: Series[int] | None = None
-    """Which nodes of `offered` those are; None for all."""
+    """Which nodes of `drafted` those are; None for all."""
     verdict: Verdict | None = None
     """None until there is one, and where the sequence failed."""
 
     @property
-    def heard(self) -> Verdict:
+    def verdict_on_drafted(self) -> Verdict:
         """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
         assert self.verdict is not None, "failed sequences have no verdict"
         if self.kept is None:
@@ -53,7 +53,7 @@ class Turn:
         path = tuple(self.kept[node] for node in self.verdict.path)
         if not self.verdict.picks:
             return Verdict(path, self.verdict.bonus)
-        picks: list[int | None] = [self.verdict.picks[0]] + [None] * len(self.offered)
+        picks: list[int | None] = [self.verdict.picks[0]] + [None] * len(self.drafted)
         for node, pick in zip(self.kept, self.verdict.picks[1:], strict=True):
             picks[1 + node] = pick
         return Verdict(path, self.verdict.bonus, tuple(picks))
@@ -92,10 +92,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     times.append(parts.clock())
     with Alone(where=parts.target.own_threads) as alone:
         own = scores.first(len(turns))
-        laws = Laws(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
-        _verify(parts, turns, laws)
+        distributions = Distributions(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
+        _verify(parts, turns, distributions)
         times.append(parts.clock())
-        rows = tuple([_write(turn, laws, index) for index, turn in enumerate(turns)])
+        rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
         _score_prompts(parts, chunks, scores, first=len(turns))
         _commit(parts, turns, chunks)
     times.append(parts.clock())
@@ -114,7 +114,7 @@ def _record(
     parts: Parts, times: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
 ) -> RoundRecord:
     plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(times))
-    has_drafted = parts.drafter is not None and any(len(turn.offered) for turn in turns)
+    has_drafted = parts.drafter is not None and any(len(turn.drafted) for turn in turns)
     return RoundRecord(
         plan_seconds=plan + trim,
         draft_seconds=draft,
@@ -181,7 +181,7 @@ def _draft(parts: Parts, turns: Series[Turn], budgets: Series[Budget]) -> None:
     for (turn, _), tree in zip(asked, drafted, strict=True):
         if not parts.target.supports_trees and not is_chain(tree.parents):
             raise AssertionError("a target that scores chains only was given a tree")
-        turn.offered = turn.tree = tree
+        turn.drafted = turn.tree = tree
 
 
 def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
@@ -190,13 +190,15 @@ def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
 
 
 def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds: float) -> None:
-    """Keep what the planner keeps of each tree; of draws from a law everything: one that was looked at must count."""
-    trees = [turn.offered for turn in turns]
+    """Keep what the planner keeps of each tree; of draws from a distribution everything: one that was looked at must
+    count.
+    """
+    trees = [turn.drafted for turn in turns]
     if not any(map(len, trees)) or any(tree.draw not in (Draw.FREE, Draw.POINT) for tree in trees):
         return
     for turn, nodes in zip(turns, parts.planner.trim(states, trees, draft_seconds=draft_seconds), strict=True):
         if nodes is not None:
-            turn.kept, turn.tree = nodes, prune(turn.offered, nodes)
+            turn.kept, turn.tree = nodes, prune(turn.drafted, nodes)
 
 
 def _job(turn: Turn) -> Extend:
@@ -207,19 +209,19 @@ def _job(turn: Turn) -> Extend:
     return Extend(_slot(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
 
 
-def _rows(turn: Turn) -> LawRows:
-    return LawRows(turn.sequence.history, turn.sequence.controls, turn.tree.token_paths())
+def _rows(turn: Turn) -> DistributionRows:
+    return DistributionRows(turn.sequence.history, turn.sequence.controls, turn.tree.token_paths())
 
 
-def _verify(parts: Parts, turns: Series[Turn], laws: Laws) -> None:
+def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> None:
     chances = [NoiseChance(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
-    each = [laws.of(index) for index in range(len(laws))]
+    each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
     if parts.drafter is not None and parts.drafter.wants_picks:
         # computed once for the whole batch: by the rule if it walks along picks, else here
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
-    finite = laws.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
+    finite = distributions.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
     for turn, verdict, is_finite in zip(turns, found, finite, strict=True):
         if is_finite:
             turn.verdict = verdict
@@ -237,12 +239,12 @@ def _fail(sequence: WritingSequence) -> None:
     )
 
 
-def _write(turn: Turn, laws: Laws, index: int) -> SequenceRecord:
+def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceRecord:
     sequence, tree, verdict = turn.sequence, turn.tree, turn.verdict
     prefix, room = len(sequence.history), sequence.room
     if verdict is not None:
         try:
-            _write_tokens(sequence, tree, verdict, laws, index)
+            _write_tokens(sequence, tree, verdict, distributions, index)
         except Exception as error:
             # turning tokens into text is this sequence's own affair, and so is its failure
             sequence.fail(error)
@@ -258,7 +260,7 @@ def _write(turn: Turn, laws: Laws, index: int) -> SequenceRecord:
         len(path),
         () if verdict is None or not len(tree) else matches(tree, verdict),
         index=sequence.index,
-        offered=turn.offered,
+        drafted=turn.drafted,
         tree=tree,
         path=path,
         bonus=None if verdict is None else verdict.bonus,
@@ -266,13 +268,15 @@ def _write(turn: Turn, laws: Laws, index: int) -> SequenceRecord:
     )
 
 
-def _write_tokens(sequence: WritingSequence, tree: TokenTree, verdict: Verdict, laws: Laws, index: int) -> None:
+def _write_tokens(
+    sequence: WritingSequence, tree: TokenTree, verdict: Verdict, distributions: Distributions, index: int
+) -> None:
     tokens = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
     written = sequence.write(tokens, len(verdict.path))
     top = sequence.controls.params.logprobs
     if top is not None:
         rows = [0, *(node + 1 for node in verdict.path)][:written]
-        sequence.logprobs.extend(token_logprobs(laws.of(index).raw[rows], tokens[:written], top=top))
+        sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
 
 
 def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
@@ -284,7 +288,7 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
         )
     if going and parts.drafter is not None:
         states = [turn.sequence.draft_state for turn in going]
-        parts.drafter.observe(states, [turn.offered for turn in going], [turn.heard for turn in going])
+        parts.drafter.observe(states, [turn.drafted for turn in going], [turn.verdict_on_drafted for turn in going])
 
 
 def _committed(turn: Turn) -> Series[int]:

@@ -29,7 +29,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities under the model's own law, before any control.
+    """Log-probabilities under the model's own distribution, before any control.
 
     Attributes:
         token_id: the token that was written.

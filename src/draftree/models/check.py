@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import Extend, LanguageModel, Part
-from draftree.models.own_forward import prompt_inputs
+from draftree.models.torch.own_forward import prompt_inputs
 
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
@@ -62,7 +62,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ReferenceLogits:
     """What the model itself says of every branch, before anything of it was changed.
 
     Attributes:
@@ -95,7 +95,7 @@ def tokens_of_check(vocab: int) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def judge(model: Any) -> Judgement:
+def reference_logits(model: Any) -> ReferenceLogits:
     """Score every branch alone, without a cache, with the inputs that `generate` makes.
 
     Args:
@@ -109,11 +109,11 @@ def judge(model: Any) -> Judgement:
         tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + n] for n in branch)]], device=model.device)
         rows = model(**prompt_inputs(model, tokens, use_cache=False)).logits[0, PREFIX_LENGTH - 1 :]
         logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
-    return Judgement(ids, logits)
+    return ReferenceLogits(ids, logits)
 
 
 @torch.inference_mode()
-def check(model: LanguageModel, wanted: Judgement, *, tolerance: float | None = None) -> CheckResult:
+def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | None = None) -> CheckResult:
     """Score the tree in one pass, and a chain, and compare; a tolerance of None is the dtype's."""
     chain_error = _chain_error(model, wanted) / wanted.spread
     tree_error, is_exact = float("inf"), False
@@ -232,7 +232,7 @@ def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
     return rows
 
 
-def _token_by_token(model: LanguageModel, wanted: Judgement, branch: Sequence[int]) -> Tensor:
+def _token_by_token(model: LanguageModel, wanted: ReferenceLogits, branch: Sequence[int]) -> Tensor:
     slot = _filled(model, wanted.prefix)
     rows = []
     for node in branch:
@@ -254,7 +254,7 @@ def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
     return slot
 
 
-def _chain_error(model: LanguageModel, wanted: Judgement) -> float:
+def _chain_error(model: LanguageModel, wanted: ReferenceLogits) -> float:
     branch = BRANCHES[0]
     slot = model.open()
     last = len(wanted.prefix) - 1

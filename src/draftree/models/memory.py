@@ -13,7 +13,7 @@ import torch
 LOGIT_BYTES = 4
 """Of one logit: they are float32 but for float64 models."""
 LOGIT_COPIES = 2
-"""A model's logits, and the noise or the law that is made of them."""
+"""A model's logits, and the noise or the distribution that is made of them."""
 NO_LIMIT = 1 << 60
 """A control group without a limit reports a number larger than this, or no number."""
 

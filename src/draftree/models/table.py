@@ -28,7 +28,7 @@ def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
     Args:
         vocab_size: tokens.
         seed: another seed is another table.
-        scale: logits are standard Gumbel noise times this; at 0 the law is uniform.
+        scale: logits are standard Gumbel noise times this; at 0 the distribution is uniform.
     """
 
     def logits(context: tuple[int, ...]) -> Tensor:
@@ -50,9 +50,12 @@ def near(table: Table, seed: int, *, distance: float) -> Table:
     return logits
 
 
-def listed(laws: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Table:
-    """Logits from laws written out by context; a law of 0 is a logit of -inf."""
-    rows = {context: torch.tensor(law, dtype=torch.float64).log() for context, law in laws.items()}
+def listed(distributions: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Table:
+    """Logits from distributions written out by context; a distribution of 0 is a logit of -inf."""
+    rows = {
+        context: torch.tensor(distribution, dtype=torch.float64).log()
+        for context, distribution in distributions.items()
+    }
     default = torch.tensor(otherwise, dtype=torch.float64).log()
     return lambda context: rows.get(context, default)
 

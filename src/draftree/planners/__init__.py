@@ -9,9 +9,4 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.planners.base import Planner
 
-PLANNERS: Registry[Planner] = Registry(
-    "draftree.planners",
-    "draftree.planners.base:Planner",
-    kind="planner",
-    support=frozenset({"acceptance", "base", "choosing", "costs", "credit", "drafting", "reasons"}),
-)
+PLANNERS: Registry[Planner] = Registry("draftree.planners", "draftree.planners.base:Planner", kind="planner")

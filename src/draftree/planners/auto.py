@@ -22,13 +22,13 @@ from typing import Any, final
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
-from draftree.planners.acceptance import Acceptance, OwnAcceptance
 from draftree.planners.base import Planner
-from draftree.planners.choosing import choose_depth, choose_nodes
-from draftree.planners.costs import PassCosts
-from draftree.planners.credit import Credit, Credits
-from draftree.planners.drafting import SOON, Levels, OwnLevels, PartPlan, Rest
-from draftree.planners.reasons import sentence
+from draftree.planners.estimates.acceptance import Acceptance, OwnAcceptance
+from draftree.planners.estimates.choosing import choose_depth, choose_nodes
+from draftree.planners.estimates.costs import PassCosts
+from draftree.planners.estimates.credit import Credit, Credits
+from draftree.planners.estimates.drafting import SOON, Levels, OwnLevels, PartPlan, Rest
+from draftree.planners.estimates.reasons import sentence
 
 NOTHING = Budget(0, 0)
 MAX_ROWS = 1024
@@ -207,7 +207,7 @@ class AutoPlanner(Planner[Known]):
             )
         if self._slept:
             return
-        if any(len(row.offered) for row in record.sequences):
+        if any(len(row.drafted) for row in record.sequences):
             self._cuts = self._scored is not None
         self._observe_costs(states, record)
         for plan in self._plans:
@@ -228,7 +228,7 @@ class AutoPlanner(Planner[Known]):
                 rows = [record.sequences[place] for place in asked]
                 owns = [states[place].parts[index] for place in asked]
                 behind = sum(max(0, row.prefix_length - own.read) for row, own in zip(rows, owns, strict=True))
-                depth = max(self._credits.depth_of(index, row.offered) for row in rows)
+                depth = max(self._credits.depth_of(index, row.drafted) for row in rows)
                 plan.costs.observe(seconds[index], depth, behind=behind)
 
     def _observe_gains(self, states: Sequence[Known], rows: Sequence[SequenceRecord]) -> None:

@@ -77,7 +77,7 @@ class Planner(ABC, Generic[State]):
     ) -> list[Sequence[int] | None]:
         """Which nodes of the drafted trees are worth scoring, before they are; a kept node needs its parent kept.
 
-        Not asked where children are draws from a law: a draw that was looked at must count.
+        Not asked where children are draws from a distribution: a draw that was looked at must count.
 
         Args:
             states: of all sequences of the round.

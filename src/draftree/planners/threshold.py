@@ -1,8 +1,8 @@
-"""Drafting stops behind the first token whose probability under the drafter's own law is below a threshold.
+"""Drafting stops behind the first token whose probability under the drafter's own distribution is below a threshold.
 
-The token itself is kept: dropping it would bias rules that look at the draft law. At most `k` tokens, or what the
-drafter asks for. Drafters that copy text estimate the probability from their matches (`ngram` from the length of the
-match, `suffix` and `prediction` from counts); a drafter that has no such estimate is refused.
+The token itself is kept: dropping it would bias rules that look at the draft distribution. At most `k` tokens, or what
+the drafter asks for. Drafters that copy text estimate the probability from their matches (`ngram` from the length of
+the match, `suffix` and `prediction` from counts); a drafter that has no such estimate is refused.
 
 Source: dynamic speculation length, as `assistant_confidence_threshold` in transformers (default there: 0.4).
 """

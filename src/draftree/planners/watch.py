@@ -2,7 +2,7 @@
 
 Every round writes one token, as plain decoding does, and the record of the round holds the tree that was drafted there.
 What any other planner would have done with it can then be simulated without a model. Trees of
-draws from a law may not be cut: everything of them is scored all the same.
+draws from a distribution may not be cut: everything of them is scored all the same.
 
 Source: ours. Costs the drafts, and brings nothing by itself.
 """

@@ -1,1 +1,1 @@
-"""Logits become laws and picks: the only place where they do."""
+"""Logits become distributions and picks: the only place where they do."""

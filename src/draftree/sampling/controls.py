@@ -15,8 +15,8 @@ from draftree.core.errors import InvalidRequestError
 from draftree.core.noise import Noise
 from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
-from draftree.sampling.grammar import Grammars
-from draftree.sampling.guide import GrammarMask, Guide
+from draftree.sampling.grammar.guide import GrammarMask, Guide
+from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
 from draftree.sampling.processors import Processor
@@ -26,7 +26,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """How the logits of one sequence become laws and picks.
+    """How the logits of one sequence become distributions and picks.
 
     Attributes:
         params: what the user asked for.
@@ -36,7 +36,7 @@ class Controls:
         filters: applied behind the temperature, in order; empty at temperature 0.
         stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
         eos_ids: the model's end-of-text ids among them; empty if they are ignored.
-        prediction: token ids of the text that is expected; for drafters, no law depends on it.
+        prediction: token ids of the text that is expected; for drafters, no distribution depends on it.
         guide: leads the text through its grammar, if it has one; a processor asks it, and drafters may.
     """
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
+from draftree.sampling.grammar.patterns import require_bounded_grammar, require_bounded_regex
+from draftree.sampling.grammar.schema import schema_text
 from draftree.sampling.param_checks import Count, Number, Whole, names_are_checked, refuse, shown
-from draftree.sampling.patterns import require_bounded_grammar, require_bounded_regex
-from draftree.sampling.schema import schema_text
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
 _FRESH_SEED = -1
@@ -45,7 +45,7 @@ class SamplingParams:
     """
 
     n: int = _field(1, "texts to write for each prompt")
-    temperature: float = _field(1.0, "0 takes the likeliest token; larger values flatten the law")
+    temperature: float = _field(1.0, "0 takes the likeliest token; larger values flatten the distribution")
     top_p: float = _field(1.0, "keep the likeliest tokens that together have this probability; 1 keeps all")
     top_k: int = _field(0, "keep this many of the likeliest tokens; 0 or -1 keeps all")
     min_p: float = _field(0.0, "keep tokens at least this fraction as likely as the likeliest; 0 keeps all")

@@ -109,7 +109,7 @@ class PlainBackend:
         Raises:
             jinja2.TemplateError: the template refuses the conversation, or computes too much.
         """
-        from draftree.text.chat_templates import render_chat
+        from draftree.text.chat.templates import render_chat
 
         template = str(self.chat_template)
         tokens = self._facts.tokens
@@ -166,12 +166,12 @@ def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
         ids = [choose.randrange(size) for _ in range(LENGTH)]
         if any(one.decode(ids, skipped) != other.decode(ids, skipped) for skipped in (True, False)):
             return False
-    names = ("eos_token_id", "bos_token_id", "mute_ids", "special_ids", "has_chat_template")
+    names = ("eos_token_id", "bos_token_id", "ignored_ids", "special_ids", "has_chat_template")
     return one.vocabulary() == other.vocabulary() and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
-    from draftree.text.chat_templates import TemplateStoppedError
+    from draftree.text.chat.templates import TemplateStoppedError
 
     first, answer = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": " 4 \n"}
     system = {"role": "system", "content": "Be <brief> & 'kind'."}
@@ -188,7 +188,7 @@ def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
 
 
 def _text_or_none(render: Callable[..., str], messages: Any, opens: bool) -> str | None:
-    from draftree.text.chat_templates import TemplateStoppedError
+    from draftree.text.chat.templates import TemplateStoppedError
 
     try:
         return render(messages, add_generation_prompt=opens)

@@ -10,7 +10,7 @@ from typing import Any
 from draftree.core.errors import InvalidRequestError, ModelLoadError
 from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
-from draftree.text.literal import LiteralEncoder
+from draftree.text.chat.literal import LiteralEncoder
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
@@ -170,7 +170,7 @@ class Tokenizer:
         return with_start[:place]
 
     @property
-    def mute_ids(self) -> frozenset[int]:
+    def ignored_ids(self) -> frozenset[int]:
         """Special tokens that stand for nothing: padding and the unknown."""
         # many name their end-of-text token as padding too
         known = {self._backend.pad_token_id, self._backend.unk_token_id} - {self.eos_token_id, None}
@@ -230,7 +230,7 @@ def chat_text(backend: Any, messages: Sequence[Mapping[str, str]], *, add_genera
         text: str = backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
         return text
     # here, since few programs need jinja2
-    from draftree.text.chat_templates import render_chat
+    from draftree.text.chat.templates import render_chat
 
     template, tokens = backend.get_chat_template(), backend.special_tokens_map
     return render_chat(template, plain, add_generation_prompt=add_generation_prompt, special_tokens=tokens)

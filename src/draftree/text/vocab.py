@@ -45,7 +45,7 @@ class VocabularyComparison:
 
     @property
     def common_size(self) -> int:
-        """Ids that both have: the drafter's laws are cut to these."""
+        """Ids that both have: the drafter's distributions are cut to these."""
         return min(self.target_size, self.draft_size)
 
 

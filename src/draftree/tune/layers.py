@@ -27,10 +27,10 @@ from draftree.bench.workload import read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 from draftree.llm import LLM
+from draftree.loading.layer_sets import LayerSet, layer_spec, place_of
+from draftree.loading.load import LoadedModel
+from draftree.loading.resolve import resolve_model
 from draftree.models.base import Part
-from draftree.models.layer_sets import LayerSet, layer_spec, place_of
-from draftree.models.loading import LoadedModel
-from draftree.models.resolve import resolve_model
 from draftree.sampling.params import SamplingParams
 
 UNSEEN_EVERY = 4

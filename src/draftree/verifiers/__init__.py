@@ -9,9 +9,4 @@ from draftree.core.registry import Registry
 if TYPE_CHECKING:
     from draftree.verifiers.base import Verifier
 
-VERIFIERS: Registry[Verifier] = Registry(
-    "draftree.verifiers",
-    "draftree.verifiers.base:Verifier",
-    kind="verifier",
-    support=frozenset({"base", "chance", "ratios"}),
-)
+VERIFIERS: Registry[Verifier] = Registry("draftree.verifiers", "draftree.verifiers.base:Verifier", kind="verifier")

@@ -1,4 +1,4 @@
-"""The verify seam: a pure function of a tree, the target's laws and chance.
+"""The verify seam: a pure function of a tree, the target's distributions and chance.
 
 A verifier sees no model, cache, tokenizer or clock.
 """
@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers import VERIFIERS
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 __all__ = ["VERIFIERS", "Promise", "Verifier", "deepest_path"]
 
@@ -40,12 +40,13 @@ class Verifier(ABC):
     """Whether every node may have at most one child."""
     lossless: ClassVar[bool] = True
     shares_noise: ClassVar[bool] = False
-    """Whether the drafter may rank with the request's own noise. Rules that look at the draft law must not share:
-    a draw that the verifier's noise explains is no draw."""
-    needs_laws: ClassVar[bool] = False
-    """Whether trees must carry the laws that their nodes were drawn from (point draws need none)."""
-    wants_laws: ClassVar[bool] = False
-    """Whether the rule, though it takes all draws, does better with laws: the drafter gives them where it can."""
+    """Whether the drafter may rank with the request's own noise. Rules that look at the draft distribution must not
+    share: a draw that the verifier's noise explains is no draw."""
+    needs_distributions: ClassVar[bool] = False
+    """Whether trees must carry the distributions that their nodes were drawn from (point draws need none)."""
+    wants_distributions: ClassVar[bool] = False
+    """Whether the rule, though it takes all draws, does better with distributions: the drafter gives them where it
+    can."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -58,23 +59,23 @@ class Verifier(ABC):
         if not cls.lossless:
             return Promise.LOSSY
         # a lossless rule that reads no draft distribution follows the target's own picks
-        return Promise.SAME_DISTRIBUTION if cls.needs_laws else Promise.SAME_TEXT
+        return Promise.SAME_DISTRIBUTION if cls.needs_distributions else Promise.SAME_TEXT
 
     @abstractmethod
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Walk the tree.
 
         Args:
             tree: the drafted tree, possibly empty.
-            laws: the target's laws; row 0 at the root, row 1 + i at node i.
+            distributions: the target's distributions; row 0 at the root, row 1 + i at node i.
             chance: decisions of this round alone, independent of whatever drafted.
         """
 
     def verify_many(
-        self, trees: Sequence[TokenTree], laws: Sequence[NodeLaws], chances: Sequence[Chance]
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[Chance]
     ) -> list[Verdict]:
         """`verify` for the sequences of a round; a rule may walk them side by side."""
-        return [self.verify(*given) for given in zip(trees, laws, chances, strict=True)]
+        return [self.verify(*given) for given in zip(trees, distributions, chances, strict=True)]
 
 
 def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:

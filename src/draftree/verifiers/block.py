@@ -1,4 +1,4 @@
-"""Judges a drafted chain as a whole, and keeps the longest head of it that the joint laws allow.
+"""Judges a drafted chain as a whole, and keeps the longest head of it that the joint distributions allow.
 
 A token that the target likes better than the draft may lend its surplus to the tokens behind it: w_i = min(1,
 w_(i-1) * T_i(x_i)/D_i(x_i)), w_0 = 1, is the chance that the head of length i may stand. The head of length i is
@@ -8,9 +8,10 @@ norm((w_i * T_(i+1) - D_(i+1))+), behind the whole chain from T.
 
 Source: block verification, Sun et al., arXiv 2403.10444. Their M_b is our T, M_s our D, p_i our w_i,
 tau the length kept.
-Lossless in law; the text depends on what was drafted. No rule keeps more of one chain: at least what `token` does, and
-the same for chains of one. Costs two passes over the vocabulary for every drafted token, rejected or not. Takes one
-child a node: drawn (iid) or certain (point: then w is the product of T along the chain). `traversal` is its tree.
+Lossless in distribution; the text depends on what was drafted. No rule keeps more of one chain: at least what `token`
+does, and the same for chains of one. Costs two passes over the vocabulary for every drafted token, rejected or not.
+Takes one child a node: drawn (iid) or certain (point: then w is the product of T along the chain). `traversal` is its
+tree.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import (
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import (
     acceptance,
-    draft_law,
+    draft_distribution,
     normalised,
     require_chain,
     residual,
     share_left,
-    target_law,
+    target_distribution,
 )
 
 
@@ -44,23 +45,23 @@ class Block(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
+    needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Weigh the chain from its head, then toss from its end."""
         require_chain(tree, "block")
         length = len(tree)
         weights = [1.0]
         rests = []
         for node, token in enumerate(tree.tokens):
-            target = target_law(laws, node)
-            draft = draft_law(tree, node, vocab_size=len(target))
+            target = target_distribution(distributions, node)
+            draft = draft_distribution(tree, node, vocab_size=len(target))
             rests.append(residual(target, draft, weight=weights[-1]))
             weights.append(acceptance(target, draft, token, weight=weights[-1]))
         if chance.accepts(weights[length]):
-            return Verdict(tuple(range(length)), chance.draw(target_law(laws, length)))
+            return Verdict(tuple(range(length)), chance.draw(target_distribution(distributions, length)))
         kept = length - 1
         while kept > 0 and not chance.accepts(share_left(rests[kept], weights[kept])):
             kept -= 1
-        left = normalised(rests[kept], otherwise=target_law(laws, kept))
+        left = normalised(rests[kept], otherwise=target_distribution(distributions, kept))
         return Verdict(tuple(range(kept)), chance.draw(left))

@@ -1,9 +1,9 @@
 """Keeps what the target itself would have written: its picks under the request's own noise. Any tree, any drafter.
 
-At every node the target's pick is argmax(log law + noise), a function of the seed, the position and the logits.
-The walk goes on for as long as the pick is one of the children; the pick where it ends is the bonus. The text is
-therefore plain decoding's, token for token, whatever was drafted and however; at temperature 0 there is no noise
-and the rule is greedy verification.
+At every node the target's pick is argmax(log distribution + noise), a function of the seed, the position and the
+logits. The walk goes on for as long as the pick is one of the children; the pick where it ends is the bonus. The text
+is therefore plain decoding's, token for token, whatever was drafted and however; at temperature 0 there is no noise and
+the rule is greedy verification.
 
 Source: Daliri, Musco, Suresh, arXiv 2408.07978 (drafter-invariant speculative decoding by Gumbel coupling);
 Kobus, Gündüz, arXiv 2504.15475 (exponential races; trees). Greedy: SpecInfer, arXiv 2305.09781, VerifyGreedy.
@@ -19,14 +19,14 @@ from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 
 @final
 class Coupled(Verifier):
-    """Walks while the pick is a child; looks at no draft law, hence takes all draws."""
+    """Walks while the pick is a child; looks at no draft distribution, hence takes all draws."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -35,8 +35,8 @@ class Coupled(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     shares_noise: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
-        picks = laws.picks()
+        picks = distributions.picks()
         path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
         return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])

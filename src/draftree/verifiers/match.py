@@ -17,14 +17,14 @@ from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 
 @final
 class Match(Verifier):
-    """Walks while the pick is a child; looks at no draft law, hence takes all draws."""
+    """Walks while the pick is a child; looks at no draft distribution, hence takes all draws."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -32,8 +32,8 @@ class Match(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
-        picks = laws.picks()
+        picks = distributions.picks()
         path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])
         return Verdict(tuple(path), picks[path[-1] + 1 if path else 0])

@@ -5,10 +5,10 @@ which is just what of the target is not yet written. After the last reject the b
 
 Source: SpecInfer, arXiv 2305.09781, VerifyStochastic; their P(. | u, LLM) is our T, their
 P(. | u, SSM_s) our D_i, which may differ from child to child.
-Lossless in law; the text depends on what was drafted. Costs a pass over the vocabulary for every child tried.
+Lossless in distribution; the text depends on what was drafted. Costs a pass over the vocabulary for every child tried.
 Children must stand in draw order, duplicates kept: a twin of a rejected child is never kept itself, but what it takes
-off T belongs to the rule. Takes iid and point draws; children drawn without replacement have another law and belong to
-`recursive`, which keeps more: what independent draws repeat is lost, most of all at low temperature.
+off T belongs to the rule. Takes iid and point draws; children drawn without replacement have another distribution and
+belong to `recursive`, which keeps more: what independent draws repeat is lost, most of all at low temperature.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import walk_siblings
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import walk_siblings
 
 
 @final
 class Multistep(Verifier):
-    """One coin a child; the draft law stays as it is after a reject."""
+    """One coin a child; the draft distribution stays as it is after a reject."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
         """Takes no options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
-    needs_laws: ClassVar[bool] = True
+    needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Walk down, children in draw order."""
-        return walk_siblings(tree, laws, chance)
+        return walk_siblings(tree, distributions, chance)

@@ -1,4 +1,4 @@
-"""Keeps a drafted token that the target finds likely enough, measured against the draft law or by rank.
+"""Keeps a drafted token that the target finds likely enough, measured against the draft distribution or by rank.
 
 A child x is kept if T(x) is at least `tolerance` times D(x) (so always where the draft is not above the target), or
 if x is among the target's `top_k` likeliest tokens, or in the smallest set of likeliest tokens that holds `top_p`. No
@@ -8,8 +8,8 @@ Source: soft matching, as overviews of assisted generation describe it; no paper
 LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
 model gives it at least `tolerance` of what the drafter gives it (1: only tokens the drafter does not overrate; 0.1:
 ten times overrated is still kept), or ranks it within `top_k` or `top_p` (0: these are off). Where a tree carries no
-draft laws D(x) is 1, so `tolerance` is the least probability. At temperature 0 the law is one token, and the
-text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
+draft distributions D(x) is 1, so `tolerance` is the least probability. At temperature 0 the distribution is one token,
+and the text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 
 @final
@@ -55,28 +55,28 @@ class Soft(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     lossless: ClassVar[bool] = False
-    wants_laws: ClassVar[bool] = True
+    wants_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Walk while a child is likely enough."""
 
         @functools.cache
-        def law_at(row: int) -> Tensor:
-            return laws.probs(slice(row, row + 1))[0]
+        def distribution_at(row: int) -> Tensor:
+            return distributions.probs(slice(row, row + 1))[0]
 
-        path = deepest_path(tree, lambda node: self._is_likely(tree, node, law_at(tree.parents[node] + 1)))
-        return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
+        path = deepest_path(tree, lambda node: self._is_likely(tree, node, distribution_at(tree.parents[node] + 1)))
+        return Verdict(tuple(path), distributions.picks()[path[-1] + 1 if path else 0])
 
-    def _is_likely(self, tree: TokenTree, node: int, law: Tensor) -> bool:
+    def _is_likely(self, tree: TokenTree, node: int, distribution: Tensor) -> bool:
         token = tree.tokens[node]
-        probability = law[token].item()
+        probability = distribution[token].item()
         if probability == 0:  # forbidden by a filter, or not the greedy choice
             return False
-        share = 1.0 if tree.laws is None else tree.laws[node, token].item()
-        return probability >= self.config.tolerance * share or self._is_in_front(law, probability)
+        share = 1.0 if tree.distributions is None else tree.distributions[node, token].item()
+        return probability >= self.config.tolerance * share or self._is_in_front(distribution, probability)
 
-    def _is_in_front(self, law: Tensor, probability: float) -> bool:
+    def _is_in_front(self, distribution: Tensor, probability: float) -> bool:
         if self.config.top_k == 0 and self.config.top_p == 0:
             return False
-        likelier = law[law > probability]
+        likelier = distribution[distribution > probability]
         return len(likelier) < self.config.top_k or likelier.sum().item() < self.config.top_p

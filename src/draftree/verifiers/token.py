@@ -1,15 +1,15 @@
 """Keeps each token of a chain with probability min(1, T/D), and after the first reject draws from (T - D)+.
 
-A drafted token x was drawn from D. Kept with probability min(1, T(x)/D(x)) it contributes min(T, D) to the law of
-what is written; a draw from norm((T - D)+) after a reject contributes the rest, so the sum is T. If all are kept,
-the bonus is drawn from the target's law behind the last.
+A drafted token x was drawn from D. Kept with probability min(1, T(x)/D(x)) it contributes min(T, D) to the distribution
+of what is written; a draw from norm((T - D)+) after a reject contributes the rest, so the sum is T. If all are kept,
+the bonus is drawn from the target's distribution behind the last.
 
 Source: Leviathan, Kalman, Matias, arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, algorithm 2. Their
-target law p (q in Chen) is our T, their draft law q (p in Chen) our D.
-Lossless in law; the text depends on what was drafted. Costs a pass over the vocabulary for every token read. For
-one token alone no rule keeps more; `block` keeps more of a chain, trees more than either. Takes one child a node:
-drawn from a law (iid) or certain (point: then D is 1 at the token, and T(x) is the chance to be kept). Children
-picked by rank are no draws, and would bias the text.
+target distribution p (q in Chen) is our T, their draft distribution q (p in Chen) our D.
+Lossless in distribution; the text depends on what was drafted. Costs a pass over the vocabulary for every token read.
+For one token alone no rule keeps more; `block` keeps more of a chain, trees more than either. Takes one child a node:
+drawn from a distribution (iid) or certain (point: then D is 1 at the token, and T(x) is the chance to be kept).
+Children picked by rank are no draws, and would bias the text.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from typing import ClassVar, final
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import acceptance, draft_law, normalised, require_chain, residual, target_law
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import (
+    acceptance,
+    draft_distribution,
+    normalised,
+    require_chain,
+    residual,
+    target_distribution,
+)
 
 
 @final
@@ -35,15 +42,15 @@ class Token(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True
-    needs_laws: ClassVar[bool] = True
+    needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Read the chain from its head."""
         require_chain(tree, "token")
         for node, token in enumerate(tree.tokens):
-            target = target_law(laws, node)
-            draft = draft_law(tree, node, vocab_size=len(target))
+            target = target_distribution(distributions, node)
+            draft = draft_distribution(tree, node, vocab_size=len(target))
             if not chance.accepts(acceptance(target, draft, token)):
                 left = normalised(residual(target, draft), otherwise=target)
                 return Verdict(tuple(range(node)), chance.draw(left))
-        return Verdict(tuple(range(len(tree))), chance.draw(target_law(laws, len(tree))))
+        return Verdict(tuple(range(len(tree))), chance.draw(target_distribution(distributions, len(tree))))

@@ -6,10 +6,10 @@ with sum s, and w becomes s / (s + 1 - w). When no child is kept the node itself
 drawn from what is left of T.
 
 Source: traversal verification for speculative tree decoding, arXiv 2505.12398. On a chain it is `block`.
-Lossless in law; the text depends on what was drafted. Keeps more than `multistep` or `recursive` do of the same tree (a
-few per cent of the drafted tokens), the more the deeper. Costs two passes over the vocabulary for every node tried:
-whole branches are read before their head is rejected. Takes iid draws, duplicates kept, draws without replacement
-whose siblings carry one and the same law, and point draws; all in draw order.
+Lossless in distribution; the text depends on what was drafted. Keeps more than `multistep` or `recursive` do of the
+same tree (a few per cent of the drafted tokens), the more the deeper. Costs two passes over the vocabulary for every
+node tried: whole branches are read before their head is rejected. Takes iid draws, duplicates kept, draws without
+replacement whose siblings carry one and the same distribution, and point draws; all in draw order.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import ClassVar, final
 
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier
-from draftree.verifiers.chance import Chance
-from draftree.verifiers.ratios import (
-    WITH_LAWS,
+from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.common.ratios import (
+    WITH_DISTRIBUTIONS,
     acceptance,
-    draft_law,
+    draft_distribution,
     normalised,
     residual,
     share_left,
-    target_law,
+    target_distribution,
     used_before,
 )
 
@@ -43,22 +43,22 @@ class Traversal(Verifier):
     class Config:
         """Takes no options."""
 
-    accepts: ClassVar[frozenset[Draw]] = WITH_LAWS
-    needs_laws: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
+    needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Visit the root, which always stands."""
-        return _Visit(tree, laws, chance).root()
+        return _Visit(tree, distributions, chance).root()
 
 
 class _Visit:
     """One verification under way."""
 
-    __slots__ = ("_chance", "_children", "_laws", "_tree")
+    __slots__ = ("_chance", "_children", "_distributions", "_tree")
 
-    def __init__(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> None:
+    def __init__(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> None:
         self._tree = tree
-        self._laws = laws
+        self._distributions = distributions
         self._chance = chance
         self._children: Sequence[Sequence[int]] = tree.children()
 
@@ -71,10 +71,10 @@ class _Visit:
     def _node(self, node: int, weight: float) -> Verdict | None:
         """The verdict at or below a node, None where all of it is rejected."""
         tree = self._tree
-        target = target_law(self._laws, node + 1)
+        target = target_distribution(self._distributions, node + 1)
         siblings = self._children[node + 1]
         for index, child in enumerate(siblings):
-            draft = draft_law(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
+            draft = draft_distribution(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
             kept = self._node(child, acceptance(target, draft, tree.tokens[child], weight=weight))
             if kept is not None:
                 return kept

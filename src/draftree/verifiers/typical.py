@@ -1,14 +1,14 @@
-"""Keeps a drafted token that is typical of the target's law: likely, or no less likely than the law is uncertain.
+"""Keeps a drafted token that is typical of the target's distribution: likely, or as likely as its entropy allows.
 
-A child x is kept if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's law at its parent: where
-the model is sure only its own choice passes, where it wavers much does. Of the branches kept the deepest is written,
-and the bonus is the target's own pick behind it.
+A child x is kept if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's distribution at its parent:
+where the model is sure only its own choice passes, where it wavers much does. Of the branches kept the deepest is
+written, and the bonus is the target's own pick behind it.
 
 Source: typical acceptance, Medusa, arXiv 2401.10774; epsilon and delta are theirs.
 LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
-model gives it at least `epsilon`, or at least `delta` of the geometric mean of its law. Smaller is faster and further
-from the model; with both at 1 a token must reach that mean. At temperature 0 the law is one token, and the text greedy
-decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
+model gives it at least `epsilon`, or at least `delta` of the geometric mean of its distribution. Smaller is faster and
+further from the model; with both at 1 a token must reach that mean. At temperature 0 the distribution is one token, and
+the text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
-from draftree.sampling.laws import NodeLaws
+from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.chance import Chance
+from draftree.verifiers.common.chance import Chance
 
 
 @final
@@ -52,21 +52,21 @@ class Typical(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     lossless: ClassVar[bool] = False
 
-    def verify(self, tree: TokenTree, laws: NodeLaws, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Walk while a child is typical."""
 
         @functools.cache
-        def law_at(row: int) -> tuple[Tensor, float]:
-            law = laws.probs(slice(row, row + 1))[0]
-            return law, self._least_probability(law)
+        def distribution_at(row: int) -> tuple[Tensor, float]:
+            distribution = distributions.probs(slice(row, row + 1))[0]
+            return distribution, self._least_probability(distribution)
 
         def is_typical(node: int) -> bool:
-            law, least = law_at(tree.parents[node] + 1)
-            return law[tree.tokens[node]].item() >= least
+            distribution, least = distribution_at(tree.parents[node] + 1)
+            return distribution[tree.tokens[node]].item() >= least
 
         path = deepest_path(tree, is_typical)
-        return Verdict(tuple(path), laws.picks()[path[-1] + 1 if path else 0])
+        return Verdict(tuple(path), distributions.picks()[path[-1] + 1 if path else 0])
 
-    def _least_probability(self, law: Tensor) -> float:
-        entropy = torch.special.entr(law).sum().item()
+    def _least_probability(self, distribution: Tensor) -> float:
+        entropy = torch.special.entr(distribution).sum().item()
         return min(self.config.epsilon, self.config.delta * math.exp(-entropy))

@@ -45,7 +45,7 @@ def passes(
     """Time passes of a model over more and more tokens, beside the floor that memory sets."""
     require_new(output)
     counts = listed(rows, "--rows", kind=int, example="1,2,4")
-    from draftree.bench.passes import PassSettings, measure
+    from draftree.bench.pass_times import PassSettings, measure
     from draftree.cli.models import resolve_with_bar
 
     settings = PassSettings(

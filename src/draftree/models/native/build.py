@@ -21,12 +21,12 @@ from pathlib import Path
 from draftree.core.errors import ConfigurationError
 from draftree.models.native.library_files import private_folder, publish, usable, working_folder
 from draftree.models.native.trust import why_folder_untrusted
-from draftree.models.weights.cache import Cache
+from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.c")))
-HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
+SOURCES = tuple(sorted(Path(__file__).parent.glob("csrc/*.c")))
+HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 OPTIMIZATION = "-O3"
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")

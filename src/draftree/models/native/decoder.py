@@ -15,14 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from draftree.models.kv.partial import Outcome, Stretch
+from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
-from draftree.models.native.rooms import Rooms
+from draftree.models.native.logit_buffers import LogitBufferPool
 from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
 from draftree.models.native.weights import Weights
-from draftree.models.sketch import Outcome, Stretch
-from draftree.models.slots import KVMemory
 
 NO_ROPE = -1
 PAGE, HUGE_PAGE = 1 << 12, 1 << 21
@@ -56,7 +56,7 @@ class NativeDecoder:
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
         self._ropes = _Ropes(blueprint.ropes)
-        self._rooms = Rooms()
+        self._rooms = LogitBufferPool()
         self._form = CPass()
         """What passes have in common."""
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
@@ -105,7 +105,7 @@ class NativeDecoder:
         if not tied:  # behind the layers, whose weights are gone by then
             own = self._keep(self._weights.get(plan.embedding).to(self.dtype, copy=True).contiguous())
             if not plan.is_tied:
-                self._weights.let_go(plan.embedding)
+                self._weights.release(plan.embedding)
         head = self._linear([plan.head], pool)
         return CDecoder(
             hidden=plan.hidden,
@@ -154,7 +154,7 @@ class NativeDecoder:
         if name is None:
             return None
         weight = self._weights.get(name).to(self.dtype).to(torch.float32, copy=True).contiguous()
-        self._weights.let_go(name)
+        self._weights.release(name)
         return self._keep(weight).data_ptr()
 
     def _linear(self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False) -> CLinear:
@@ -181,7 +181,7 @@ class NativeDecoder:
         pack = partial(self._library.pack, packed=packed, kind=self._format, step=step, scales=scales, sums=sums)
         list(pool.map(lambda piece: pack(piece[0].to(self.dtype), first=piece[1]), pieces))
         for name in (name for linear in linears for name in linear.names):
-            self._weights.let_go(name)
+            self._weights.release(name)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 
     def _room(self, num_bytes: int) -> Tensor:

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.models.attention import LayerCall
-from draftree.models.hf import HFModel
 from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.rotary import read_ropes
+from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.hf import HFModel
 
 NORM_OFFSETS = (0.0, 1.0)
 NORM_TOLERANCE = 2.0**-6

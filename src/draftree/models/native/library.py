@@ -113,7 +113,7 @@ class CSearch(ctypes.Structure):
     )
 
 
-class Desk:
+class SearchBuffers:
     """Where one thread's searches read and write: made once, since a pass drives all that makes it out of the caches.
 
     Args:
@@ -148,13 +148,13 @@ class Desks(threading.local):
     """A desk for each thread."""
 
     def __init__(self) -> None:
-        self._desk = Desk(16, 256)
+        self._desk = SearchBuffers(16, 256)
 
-    def of(self, rows: int, count: int) -> Desk:
+    def of(self, rows: int, count: int) -> SearchBuffers:
         """One that is large enough."""
         desk = self._desk
         if rows > desk.rows or rows * count > desk.numbers:
-            desk = self._desk = Desk(2 * rows, 2 * rows * count)
+            desk = self._desk = SearchBuffers(2 * rows, 2 * rows * count)
         return desk
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftree.models.native.trust import why_untrusted
-from draftree.models.weights.cache import sync
+from draftree.weights.cache import sync
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from draftree.models.hf import HFModel
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.describing import read
+from draftree.models.torch.hf import HFModel
 
 DTYPES = ("float32", "bfloat16")
 

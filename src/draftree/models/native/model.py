@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from draftree.models.base import Extend
+from draftree.models.kv.partial import Outcome, Stretch
+from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
+from draftree.models.kv.slots import LayerShape
+from draftree.models.kv.slotted import SlottedModel, asked_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
 from draftree.models.native.weights import Weights
-from draftree.models.sketch import Outcome, Stretch
-from draftree.models.slot_pool import Leftovers, SlotPool, kv_slot
-from draftree.models.slots import LayerShape
-from draftree.models.slotted import SlottedModel, asked_rows
 
 
 class NativeModel(SlottedModel):

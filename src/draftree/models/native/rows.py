@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.models.slots import KVSlot
+from draftree.models.kv.slots import KVSlot
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Weights(ABC):
         """A weight, in the model's dtype or in that of its file."""
 
     @abstractmethod
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """It was packed: what it takes is given back."""
 
 
@@ -49,7 +49,7 @@ class ModelWeights(Weights):
         """A weight, in the model's dtype."""
         return self._parameters[name].detach()
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Give back its pages if they are of a file, and empty the parameter."""
         weight = self._parameters.pop(name)
         self._pages.give_back(weight)
@@ -111,7 +111,7 @@ class FileWeights(Weights):
                 self._pages[place.file] = FilePages()
         return self._mapped[name]
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Give back its pages."""
         self._pages[self._places[name].file].give_back(self._mapped.pop(name))
 
@@ -147,7 +147,7 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
                 pieces = zip(parameters[name].detach().split(ROWS), stored.get(name).split(ROWS), strict=True)
                 if not all(pool.map(_are_same, pieces)):
                     return None
-                stored.let_go(name)
+                stored.release(name)
     finally:
         stored.close()
     return found

@@ -1,0 +1,251 @@
+"""How near a drafter's distributions are to the target's, at every position of texts that the target writes.
+
+The target writes plain texts. Then both models read them once, each through its own slots, and at every position
+both processed distributions are there: how often the target's pick is among the drafter's first guesses is counted
+under many noises, and what each rule keeps follows from the distributions alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.bench.benchmark import eos_ids_of, prompts_of, tokenizer_of
+from draftree.bench.engines import OurWriter, RunParams
+from draftree.bench.methods import our_methods
+from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+from draftree.bench.records import FORMAT, DistributionRecord
+from draftree.bench.runner import Prompt
+from draftree.bench.settings import apply_threads, require_positive
+from draftree.bench.workload import SHIPPED, read_workload
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.requirements import require_extras
+from draftree.loading.resolve import resolve_model
+from draftree.models.base import Extend, LanguageModel
+from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+from draftree.sampling.search import leading
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import require_same
+
+NUM_RANKS = 8
+CHUNK_ROWS = 512
+
+Reduce = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Mapping[str, Sequence[float]]]
+"""(target's distribution, drafter's distribution, draws without replacement from it) to what rules keep, each for
+growing numbers of children."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionSettings:
+    """Whose distributions are compared on what.
+
+    Attributes:
+        model: the target, named as everywhere.
+        draft_model: the drafter's model, of the same vocabulary.
+        temperatures: of texts and distributions.
+        prompts: a prompts file; None takes the one that is shipped.
+        categories: only these; empty takes all.
+        limit: prompts a category.
+        max_tokens: tokens of a text at most.
+        seed: of every text.
+        draws: noises that are averaged over; the first is the text's own.
+        dtype: of both models.
+        device: of both models.
+        threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
+    """
+
+    model: str
+    draft_model: str
+    temperatures: tuple[float, ...] = (0.0, 0.5, 0.8, 1.0, 1.25, 1.5)
+    prompts: Path | None = None
+    categories: tuple[str, ...] = ()
+    limit: int | None = None
+    max_tokens: int = 48
+    seed: int = 0
+    draws: int = 8
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "limit", "draws", "threads")
+        if not self.temperatures:
+            raise ConfigurationError("no temperature is given: give one at least, such as 0.8")
+        for temperature in self.temperatures:
+            SamplingParams(max_tokens=self.max_tokens, temperature=temperature, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionJob:
+    """A comparison that is ready to run."""
+
+    header: dict[str, Any]
+    settings: DistributionSettings
+    target: LoadedModel
+    drafter: LanguageModel
+    tokenizer: Tokenizer
+    prompts: tuple[Prompt, ...]
+
+    def run(self, reduce: Reduce) -> Iterator[list[DistributionRecord]]:
+        """The records of one temperature after the other."""
+        eos_ids = eos_ids_of(self.target, self.tokenizer)
+        (plain,) = our_methods(())
+        writer = OurWriter(self.target, self.tokenizer, methods=[plain], batch=len(self.prompts), eos_ids=eos_ids)
+        for temperature in self.settings.temperatures:
+            asked = RunParams(self.settings.max_tokens, temperature, self.settings.seed)
+            texts = writer.write(plain, [prompt.ids for prompt in self.prompts], asked)
+            yield [
+                self._record(prompt, text.token_ids, asked, reduce)
+                for prompt, text in zip(self.prompts, texts, strict=True)
+            ]
+
+    def _record(self, prompt: Prompt, text: Sequence[int], asked: RunParams, reduce: Reduce) -> DistributionRecord:
+        params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed)
+        vocab_size = self.target.model.vocab_size
+        controls = build_controls(params, vocab_size=vocab_size, seed=asked.seed)
+        distributions_of = partial(
+            read_distributions, prompt=prompt.ids, text=text, controls=controls, vocab_size=vocab_size
+        )
+        target, draft = distributions_of(self.target.model), distributions_of(self.drafter)
+        noises = [
+            Noise(asked.seed),
+            *(Noise(asked.seed).stream("distributions", i) for i in range(1, self.settings.draws)),
+        ]
+        ranks = [shared_ranks(target, draft, noise) for noise in noises]
+        kept = _kept(target, draft, noises, reduce)
+        return DistributionRecord(
+            task=prompt.task.id,
+            category=prompt.task.category,
+            temperature=asked.temperature,
+            num_positions=len(text),
+            own_ranks=tuple(ranks[0]),
+            shared_hits=_hits([rank for row in ranks for rank in row], share=len(noises)),
+            kept=kept,
+        )
+
+
+def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = resolve_model) -> DistributionJob:
+    """Check everything, then load both models.
+
+    Raises:
+        ConfigurationError: a bad prompts file, no prompt that fits, another vocabulary.
+        ModelError: a model that cannot be had or used.
+    """
+    workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
+    names = (settings.model, settings.draft_model)
+    for name in names:
+        require_extras(name)
+    for name in names:
+        fetch(name)
+    apply_threads(settings.threads)
+    target, drafter = (
+        load_model(name, dtype=settings.dtype, device=settings.device, trust_remote_code=settings.trust_remote_code)
+        for name in names
+    )
+    assert target.folder is not None
+    assert drafter.folder is not None
+    tokenizer, own = tokenizer_of(target), tokenizer_of(drafter)
+    require_same(tokenizer.vocabulary(), own.vocabulary(), "the target", drafter.name)
+    room = min(target.model.max_length, drafter.model.max_length) - settings.max_tokens
+    prompts, notes = prompts_of(workload, tokenizer, room)
+    header = {
+        "format": FORMAT,
+        "job": "distributions",
+        "date": now(),
+        "machine": machine(target.model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, target.folder),
+        "draft_models": [model_facts(settings.draft_model, drafter.folder)],
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "device": target.model.device.type,
+        "threads": torch.get_num_threads(),
+        "prompts": {
+            "name": workload.name,
+            "sha256": workload.sha256,
+            "shipped": settings.prompts is None,
+            "written": len(prompts),
+        },
+        "temperatures": list(settings.temperatures),
+        "max_tokens": settings.max_tokens,
+        "seed": settings.seed,
+        "draws": settings.draws,
+        "load_average": load_average(),
+        "notes": list(notes),
+    }
+    return DistributionJob(header, settings, target, drafter.model, tokenizer, tuple(prompts))
+
+
+def read_distributions(
+    model: LanguageModel, *, prompt: Sequence[int], text: Sequence[int], controls: Controls, vocab_size: int
+) -> Distributions:
+    """A model's distributions at every position of a text, by reading it once.
+
+    Args:
+        model: whose distributions.
+        prompt: token ids before the text.
+        text: token ids; the distribution that chose each of them is wanted.
+        controls: what turns logits into distributions.
+        vocab_size: width of the distributions; a narrower model gives its missing tokens nothing.
+    """
+    tokens = [*prompt, *text[:-1]]
+    slot = model.open()
+    logits: list[Tensor] = []
+    try:
+        for start in range(0, len(tokens), CHUNK_ROWS):
+            chunk = tokens[start : start + CHUNK_ROWS]
+            wanted = range(max(0, len(prompt) - 1 - start), len(chunk))
+            known = [token if token < model.vocab_size else 0 for token in chunk]
+            logits.append(model.extend([Extend(slot, known, range(-1, len(chunk) - 1), logits_at=wanted)]).logits)
+            model.commit(slot, range(len(chunk)))
+    finally:
+        model.close(slot)
+    rows = torch.cat(logits)[:, :vocab_size]
+    missing = vocab_size - rows.shape[-1]
+    rows = torch.nn.functional.pad(rows, (0, missing), value=float("-inf"))
+    paths = [tuple(text[:length]) for length in range(len(text))]
+    return Distributions(rows, [DistributionRows(History(prompt), controls, paths)])
+
+
+def shared_ranks(target: Distributions, draft: Distributions, noise: Noise) -> list[int]:
+    """At every position the place of the target's pick among the drafter's first guesses; 0 if it is not there."""
+    picks, _ = leading(target.perturbed([noise]), 1)
+    guesses, _ = leading(draft.perturbed([noise]), min(NUM_RANKS, draft.logits.shape[-1]))
+    return [
+        row.index(pick) + 1 if pick in row else 0 for (pick,), row in zip(picks.tolist(), guesses.tolist(), strict=True)
+    ]
+
+
+def _kept(
+    target: Distributions, draft: Distributions, noises: Sequence[Noise], reduce: Reduce
+) -> dict[str, list[list[float]]]:
+    """What each rule keeps, position by position."""
+    target_probs = target.of(0).probs().double().cpu().numpy()
+    draft_probs = draft.of(0).probs().double().cpu().numpy()
+    streams = [noise.stream("draft") for noise in noises]
+    drawn = [leading(draft.perturbed([stream]), min(4, draft_probs.shape[-1]))[0].cpu().numpy() for stream in streams]
+    found: dict[str, list[list[float]]] = {}
+    for position in range(len(target_probs)):
+        draws = [rows[position] for rows in drawn]
+        for rule, values in reduce(target_probs[position], draft_probs[position], draws).items():
+            found.setdefault(rule, []).append([round(float(value), 5) for value in values])
+    return found
+
+
+def _hits(ranks: Sequence[int], *, share: int) -> tuple[float, ...]:
+    counts = Counter(ranks)
+    return tuple(counts[rank] / share for rank in range(1, NUM_RANKS + 1))

@@ -1,0 +1,171 @@
+"""What a pass of a model costs as it gets wider, beside the floor that memory sets.
+
+A pass over a few tokens reads all weights once, whatever their number: the floor is their bytes over the measured
+bandwidth. What drafting can win hangs on how slowly the cost grows from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+from draftree.bench.records import FORMAT, PassRecord, TreeRecord
+from draftree.bench.runner import collector_off
+from draftree.bench.settings import load_for, require_positive
+from draftree.bench.speeds import read_bandwidth
+from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind
+from draftree.bench.trees import scored_shape, time_drafting, time_scoring
+from draftree.core.errors import ConfigurationError
+from draftree.drafters.growing.shapes import parse_shape
+from draftree.loading.resolve import resolve_model
+from draftree.models.base import LanguageModel
+
+QUANTIZED_BYTES = {"int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """Which passes are timed.
+
+    Attributes:
+        model: named as everywhere.
+        rows: tokens in a pass; 1 is always among them.
+        prefix: committed tokens before them.
+        repeats: passes of each kind that count.
+        trees: shapes of trees that are scored, as trees and leaf by leaf.
+        drafts: shapes of trees that the model drafts.
+        dtype: of the model.
+        device: of the model.
+        kernels: what computes passes: "auto", "native", "torch" or "graphs".
+        quantization: of the weights; None for as they come.
+        threads: of torch; None leaves its own choice.
+        trust_remote_code: whether Python code that lies beside the weights may run.
+    """
+
+    model: str
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    prefix: int = 256
+    repeats: int = 20
+    trees: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "prefix", "repeats", "threads")
+        if any(row < 1 for row in self.rows) or not self.rows:
+            raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
+        object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
+
+    @property
+    def most_rows(self) -> int:
+        """Tokens behind the prefix at most."""
+        scored = [scored_shape(text).num_nodes for text in self.trees]
+        # a drafter's slot holds what it read, and while it is timed the text grows
+        drafted = [parse_shape(text, None).num_fed + self.repeats + WARM_UP_PASSES for text in self.drafts]
+        return max([*self.rows, *scored, *drafted])
+
+
+def measure(
+    settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
+) -> tuple[dict[str, Any], list[PassRecord], list[TreeRecord]]:
+    """Load the model and time its passes; the header, a record for each number of rows, and those of trees.
+
+    Args:
+        settings: which passes.
+        fetch: called with the model's name before it is loaded.
+
+    Raises:
+        ConfigurationError: the prefix and the widest pass do not fit into the model's context.
+        ModelError: the model cannot be had or used.
+    """
+    shapes = [scored_shape(text) for text in settings.trees]
+    fetch(settings.model)
+    loaded = load_for(settings)
+    assert loaded.folder is not None
+    model = loaded.model
+    most = settings.most_rows
+    if settings.prefix + most > model.max_length:
+        raise ConfigurationError(
+            f"a prefix of {settings.prefix} and {most} rows do not fit into the model's context of "
+            f"{model.max_length}: lower one of them"
+        )
+    if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
+        raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
+    weight_bytes = weight_bytes_read(
+        loaded.folder, model.dtype, loaded.quantization, trust_remote_code=loaded.runs_code
+    )
+    load_before = load_average()
+    bandwidth = read_bandwidth(model.device)
+    records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
+    trees = time_scoring(model, settings.trees, prefix=settings.prefix, repeats=settings.repeats) if shapes else []
+    trees += time_drafting(model, settings.drafts, prefix=settings.prefix, repeats=settings.repeats)
+    header = {
+        "format": FORMAT,
+        "job": "passes",
+        "date": now(),
+        "machine": machine(model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, loaded.folder),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "kernels": loaded.kernels,
+        "kernels_reason": loaded.why_torch,
+        "quantization": loaded.quantization,
+        "threads": torch.get_num_threads(),
+        "repeats": settings.repeats,
+        "warm_up": {"rounds": WARM_UP_PASSES},
+        "weight_bytes": weight_bytes,
+        "read_bytes_per_second": bandwidth,
+        "load_average": load_before,
+    }
+    return header, records, trees
+
+
+def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:
+    """Time one pass over each number of rows behind a prefix, in turns; all rows give logits, as in verification."""
+    model.reserve(1, prefix + max(rows))
+    milliseconds: dict[int, list[float]] = {count: [] for count in rows}
+    slot = slot_behind(model, prefix)
+    try:
+        with collector_off():
+            for turn in range(-WARM_UP_PASSES, repeats):
+                for count in rows:
+                    seconds = pass_seconds(model, slot, range(-1, count - 1))
+                    if turn >= 0:
+                        milliseconds[count].append(1e3 * seconds)
+    finally:
+        model.close(slot)
+    return [PassRecord(count, prefix, tuple(milliseconds[count])) for count in rows]
+
+
+def weight_bytes_read(
+    folder: Path, dtype: torch.dtype, quantization: str | None = None, *, trust_remote_code: bool = False
+) -> int:
+    """Bytes of all weights that a pass reads."""
+    size = dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization]
+    return weights_of_pass(folder, trust_remote_code=trust_remote_code) * size
+
+
+def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
+    """Weights that a pass reads: everything but an embedding that is not the head as well."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if head is not None and head.weight is not embedding.weight:
+        count -= embedding.weight.numel()
+    return int(count)

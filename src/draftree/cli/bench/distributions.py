@@ -1,0 +1,72 @@
+"""`draftree bench distributions`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftree.cli.bench.options import (
+    COMPARED,
+    HOW,
+    Category,
+    Limit,
+    MaxTokens,
+    Output,
+    Prompts,
+    Seed,
+    listed,
+    write_and_show,
+)
+from draftree.cli.completion import complete_model
+from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, require_new
+
+
+def distributions(
+    model: Model,
+    *,
+    draft_model: Annotated[
+        str,
+        typer.Option(
+            help="The drafter's model.", metavar="NAME", autocompletion=complete_model, rich_help_panel=COMPARED
+        ),
+    ],
+    temperatures: Annotated[
+        str, typer.Option(help="Of texts and distributions.", metavar="X,X,...", rich_help_panel=COMPARED)
+    ] = "0,0.5,0.8,1,1.25,1.5",
+    prompts: Prompts = None,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 48,
+    seed: Seed = 0,
+    draws: Annotated[int, typer.Option(help="Noises that are averaged over.", metavar="N", rich_help_panel=HOW)] = 8,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+) -> None:
+    """Compare a drafter's distributions with the target's: how often it guesses right, and what each rule keeps."""
+    require_new(output)
+    from draftree.analysis.acceptance import kept_by_rule
+    from draftree.bench.closeness import DistributionSettings, prepare
+    from draftree.cli.models import resolve_with_bar
+
+    settings = DistributionSettings(
+        model=model,
+        draft_model=draft_model,
+        temperatures=listed(temperatures, "--temperatures", kind=float, example="0,0.8"),
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        seed=seed,
+        draws=draws,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+    ready = prepare(settings, fetch=resolve_with_bar)
+    distribution_lines = (("distribution", record) for records in ready.run(kept_by_rule) for record in records)
+    write_and_show(output, ready.header, distribution_lines)

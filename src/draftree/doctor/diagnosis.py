@@ -1,0 +1,223 @@
+"""What a model does here: the machine, how passes run and why, the self-check, memory, vocabularies, floors.
+
+Everything is gathered into plain records; how they look is somebody else's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Callable
+
+import torch
+
+from draftree.assembly import Methods, build_parts
+from draftree.bench.pass_times import QUANTIZED_BYTES, time_passes, weights_of_pass
+from draftree.bench.provenance import machine, shown_name, versions
+from draftree.bench.settings import load_for
+from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
+from draftree.core.errors import ConfigurationError, VocabularyMismatchError
+from draftree.doctor.expectations import expectations
+from draftree.doctor.records import (
+    Diagnosis,
+    DoctorSettings,
+    DraftModelReport,
+    DraftReport,
+    MachineReport,
+    ModelReport,
+    PassReport,
+)
+from draftree.drafters.base import LoadedDraftModel
+from draftree.engine.memory import estimate_slots
+from draftree.engine.parts import Parts
+from draftree.loading.choices import has_native_bfloat16, resolve_device
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.resolve import resolve_model
+from draftree.loading.targets import kernels_of_drafter
+from draftree.loading.tokenizers import load_tokenizer
+from draftree.models.base import LanguageModel
+from draftree.models.memory import free_memory
+from draftree.models.native.build import NativeUnavailableError, find_compiler
+from draftree.models.native.library import library
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import compare_vocabularies
+from draftree.verifiers.base import Promise
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+PREFIX = 128
+REPEATS = 10
+LENGTH = 2048
+
+
+def examine_machine(device: str = "auto") -> MachineReport:
+    """Look at the machine; the C pass is built if it is not yet.
+
+    Raises:
+        ConfigurationError: no such device.
+    """
+    where = resolve_device(device)
+    compiler = instructions = reason = None
+    with contextlib.suppress(NativeUnavailableError):  # what was built before needs none
+        compiler = shlex.join(find_compiler())
+    try:
+        instructions = library().instructions
+    except NativeUnavailableError as error:
+        reason = str(error)
+    cards = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return MachineReport(
+        facts=machine(where),
+        versions=versions(),
+        devices=("cpu", *cards),
+        threads=torch.get_num_threads(),
+        caches=tuple(cache_sizes()),
+        free_bytes=free_memory(where),
+        compiler=compiler,
+        instructions=instructions,
+        why_not_native=reason,
+        native_bfloat16=has_native_bfloat16(where),
+    )
+
+
+def examine(
+    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = resolve_model
+) -> Diagnosis:
+    """Load what was named and look at it.
+
+    Args:
+        settings: what.
+        found: the machine, examined.
+        fetch: called with the name of every model before any is loaded.
+
+    Raises:
+        ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
+        ModelError: a model that cannot be had or used.
+    """
+    methods = settings.methods()
+    for name in (settings.model, *methods.draft_models):
+        fetch(name)
+    trusts, target = settings.trust_remote_code, load_for(settings)
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
+    loaded: list[tuple[LoadedModel, DraftModelReport]] = []
+    parts, draft = Parts(target.model, methods.verifier, methods.planner), None
+    if methods.drafters:
+        parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
+    length = _length(settings, target.model)
+    memory = estimate_slots(parts, length)  # before anything is measured, which takes memory of its own
+    speeds, draft_seconds = None, None
+    passes: tuple[PassReport, ...] = ()
+    if settings.measure:
+        speeds = measure_speeds(target.model.device, threads=torch.get_num_threads())
+        passes = _passes(target, speeds)
+        if loaded:
+            draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
+    model = _model_report(target)
+    said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
+    if methods.drafters and methods.verifier.promise(1.0) is Promise.LOSSY:
+        said.append(
+            f"Verifier '{settings.verify}' is lossy above temperature 0: the text is not distributed as the model's own"
+        )
+    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
+
+
+def _length(settings: DoctorSettings, model: LanguageModel) -> int:
+    if settings.length is None:
+        return min(LENGTH, model.max_length)
+    if settings.length > model.max_length:
+        raise ConfigurationError(
+            f"slots of {settings.length} tokens were asked for, but the context of '{settings.model}' is "
+            f"{model.max_length}: lower the length"
+        )
+    return settings.length
+
+
+def _examine_draft(
+    settings: DoctorSettings,
+    methods: Methods,
+    target: LoadedModel,
+    *,
+    tokenizer: Tokenizer | None,
+    loaded: list[tuple[LoadedModel, DraftModelReport]],
+) -> tuple[Parts, DraftReport]:
+    """The parts that would write, without the drafter where it does not fit, and what was found."""
+    trusts = settings.trust_remote_code
+
+    def load(name: str) -> LoadedDraftModel:
+        model = load_model(
+            name,
+            dtype=target.model.dtype,
+            device=settings.device,
+            kernels=kernels_of_drafter(target),
+            trust_remote_code=trusts,
+        )
+        own = None if model.folder is None else load_tokenizer(model.folder, trust_remote_code=trusts)
+        vocabulary = None
+        if own is not None and tokenizer is not None:
+            vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())
+        loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
+        return LoadedDraftModel(model.model, own, name)
+
+    parts, note, problem = Parts(target.model, methods.verifier, methods.planner), "", None
+    try:
+        parts = build_parts(
+            methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
+        )
+        note = parts.drafter.note if parts.drafter is not None else ""
+    except (ConfigurationError, VocabularyMismatchError) as error:
+        problem = str(error)
+    nodes = methods.planner.default_nodes
+    return parts, DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
+
+
+def _model_report(loaded: LoadedModel) -> ModelReport:
+    model, check = loaded.model, loaded.model.self_check
+    return ModelReport(
+        name=shown_name(loaded.name),
+        family=_family(loaded),
+        vocab_size=model.vocab_size,
+        max_length=model.max_length,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        kernels=loaded.kernels,
+        why_torch=loaded.why_torch,
+        quantization=loaded.quantization,
+        supports_trees=model.supports_trees,
+        is_exact=model.is_exact,
+        chain_error=None if check is None else check.chain_error,
+        tree_error=None if check is None or not model.supports_trees else check.tree_error,
+        tolerance=None if check is None else check.tolerance,
+        footprint=model.footprint,
+    )
+
+
+def _family(loaded: LoadedModel) -> str:
+    if loaded.folder is None:
+        return ""
+    from transformers import AutoConfig
+
+    trusts = loaded.runs_code
+    return str(AutoConfig.from_pretrained(loaded.folder, local_files_only=True, trust_remote_code=trusts).model_type)
+
+
+def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
+    assert target.folder is not None
+    model = target.model
+    weights = weights_of_pass(target.folder, trust_remote_code=target.runs_code)
+    kind = target.quantization or str(model.dtype).removeprefix("torch.")
+    item = model.dtype.itemsize if target.quantization is None else QUANTIZED_BYTES[target.quantization]
+    reports = []
+    for rows, seconds in _pass_seconds(model, ROWS):
+        read = weights * item + _prefix(model) * model.footprint.token
+        floor = speeds.floor_seconds(read_bytes=read, operations=2.0 * weights * rows, kind=kind)
+        reports.append(PassReport(rows, seconds, floor))
+    return tuple(reports)
+
+
+def _prefix(model: LanguageModel) -> int:
+    return min(PREFIX, model.max_length // 2)
+
+
+def _pass_seconds(model: LanguageModel, rows: tuple[int, ...]) -> list[tuple[int, float]]:
+    prefix = _prefix(model)
+    fitting = [count for count in rows if prefix + count <= model.max_length]
+    records = time_passes(model, fitting, prefix=prefix, repeats=REPEATS)
+    return [(record.rows, sorted(record.milliseconds)[REPEATS // 2] / 1e3) for record in records]

@@ -1,0 +1,1 @@
+"""Trees grown from the distributions of a model, level by level."""

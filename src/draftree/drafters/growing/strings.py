@@ -1,0 +1,143 @@
+"""Trees that a model grows in its own tokens, said in the target's: `map=strings` of a drafter with another tokenizer.
+
+Every way down the model's tree is a string. It is cut into the target's tokens as that tokenizer would cut it behind
+what is written, and the ways are merged into one tree. The model's choices are the likeliest: its tokens and the
+target's are different events, so there is no noise that both could share, and no distribution over the target's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, prune
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.shapes import Shape
+from draftree.drafters.growing.stepping import SteppedSequence
+from draftree.drafters.growing.translation import OwnReader, Translation
+from draftree.drafters.growing.tree_growth import Growth
+from draftree.models.base import LanguageModel
+from draftree.sampling.controls import build_controls
+from draftree.sampling.params import SamplingParams
+from draftree.text.retokenize.vocab_map import LOOK_BEHIND, encode_continuation
+
+
+@dataclass(slots=True)
+class SpelledSequence:
+    """A sequence whose drafts are said in other tokens. Mutated by `StringGrowth` only."""
+
+    view: SequenceView
+    stepped: SteppedSequence
+    tree: TokenTree = EMPTY
+    """The last tree, in the model's tokens."""
+
+
+@dataclass(slots=True)
+class _Trie:
+    """The target's tree while ways are merged into it."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    known: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        node = ROOT
+        for token, score in zip(tokens, scores, strict=True):
+            found = self.known.get((node, token))
+            if found is None:
+                found = self.known[node, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.scores.append(score)
+            else:
+                self.scores[found] = max(self.scores[found], score)
+            node = found
+
+    def tree(self, budget: Budget) -> TokenTree:
+        """The best nodes; below a node none is better."""
+        tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.scores))
+        level = depths(tree.parents)
+        order = sorted(
+            (n for n in range(len(tree)) if level[n] <= budget.depth), key=lambda n: (-tree.scores[n], level[n], n)
+        )
+        return prune(tree, order[: budget.num_nodes])
+
+
+class StringGrowth:
+    """As `Growth`, for a model whose drafts are carried over as strings.
+
+    Args:
+        model: the model that is stepped.
+        shape: of its trees.
+        translation: between the vocabularies.
+    """
+
+    def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:
+        reader = OwnReader(translation, model.vocab_size)
+        self._growth = Growth(model, shape=shape, draw=Draw.FREE, shares_noise=False, reader=reader)
+        self._shape = shape
+        self._translation = translation
+        self._likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in the model's slots."""
+        self._growth.reserve(num_sequences, length)
+
+    def open(self, view: SequenceView) -> SpelledSequence:
+        """State for a new sequence."""
+        return SpelledSequence(view, self._growth.open(SequenceView(view.history, self._likeliest)))
+
+    def close(self, state: SpelledSequence) -> None:
+        """Free the slot."""
+        self._growth.close(state.stepped)
+
+    def observe(self, states: Sequence[SpelledSequence], verdicts: Sequence[Verdict]) -> None:
+        """Keep what the text bears out; which of the target's nodes were accepted does not say it."""
+        self._growth.follow([state.stepped for state in states], [state.tree for state in states])
+        for state in states:
+            state.tree = EMPTY
+
+    def grow(self, states: Sequence[SpelledSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, within its budget and the shape."""
+        trees = self._growth.grow([state.stepped for state in states], budgets)
+        said = []
+        for state, tree, budget in zip(states, trees, budgets, strict=True):
+            state.tree = tree
+            said.append(self._said(state, tree, budget.within(self._shape.num_nodes, self._shape.depth)))
+        return said
+
+    def _said(self, state: SpelledSequence, tree: TokenTree, budget: Budget) -> TokenTree:
+        before = state.view.history.tokens[-LOOK_BEHIND:].tolist()
+        trie = _Trie()
+        inner = set(tree.parents)
+        for leaf in range(len(tree)):
+            if leaf not in inner:
+                trie.add(*self._way(tree, tree.path(leaf), before))
+        return trie.tree(budget)
+
+    def _way(self, tree: TokenTree, nodes: Sequence[int], before: Sequence[int]) -> tuple[list[int], list[float]]:
+        """The target's tokens of one way down, each with the score of the node that it ends in."""
+        own, target = self._translation.own, self._translation.target
+        data, ends = bytearray(), []
+        eos_score = None
+        for node in nodes:
+            if tree.tokens[node] == own.eos_id:
+                eos_score = tree.scores[node]
+                break
+            data += own.says(tree.tokens[node]) or b""
+            ends.append((len(data), tree.scores[node]))
+        ids: list[int] = []
+        scores: list[float] = []
+        place = 0
+        for token_id in encode_continuation(target, before, bytes(data)):
+            if token_id >= self._translation.target_size:
+                return ids, scores
+            place += len(target.says(token_id) or b"")
+            ids.append(token_id)
+            scores.append(next((score for end, score in ends if end >= place), ends[-1][1]))
+        if eos_score is not None and target.eos_id is not None and place == len(data):
+            ids.append(target.eos_id)
+            scores.append(eos_score)
+        return ids, scores

@@ -1,0 +1,263 @@
+"""How any drafter that steps a model grows a tree: level by level, one batched pass a level.
+
+An autoregressive drafter pays one pass for each level, however wide: all frontier nodes of all sequences are fed
+together. Candidates are ranked with the request's own noise where the verifier allows it; children that are draws
+take theirs from streams of this round and node alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.noise import Noise
+from draftree.core.threads import Alone
+from draftree.core.tree import ROOT, Draw, TokenTree, prune
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.partial import SketchStepper
+from draftree.drafters.growing.readers import Reader, SameReader
+from draftree.drafters.growing.shapes import Shape
+from draftree.drafters.growing.stepping import ModelStepper, Stepped, Stepper
+from draftree.models.base import LanguageModel, Part, Scores
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.search import argmax, leading, log_total
+
+
+@dataclass(slots=True)
+class _Growing:
+    """One sequence's tree while it grows. Scores are cumulated log-probabilities: the drafter's idea of survival."""
+
+    state: Stepped
+    budget: Budget
+    noise: Noise
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    distributions: list[Tensor] = field(default_factory=list)
+    ways: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    """Tokens from the root down, of the root and of every node."""
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    unsure: set[int] = field(default_factory=set)
+    leaders: list[float] = field(default_factory=list)
+    """A heap of the highest scores so far, as many as the budget has nodes."""
+
+    def add(self, parent: int, token: int, score: float, *, confidence: float, distribution: Tensor | None) -> None:
+        if confidence < self.budget.min_confidence:
+            # kept, since dropping a draw would bias the distribution; but nothing grows below it
+            self.unsure.add(len(self.tokens))
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score + self.score_of(parent))
+        self.ways.append((*self.ways[parent + 1], token))
+        if distribution is not None:
+            self.distributions.append(distribution)
+        if len(self.leaders) < self.budget.num_nodes:
+            heapq.heappush(self.leaders, self.scores[-1])
+        else:
+            heapq.heappushpop(self.leaders, self.scores[-1])
+
+    def score_of(self, node: int) -> float:
+        """Cumulated score; the root's is 0."""
+        return 0.0 if node == ROOT else self.scores[node]
+
+    def may_lead(self, score: float) -> bool:
+        """Whether a new node of this score would be among the best; of equals the older ones are."""
+        return len(self.leaders) < self.budget.num_nodes or score > self.leaders[0]
+
+    def best(self, count: int) -> list[int]:
+        """The nodes of highest survival: with every node its parent, whose score is never lower."""
+        order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
+        return sorted(order[:count])
+
+
+class Growth:
+    """Grows trees with a model.
+
+    Args:
+        model: the model that is stepped.
+        shape: of the trees.
+        draw: how children are drawn, one of the shape's draws.
+        shares_noise: rank with the request's own noise, or with a stream of this round alone.
+        vocab_size: the target's; None if the model's logits are as wide.
+        reader: in which tokens the model reads and answers; None if they are the target's.
+        part: of the layers, where the model is the target itself, whose slots are then used; None for a model apart.
+        place: of the drafter among merged ones, whose draws must be independent of one another.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        shape: Shape,
+        draw: Draw,
+        shares_noise: bool,
+        vocab_size: int | None = None,
+        reader: Reader | None = None,
+        part: Part | None = None,
+        place: int = 0,
+    ) -> None:
+        width = model.vocab_size if vocab_size is None else vocab_size
+        self._stepper: Stepper[Any]
+        if part is None:
+            self._stepper = ModelStepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
+        else:
+            self._stepper = SketchStepper(model, part)
+        self._shape = shape
+        self._draw = draw
+        self._salts = (place,) if place else ()
+        self._shares_noise = shares_noise and draw is Draw.FREE
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in the model's slots: no more than it can read, whatever the length of the texts."""
+        readable = min(length, self._stepper.model.max_length)
+        self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
+
+    def open(self, view: SequenceView) -> Any:
+        """State for a new sequence."""
+        return self._stepper.open(view)
+
+    def close(self, state: Stepped) -> None:
+        """Free the slot."""
+        self._stepper.close(state)
+
+    def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
+        """Keep what was accepted of what was fed."""
+        self._stepper.keep(states, [verdict.path for verdict in verdicts])
+
+    def follow(self, states: Sequence[Stepped], trees: Sequence[TokenTree]) -> None:
+        """As `observe`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        self._stepper.follow(states, trees)
+
+    @torch.inference_mode()
+    def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """A tree for every sequence, within its budget and the shape."""
+        depth = min(self._shape.depth, self._stepper.max_depth)
+        growing = [
+            _Growing(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
+            for state, budget in zip(states, budgets, strict=True)
+        ]
+        active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
+        level = 0
+        while active:
+            self._choose(active, self._feed(active, level), self._shape.widths[level])
+            level += 1
+            active = [g for g in active if g.frontier and level < g.budget.depth]
+        return [self._tree(g) for g in growing]
+
+    def _noise(self, state: Stepped) -> Noise:
+        noise = state.view.controls.noise
+        return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
+
+    def _feed(self, active: Sequence[_Growing], level: int) -> Scores:
+        """One pass over all frontiers; the first one also reads what the slots have not seen."""
+        if level == 0:
+            return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
+        parents = []
+        for g in active:
+            fed = g.state.fed
+            parents.append([fed[g.parents[n]] if g.parents[n] != ROOT else ROOT for n in g.frontier])
+            for node in g.frontier:
+                fed[node] = len(fed)
+        return self._stepper.feed(
+            [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
+        )
+
+    def _choose(self, active: Sequence[_Growing], scores: Scores, width: int) -> None:
+        """Children of every frontier node; rows of scores stand in the order of the frontiers."""
+        rows = [
+            DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
+            for g in active
+        ]
+        with Alone(where=self._stepper.model.own_threads) as alone:
+            distributions = Distributions(scores.given, rows, overwrites=True, at=scores.at, before_torch=alone.begin)
+            self._add_children(active, distributions, width)
+
+    def _add_children(self, active: Sequence[_Growing], distributions: Distributions, width: int) -> None:
+        num_best = self._shape.num_best
+        tokens, values = self._candidates(active, distributions, width)
+        confidence = self._confidence(active, distributions, tokens)
+        for index, g in enumerate(active):
+            span, first = distributions.span(index), len(g.tokens)
+            with_distributions = (
+                distributions.of(index).probs() if self._draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT) else None
+            )
+            for row, node in enumerate(g.frontier):
+                place = span.start + row
+                for token, value, sure in zip(tokens[place], values[place], confidence[place], strict=True):
+                    # children are cut by number, never by what they are: a draw that is looked at must count
+                    if num_best is None and len(g.tokens) == g.budget.num_nodes:
+                        break
+                    if num_best is not None and not g.may_lead(value + g.score_of(node)):
+                        break
+                    # NaN as well: a drafter that has lost its mind guesses nothing
+                    if not value > float("-inf"):
+                        continue
+                    g.add(
+                        node,
+                        token,
+                        value,
+                        confidence=sure,
+                        distribution=None if with_distributions is None else with_distributions[row],
+                    )
+            self._advance(g, first)
+
+    def _candidates(
+        self, active: Sequence[_Growing], distributions: Distributions, width: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probabilities of the children, `width` of them for each row."""
+        width = min(width, distributions.width)
+        if self._draw is Draw.FREE:
+            return distributions.ranked([g.noise for g in active], width, in_place=not self._asks_confidence(active))
+        streams = [g.noise.stream(node) for g in active for node in g.frontier]
+        if self._draw is Draw.WITHOUT_REPLACEMENT:
+            chosen, _ = leading(distributions.perturbed_rows(streams), width)
+        else:
+            draws = [argmax(distributions.perturbed_rows([s.stream(child) for s in streams])) for child in range(width)]
+            chosen = torch.tensor(draws, device=distributions.logits.device).T
+        return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
+
+    def _confidence(
+        self, active: Sequence[_Growing], distributions: Distributions, tokens: list[list[int]]
+    ) -> list[list[float]]:
+        """Probabilities of the children under the drafter's own distribution; 1 where no budget asks."""
+        if not self._asks_confidence(active):
+            return [[1.0] * len(row) for row in tokens]
+        chosen = torch.tensor(tokens, device=distributions.logits.device)
+        found: list[list[float]] = _log_probs(distributions.logits, chosen).exp().tolist()
+        return found
+
+    @staticmethod
+    def _asks_confidence(active: Sequence[_Growing]) -> bool:
+        return any(g.budget.min_confidence for g in active)
+
+    def _advance(self, g: _Growing, first: int) -> None:
+        """The new nodes that are worth growing on are the next frontier."""
+        new = range(first, len(g.tokens))
+        if self._shape.num_best is not None:
+            if len(g.tokens) > g.budget.num_nodes:
+                kept = set(g.best(g.budget.num_nodes))
+                new = [node for node in new if node in kept]  # type: ignore[assignment]
+        elif len(g.tokens) == g.budget.num_nodes:
+            new = range(0)
+        g.frontier = [node for node in new if node not in g.unsure]
+
+    def _tree(self, g: _Growing) -> TokenTree:
+        distributions = torch.stack(g.distributions) if g.distributions else None
+        tree = TokenTree(tuple(g.tokens), tuple(g.parents), tuple(g.scores), self._draw, distributions)
+        if self._shape.num_best is None or len(tree) <= g.budget.num_nodes:
+            return tree
+        kept = g.best(g.budget.num_nodes)
+        place = {node: new for new, node in enumerate(kept)}
+        g.state.fed = {place[node]: fed for node, fed in g.state.fed.items() if node in place}
+        return prune(tree, kept)
+
+
+def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Log-probabilities of the chosen columns only: a whole row of them costs far more than its sum."""
+    return logits.gather(-1, chosen) - log_total(logits)

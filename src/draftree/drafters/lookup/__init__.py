@@ -1,0 +1,1 @@
+"""Lookup of continuations in earlier text."""

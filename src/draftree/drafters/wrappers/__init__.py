@@ -1,0 +1,1 @@
+"""Drafters around other drafters: merged trees and grammar guidance."""

@@ -1,0 +1,259 @@
+"""Any drafter under a grammar: what the grammar forbids goes, and what it forces comes for free.
+
+A drafted token that the grammar does not allow cannot be accepted; where children are free, it is taken out before
+the tree is scored. Where the grammar leaves one token, or tokens that spell one text, they need no drafter: they are
+put behind the root and behind the likeliest leaf, beyond the budget if need be, and where they fill it the drafter is
+not asked. Where children are drawn from distributions nothing is taken out, since a draw that is looked at must count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, path, prune
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import Drafter, SequenceView
+from draftree.models.memory import Footprint
+from draftree.sampling.grammar.guide import Guide
+
+NAME = "grammar"
+"""Source of forced tokens in statistics."""
+LONGEST_RUN = 32
+"""Forced tokens behind the root at most: each is a row of the pass."""
+LONGEST_TAIL = 8
+"""Forced tokens behind a leaf at most: they are of use only if the leaf is accepted."""
+LEAST_TRUST, MEMORY, RECOVERY = 0.4, 0.7, 0.02
+"""A model that cuts forced texts in other ways than into the longest tokens is not guessed at below this share of right
+guesses; how much of the share is older ones; and how much it grows in a round without such a guess."""
+
+
+@dataclass(slots=True)
+class GuidedSequence:
+    """A sequence of the wrapped drafter, and its last tree. Mutated by `GuidedDrafter` only."""
+
+    own: Any
+    view: SequenceView
+    drafted: TokenTree = EMPTY
+    """What the wrapped drafter gave."""
+    places: list[int | None] = field(default_factory=list)
+    """For every node of the tree that was scored the drafter's node; None for forced ones."""
+    trust: float = 1.0
+    """How often the longest of several spellings was the model's, lately."""
+    guess: int | None = None
+    """The node behind the root that is such a guess."""
+
+    @property
+    def guide(self) -> Guide | None:
+        """What leads the text, if anything does."""
+        return self.view.controls.guide
+
+
+@final
+class GuidedDrafter(Drafter[GuidedSequence]):
+    """Wraps a drafter; sequences without a grammar are left to it as they are.
+
+    Args:
+        drafter: the one that is wrapped.
+        name: its spec, as statistics name it.
+        draw: how its children count.
+        may_branch: whether a forced run may stand beside a drafted one.
+        vocab_size: width of the distributions.
+    """
+
+    class Config:
+        """A wrapper has no options of its own."""
+
+    def __init__(self, drafter: Drafter[Any], name: str, *, draw: Draw, may_branch: bool, vocab_size: int) -> None:
+        self._drafter = drafter
+        self._name = name
+        self._draw = draw
+        self._grafts = may_branch and draw is Draw.FREE
+        self._vocab_size = vocab_size
+        self.reads_predictions = drafter.reads_predictions
+        self.wants_picks = drafter.wants_picks
+
+    @classmethod
+    def draws(cls, config: Any) -> frozenset[Draw]:
+        """Those of what is wrapped."""
+        return frozenset(Draw)
+
+    @classmethod
+    def default_depth(cls, config: Any) -> int:
+        """That of what is wrapped."""
+        return 0
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in what is wrapped."""
+        self._drafter.reserve(num_sequences, length)
+
+    @property
+    def footprint(self) -> Footprint:
+        """That of what is wrapped."""
+        return self._drafter.footprint
+
+    def open(self, sequence: SequenceView) -> GuidedSequence:
+        """The wrapped drafter's state, and the view."""
+        return GuidedSequence(self._drafter.open(sequence), sequence)
+
+    def draft(self, states: Sequence[GuidedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """Trees of the wrapped drafter, made to fit."""
+        runs = [self._run_behind_root(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        asked = [
+            i
+            for i, (run, budget) in enumerate(zip(runs, budgets, strict=True))
+            if len(run) < min(budget.num_nodes, budget.depth)
+        ]
+        for state in states:
+            state.drafted = EMPTY
+        if asked:
+            trees = self._drafter.draft([states[i].own for i in asked], [budgets[i] for i in asked])
+            self.part_seconds = self._drafter.part_seconds
+            for i, tree in zip(asked, trees, strict=True):
+                states[i].drafted = tree
+        return [
+            state.drafted if state.guide is None else self._fitted(state, state.guide, run, budget)
+            for state, run, budget in zip(states, runs, budgets, strict=True)
+        ]
+
+    def _run_behind_root(self, state: GuidedSequence, budget: Budget) -> list[int]:
+        if state.guide is None:
+            return []
+        return self._forced(state, state.guide, (), min(LONGEST_RUN, budget.room))
+
+    def _forced(self, state: GuidedSequence, guide: Guide, path: Sequence[int], most: int) -> list[int]:
+        return guide.forced(state.view.history, path, most, certain=state.trust < LEAST_TRUST)
+
+    def _fitted(self, state: GuidedSequence, guide: Guide, run: Sequence[int], budget: Budget) -> TokenTree:
+        tree = state.drafted
+        kept = list(range(len(tree)))
+        if self._draw in (Draw.FREE, Draw.POINT):
+            kept = self._allowed(guide, state.view, tree)
+            tree = prune(tree, kept) if len(kept) < len(tree) else tree
+        growing = _Growing(tree, self._name)
+        if self._grafts or not len(tree):
+            growing.graft(ROOT, run)
+        state.guess = _guess(state, guide, growing, run)
+        leaf = _likeliest_leaf(growing)
+        room = budget.room - max(len(growing.tokens), growing.depth_of(leaf))
+        tail = [] if leaf == ROOT else self._forced(state, guide, growing.path(leaf), min(LONGEST_TAIL, room))
+        growing.graft(leaf, tail)
+        state.places = [*kept, *[None] * (len(growing.tokens) - len(tree))]
+        return growing.tree(self._draw, self._vocab_size)
+
+    def _allowed(self, guide: Guide, view: SequenceView, tree: TokenTree) -> list[int]:
+        allowed = guide.allowed(view.history, tree.token_paths()[1:])
+        return [node for node, may_follow in enumerate(allowed) if may_follow is not None]
+
+    def observe(
+        self, states: Sequence[GuidedSequence], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Tell the wrapped drafter how far the text went along its own trees."""
+        heard = [
+            verdict if state.guide is None else self._own_verdict(state, verdict)
+            for state, verdict in zip(states, verdicts, strict=True)
+        ]
+        drafted = [tree if state.guide is None else state.drafted for state, tree in zip(states, trees, strict=True)]
+        self._drafter.observe([state.own for state in states], drafted, heard)
+        for state in states:
+            state.drafted, state.places, state.guess = EMPTY, [], None
+
+    def _own_verdict(self, state: GuidedSequence, verdict: Verdict) -> Verdict:
+        if state.guess is None:
+            state.trust = min(1.0, state.trust + RECOVERY)
+        else:
+            state.trust = MEMORY * state.trust + (1 - MEMORY) * (state.guess in verdict.path)
+        path: list[int] = []
+        for node in verdict.path:
+            place = state.places[node]
+            if place is None:
+                break
+            path.append(place)
+        picks: list[int | None] = []
+        if self.wants_picks and verdict.picks:
+            picks = [verdict.picks[0], *[None] * len(state.drafted)]
+            for node, place in enumerate(state.places):
+                if place is not None:
+                    picks[1 + place] = verdict.picks[1 + node]
+        return Verdict(tuple(path), verdict.bonus, tuple(picks))
+
+    @property
+    def note(self) -> str:
+        """What the wrapped drafter decided."""
+        return self._drafter.note
+
+    def close(self, state: GuidedSequence) -> None:
+        """Close what is wrapped."""
+        self._drafter.close(state.own)
+
+    def forget(self) -> None:
+        """Let the wrapped drafter forget."""
+        self._drafter.forget()
+
+
+def _guess(state: GuidedSequence, guide: Guide, growing: _Growing, run: Sequence[int]) -> int | None:
+    """The node of the run's first token, where others would spell the same text."""
+    if not run or guide.forced(state.view.history, (), 1, certain=True):
+        return None
+    pairs = enumerate(zip(growing.parents, growing.tokens, strict=True))
+    return next((node for node, pair in pairs if pair == (ROOT, run[0])), None)
+
+
+class _Growing:
+    """A tree to which certain tokens are added."""
+
+    def __init__(self, tree: TokenTree, name: str) -> None:
+        self._tree = tree
+        self.tokens = list(tree.tokens)
+        self.parents = list(tree.parents)
+        self.scores = list(tree.scores)
+        self.sources = list(tree.sources or [(name,)] * len(tree))
+        self._depths = depths(tree.parents)
+
+    def depth_of(self, node: int) -> int:
+        return 0 if node == ROOT else self._depths[node]
+
+    def path(self, node: int) -> list[int]:
+        return [self.tokens[n] for n in path(self.parents, node)]
+
+    def graft(self, node: int, run: Sequence[int]) -> None:
+        """Put a run of tokens below a node, along what is there already."""
+        for token in run:
+            pairs = enumerate(zip(self.parents, self.tokens, strict=True))
+            found = next((place for place, pair in pairs if pair == (node, token)), None)
+            if found is None:
+                found = len(self.tokens)
+                # as likely as what it stands behind
+                if self.scores or not self._tree.tokens:
+                    self.scores.append(0.0 if node == ROOT else self.scores[node])
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.sources.append((NAME,))
+                self._depths.append(self.depth_of(node) + 1)
+            node = found
+
+    def tree(self, draw: Draw, vocab_size: int) -> TokenTree:
+        distributions = self._tree.distributions
+        new = self.tokens[len(self._tree) :]
+        if new and draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT):
+            certain = torch.zeros(len(new), vocab_size).scatter_(-1, torch.tensor(new)[:, None], 1.0)
+            distributions = (
+                certain
+                if distributions is None
+                else torch.cat((distributions, certain.to(distributions.device, distributions.dtype)))
+            )
+        return TokenTree(
+            tuple(self.tokens), tuple(self.parents), tuple(self.scores), draw, distributions, tuple(self.sources)
+        )
+
+
+def _likeliest_leaf(growing: _Growing) -> int:
+    """The leaf with the highest score, the first drafted of equals; without scores the first; the root of nothing."""
+    inner = set(growing.parents)
+    leaves = [node for node in range(len(growing.tokens)) if node not in inner]
+    if not growing.scores:
+        return leaves[0] if leaves else ROOT
+    return max(leaves, key=lambda node: growing.scores[node], default=ROOT)

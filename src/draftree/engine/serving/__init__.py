@@ -1,0 +1,1 @@
+"""The engine on a thread of its own, for asyncio."""

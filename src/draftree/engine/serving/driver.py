@@ -1,0 +1,199 @@
+"""One thread that steps an engine for coroutines elsewhere. Only this thread touches the engine and what is below.
+
+A request is in one place at a time:
+
+    asked      in the mailbox                 by `ask`, from any thread
+    in line    in `_line`                     until the engine's queue has room for all of it, or not at all (`wait`)
+    served     in the engine, and each of its unfinished sequences has a listener in `_listeners`
+    over       nowhere; its sequences are finished and its listeners are notified
+
+A request ends in one way: its sequences are finished, then its listeners are notified. The engine finishes sequences
+that are served; `Request.refuse` finishes the others. Each cause is one short path:
+
+    completed, or failed alone         `Engine.step`
+    the client left                    `leave`; `_tell` if its event loop is gone
+    refused                            `_join` and `_enter`
+    closed, or the thread broke down   `_end`, and the mailbox from then on
+
+A slow reader needs no path of its own: updates are sent without waiting.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, final
+
+from draftree.core.errors import EngineClosedError, QueueFullError
+from draftree.engine.engine import Engine
+from draftree.engine.serving.listening import Listener, Request
+from draftree.engine.serving.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
+
+CLOSED = "the engine was closed, or is being drained: it takes no requests; make another one"
+
+
+@final
+class Driver:
+    """Steps an engine on a thread of its own.
+
+    Args:
+        engine: only this driver may use it from now on.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mailbox = Mailbox()
+        self._line: list[Request] = []
+        self._listeners: list[Listener] = []
+        self._drains: list[Future[None]] = []
+        self._is_draining = self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: Request, *, wait: bool) -> None:
+        """Submit a request; its listeners are notified of every result, refusals included. Does not wait.
+
+        Args:
+            request: a new one.
+            wait: whether it stands in line while the engine's queue is full, or is refused with QueueFullError.
+        """
+        self._mailbox.put(lambda: self._join(request, wait=wait), otherwise=request.refuse)
+
+    def leave(self, request: Request) -> None:
+        """Abort the unfinished sequences of a request that has no reader any more. Does not wait."""
+        if not request.is_over:
+            self._mailbox.put(lambda: self._drop(request), otherwise=lambda reason: None)
+
+    def call(self, action: Callable[[], Any]) -> Future[Any]:
+        """Let the engine's thread do something between two steps. What it returns or raises is in the future."""
+        future = _promise()
+
+        def act() -> None:
+            try:
+                found = action()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(found)
+
+        self._mailbox.put(act, otherwise=future.set_exception)
+        return future
+
+    def drain(self) -> Future[None]:
+        """Take no more requests; the future is done when all are written."""
+        drained = _promise()
+
+        def begin() -> None:
+            self._is_draining = True
+            self._drains.append(drained)
+
+        self._mailbox.put(begin, otherwise=drained.set_exception)
+        return drained
+
+    def close(self) -> None:
+        """End everything and wait for the thread."""
+
+        def end() -> None:
+            self._is_closing = True
+
+        self._mailbox.put(end, otherwise=lambda reason: None)
+        self._thread.join()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if requests are lost, twice there, or out of order. For `call`: between two turns."""
+        in_line = [id(sequence) for request in self._line for sequence in request.sequences]
+        listened_to = [id(listener.sequence) for listener in self._listeners]
+        served = [id(sequence) for sequence in (*self._engine.running, *self._engine.waiting)]
+        assert sorted(listened_to) == sorted(served), "exactly the sequences in the engine have a listener"
+        assert len({*in_line, *served}) == len(in_line) + len(served), "a sequence is in line or served, once"
+        assert not any(s.is_finished for request in self._line for s in request.sequences), (
+            "finished requests leave the line"
+        )
+        assert [r.priority for r in self._line] == sorted(r.priority for r in self._line), "priorities hold in line"
+        assert not (self._line and self._engine.is_idle), "an idle engine leaves no request in line"
+
+    def _run(self) -> None:
+        reason = CLOSED
+        try:
+            while not self._is_closing:
+                self._turn()
+        except BaseException as error:
+            logger.exception("the engine's thread broke down")
+            reason = f"the engine broke down with {error!r}: make another one"
+        self._end(reason)
+
+    def _turn(self) -> None:
+        """Do one thing that was asked for, or else a step; then bring line, listeners and drains up to date."""
+        action = self._mailbox.get(wait=self._engine.is_idle)
+        if action is not None:
+            action()
+        else:
+            self._step()
+        while self._line and self._engine.takes(len(self._line[0].sequences)):
+            self._enter(self._line.pop(0))
+        self._tell()
+        while self._drains and self._engine.is_idle:
+            self._drains.pop().set_result(None)
+
+    def _step(self) -> None:
+        try:
+            self._engine.step()
+        except Exception:
+            # all running sequences have failed with it and are notified; the engine is consistent
+            logger.exception("a step of the engine raised")
+
+    def _join(self, request: Request, *, wait: bool) -> None:
+        if self._is_draining:
+            request.refuse(EngineClosedError(CLOSED))
+        elif wait:
+            # as in the engine's queue: lower numbers first, then first come, first served
+            bisect.insort(self._line, request, key=lambda other: other.priority)
+        elif self._line:
+            request.refuse(QueueFullError(f"{len(self._line)} requests wait for room in the queue: try again later"))
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        try:
+            self._engine.add(*request.sequences)
+        except Exception as error:
+            request.refuse(error)
+        else:
+            self._listeners.extend(request.listeners)
+
+    def _drop(self, request: Request) -> None:
+        if request in self._line:
+            self._line.remove(request)
+        self._engine.abort(request.sequences)
+
+    def _tell(self) -> None:
+        """Send updates. Abort sequences whose event loop is gone; forget listeners after their last update."""
+        for listener in self._listeners:
+            if not listener.tell():
+                self._engine.abort([listener.sequence])
+        self._listeners = [listener for listener in self._listeners if not listener.sequence.is_finished]
+
+    def _end(self, reason: str) -> None:
+        """Notify all listeners why nothing more will come; requests outside of the engine first."""
+        self._mailbox.shut(reason)
+        for request in self._line:
+            request.refuse(EngineClosedError(reason))
+        for drained in self._drains:
+            drained.set_exception(EngineClosedError(reason))
+        for listener in self._listeners:
+            if not listener.sequence.is_finished:
+                listener.sequence.fail(EngineClosedError(reason))
+            listener.tell()
+        self._engine.abort([listener.sequence for listener in self._listeners])
+
+
+def _promise() -> Future[Any]:
+    """A future that its reader cannot cancel: the action runs even if the reader is gone."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -1,0 +1,248 @@
+"""Who has which slot: opening, sharing, giving back, and whether there is memory for one more.
+
+Memory is counted by what the texts are now and a little ahead, not by what they may become: most end early. If they
+grow into each other the youngest gives its slot back and reads again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from draftree.core.errors import InvalidRequestError
+from draftree.engine.memory import memory_of_sequence
+from draftree.engine.parts import Parts
+from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, Prefixes, PrefixStats, common
+from draftree.engine.sequence import WritingSequence
+from draftree.models.base import Slot
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 256
+"""Tokens that a sequence should be able to write before memory is counted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What is there of a prompt's beginning.
+
+    Attributes:
+        slot: a slot that holds the beginning; None if none does.
+        length: how much of it.
+        kept: the slot's entry, if it is a kept one.
+        later: how much another sequence holds or is about to read.
+    """
+
+    slot: Slot | None = None
+    length: int = 0
+    kept: CachedPrefix | None = None
+    later: int = 0
+
+
+class SlotAllocator:
+    """The slots of running sequences and of kept prefixes. Mutated by the engine only.
+
+    Args:
+        parts: model and drafter.
+        memory: bytes that sequences may take.
+        keep: prefixes that are kept at most.
+        shares: whether a sequence may wait for another that reads the beginning of its prompt.
+    """
+
+    def __init__(self, parts: Parts, memory: int, *, keep: int, shares: bool) -> None:
+        self._parts = parts
+        self._memory = memory
+        self._need = memory_of_sequence(parts)
+        self._shares = shares
+        self._running: Sequence[WritingSequence] = ()
+        self._length = 0
+        self._count = 0
+        self._sequences = self._hits = self._prompt_tokens = self._cached_tokens = 0
+        self.prefixes = Prefixes(parts.target, keep)
+
+    @property
+    def stats(self) -> PrefixStats:
+        """What was reused so far."""
+        return PrefixStats(
+            sequences=self._sequences,
+            hits=self._hits,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            kept=len(self.prefixes.kept),
+            evicted=self.prefixes.evicted,
+        )
+
+    def require_fit(self, sequence: WritingSequence) -> None:
+        """Refuse what can never fit, with the numbers.
+
+        Raises:
+            InvalidRequestError: even alone it is too large.
+        """
+        need = self._need.of(sequence.limit)
+        if need > self._memory:
+            longest = self._need.longest(self._memory) or 0
+            raise InvalidRequestError(
+                f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
+                f"({self._need.token} bytes a token), but texts may take "
+                f"{_megabytes(self._memory)}, enough for {longest} tokens: shorten the prompt, or lower max_tokens"
+            )
+
+    def fits(self, sequences: Sequence[WritingSequence], ahead: int = AHEAD) -> bool:
+        """Whether these can all run, alone with their memory; one alone always can."""
+        if len(sequences) == 1:
+            return True
+        # all slots are as long as the longest
+        longest = max(min(s.limit, len(s.history) + ahead) for s in sequences)
+        return self._need.num_slots(self._memory, longest) >= len(sequences)
+
+    def open(self, running: Sequence[WritingSequence]) -> None:
+        """Slots for those that have none, shared where prompts begin alike; room for what the next pass appends."""
+        if not running:
+            return
+        self._running = running
+        self.prefixes.evict(self._num_open() - self._most_open())
+        try:
+            self._reserve(min(len(running) + len(self.prefixes.kept), self._most_open()), running)
+        except AssertionError:
+            raise  # a mistake of ours, not a request's
+        except Exception as error:
+            logger.warning("no slots for %d texts at once (%s): those fail that do not fit", len(running), error)
+        for place, sequence in enumerate(running):
+            if sequence.slot is not None or sequence.is_finished:
+                continue
+            try:
+                self._open(sequence, running[:place])
+            except AssertionError:
+                raise  # a mistake of ours, not the request's
+            except Exception as error:
+                sequence.fail(error)
+
+    def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
+        copyable = sequence.history.tokens[: sequence.num_copyable]
+        found = PrefixMatch() if sequence.opens else self._beginning(copyable, earlier)
+        if found.later >= found.length + MIN_SHARED:
+            return  # another is about to read that much of it
+        if found.length < MIN_SHARED:
+            found = PrefixMatch()
+        sequence.slot = self._slot(found, sequence)
+        if sequence.plan_state is None:
+            sequence.plan_state = self._parts.planner.open()
+        if self._parts.drafter is not None:
+            sequence.draft_state = self._parts.drafter.open(replace(sequence.view, slot=sequence.slot))
+        if sequence.counts.rounds == 0:
+            self._count_hit(sequence, found.length)
+
+    def _count_hit(self, sequence: WritingSequence, length: int) -> None:
+        sequence.counts.cached_tokens = length
+        self._sequences += 1
+        self._hits += length > 0
+        self._prompt_tokens += len(sequence.history)
+        self._cached_tokens += length
+
+    def _beginning(self, prompt: np.ndarray, earlier: Sequence[WritingSequence]) -> PrefixMatch:
+        kept, length = self.prefixes.find(prompt)
+        slot = None if kept is None else kept.slot
+        later = 0
+        for other in earlier if self._shares else ():
+            if other.slot is None or other.opens is not None:
+                continue
+            alike = common(other.history.tokens, prompt)
+            if min(alike, other.slot.length) > length:
+                kept, slot, length = None, other.slot, min(alike, other.slot.length)
+            later = max(later, alike)
+        return PrefixMatch(slot, length, kept, later)
+
+    def _slot(self, found: PrefixMatch, sequence: WritingSequence) -> Slot:
+        target, kept = self._parts.target, found.kept
+        if kept is not None:
+            self.prefixes.use(kept)
+            # taken over if nothing of it is lost, or if there is no place for a copy
+            if found.length == len(kept.tokens) or self._num_open() >= self._most_open():
+                slot = self.prefixes.take(kept)
+                target.truncate(slot, found.length)
+                self._reserve(self._num_open() + 1, [sequence])
+                return slot
+        self.prefixes.evict(self._num_open() + 1 - self._most_open())
+        self._reserve(self._num_open() + 1, [sequence])
+        if sequence.opens is not None:
+            return sequence.opens()
+        return target.open() if found.slot is None else target.fork(found.slot, found.length)
+
+    def _num_open(self) -> int:
+        return sum(s.slot is not None for s in self._running) + len(self.prefixes.kept)
+
+    def _most_open(self) -> int:
+        """Slots that may be open: one for each that runs, and for kept prefixes what memory is left."""
+        running = len(self._running)
+        longest = max(len(s.history) for s in self._running)
+        return max(running, min(running + self.prefixes.limit, self._need.num_slots(self._memory, longest)))
+
+    def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
+        """Room for so many slots, and for these texts: more than is too little now, so that it is seldom exchanged."""
+        needed = max(len(s.history) for s in sequences) + self._need.tree
+        if count <= self._count and needed <= self._length:
+            return
+        length, most = self._length, self._count
+        if needed > length:
+            longest = max(s.limit for s in sequences) + self._need.tree
+            length = min(longest, max(needed + AHEAD, 2 * length))
+        if count > most:
+            most = max(count, min(self._most_open(), 2 * most))
+        others = self._parts.target.num_open - self._num_open()
+        self._parts.target.reserve(max(0, others) + most, length)
+        if self._parts.drafter is not None:
+            self._parts.drafter.reserve(most, length)
+        self._length, self._count = length, most
+
+    def leave(self, sequence: WritingSequence, *, may_keep: bool) -> None:
+        """Take a sequence's slot and drafter state from it."""
+        slot, sequence.slot = sequence.slot, None
+        if slot is not None and may_keep and sequence.opens is None:
+            self.prefixes.keep(slot, sequence.history.tokens)
+        elif slot is not None:
+            self._parts.target.close(slot)
+        self._close_draft(sequence)
+
+    def recover(self, sequences: Sequence[WritingSequence]) -> None:
+        """After a pass that raised: what is committed stays, what is tentative goes, drafters begin anew."""
+        for sequence in sequences:
+            if sequence.slot is None or sequence.is_finished:
+                continue
+            try:
+                self._parts.target.truncate(sequence.slot, sequence.slot.length)
+                self._close_draft(sequence)
+                if self._parts.drafter is not None:
+                    sequence.draft_state = self._parts.drafter.open(replace(sequence.view, slot=sequence.slot))
+            except Exception as error:
+                sequence.fail(error)
+
+    def _close_draft(self, sequence: WritingSequence) -> None:
+        state, sequence.draft_state = sequence.draft_state, None
+        if state is None or self._parts.drafter is None:
+            return
+        try:
+            self._parts.drafter.close(state)
+        except Exception:
+            # a drafter cannot change the text, and must not hold up those who go on
+            logger.exception("the drafter could not close request %s", sequence.request_id)
+
+    def check_integrity(self, running: Sequence[WritingSequence], waiting: Sequence[WritingSequence]) -> None:
+        """Raise AssertionError if a slot has no owner or two, or holds what was not verified."""
+        assert all(s.slot is None and s.draft_state is None for s in waiting), "who waits has no slot"
+        slots = [s.slot for s in running if s.slot is not None]
+        for sequence in running:
+            if sequence.slot is not None:
+                assert sequence.slot.num_tentative == 0, "between rounds nothing is tentative"
+                assert sequence.slot.length < len(sequence.history), "the root is not read yet"
+        self.prefixes.check_integrity(slots)
+        num_open = len(slots) + len(self.prefixes.kept)
+        assert num_open <= self._count, "slots are reserved"
+        counted = self._parts.target.num_open
+        assert not counted or counted >= num_open, "no slot is lost"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

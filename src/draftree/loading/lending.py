@@ -1,0 +1,103 @@
+"""A model that belongs to somebody else, behind the seam for a while and then as it was before.
+
+The result of the check of a model (does our attention score it exactly, with trees?) is kept for as long as the model
+lives, so that borrowing it again costs nothing. Nothing that is kept refers to the model: it is not kept alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from draftree.loading.load import LoadedModel, behind_seam
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.own_forward import padding_counts
+
+
+@dataclass(slots=True)
+class _Loan:
+    """What is known of a model. Mutated under its lock."""
+
+    lock: Any = field(default_factory=RLock)
+    wrapped: HFModel | CachedModel | None = None
+    facts: tuple[Any, ...] = ()
+    depth: int = 0
+    padding_counts: bool | None = None
+
+
+_LOANS: WeakKeyDictionary[Any, _Loan] = WeakKeyDictionary()
+_LOANS_LOCK = RLock()
+
+
+@contextmanager
+def borrowed(model: Any) -> Iterator[LoadedModel]:
+    """A transformers model behind the seam inside the block; afterwards it is as it was.
+
+    The attention implementation and the training flags are put back, the memory of slots is freed; weights are never
+    touched. Other threads that want the same model wait.
+
+    Args:
+        model: a `…ForCausalLM`.
+
+    Raises:
+        UnsupportedModelError: it cannot be decoded here, with the reason.
+    """
+    with _LOANS_LOCK:
+        loan = _LOANS.setdefault(model, _Loan())
+    with loan.lock:
+        implementations = _implementations(model)
+        training = [module for module in model.modules() if module.training]
+        loan.depth += 1
+        try:
+            yield LoadedModel(_wrapped(model, loan), None, (), type(model).__name__)
+        finally:
+            loan.depth -= 1
+            if loan.depth == 0 and loan.wrapped is not None:
+                loan.wrapped.release()
+            for config, implementation in implementations:
+                config._attn_implementation = implementation
+            for module in training:
+                module.training = True
+
+
+def is_padding_counted(model: Any) -> bool:
+    """Whether padding before a prompt changes what a borrowed model makes of it; seen once, then kept."""
+    loan = _LOANS[model]
+    with loan.lock:
+        if loan.padding_counts is None:
+            loan.padding_counts = padding_counts(model)
+        return loan.padding_counts
+
+
+def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
+    facts = _facts(model)
+    if loan.depth > 1 and loan.wrapped is not None:
+        return loan.wrapped  # borrowed by the borrower: one model serves both
+    if loan.wrapped is None or loan.facts != facts:
+        loan.wrapped = loan.padding_counts = None
+        loan.wrapped, loan.facts = behind_seam(model, type(model).__name__), facts
+    else:
+        loan.wrapped.attach(model)
+    return loan.wrapped
+
+
+def _facts(model: Any) -> tuple[Any, ...]:
+    """What the self-check depends on: if any of it changes, the model is checked again."""
+    first = next(model.parameters())
+    return (first.dtype, model.device, len(list(model.modules())), str(model.config._attn_implementation))
+
+
+def _implementations(model: Any) -> list[tuple[Any, Any]]:
+    """All configurations inside, outermost first, with their attention implementations."""
+    found: dict[int, Any] = {}
+    waiting = [model.config, *(module.config for module in model.modules() if hasattr(module, "config"))]
+    for config in waiting:
+        if id(config) not in found and hasattr(config, "_attn_implementation"):
+            found[id(config)] = config
+            waiting.extend(getattr(config, key, None) for key in getattr(config, "sub_configs", None) or ())
+    return [(config, config._attn_implementation) for config in found.values()]

@@ -1,0 +1,298 @@
+"""From a name to a model behind the seam: files, dtype, device, packing, self-check."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.trust import code_named_in
+from draftree.loading.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
+from draftree.loading.reading import first_line, read_model
+from draftree.loading.resolve import resolve_model
+from draftree.loading.upcast import in_float32
+from draftree.loading.warm_start.native_start import StartKey, load_start, occasion_of, save_start
+from draftree.models.base import LanguageModel
+from draftree.models.check import (
+    NATIVE_LENGTHS,
+    QUANTIZED_TOLERANCE,
+    ReferenceLogits,
+    check,
+    reference_logits,
+    rounds_alike,
+)
+from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
+from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.model import NativeModel
+from draftree.models.native.weights import ModelWeights, places_in_files
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.packing import can_pack, pack
+from draftree.models.torch.static.buckets import Shapes
+from draftree.weights.cache import Cache
+from draftree.weights.sums import is_distrusted
+
+logger = logging.getLogger(__name__)
+
+ROW_BUCKETS = (2,)
+"""A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
+processor has bfloat16 instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and where it came from.
+
+    Attributes:
+        model: behind the seam.
+        folder: its files, if it came from files.
+        eos_ids: tokens that end a text.
+        name: what messages call it.
+        kernels: what computes its passes: "native" with the instructions in brackets, "torch", or "graphs" with what
+            stands against capturing them in brackets, if anything does.
+        quantization: of its weights; None for as they came.
+        why_torch: why its passes do not run in C; None if they do, or were not to.
+        runs_code: whether its files name Python code of their own, and it may run.
+    """
+
+    model: LanguageModel
+    folder: Path | None
+    eos_ids: tuple[int, ...]
+    name: str
+    kernels: str = "torch"
+    quantization: str | None = None
+    why_torch: str | None = None
+    runs_code: bool = False
+
+    @property
+    def kernels_note(self) -> str | None:
+        """One line if passes in C were possible by what was asked, on a CPU, and torch computes instead; else None."""
+        if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
+            return None
+        return f"kernels: {self.kernels} ({self.why_torch})"
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    kernels: str = "auto",
+    quantization: str | None = None,
+    packed: bool = True,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model by catalogue name, folder, GGUF file or hub id.
+
+    Args:
+        name: what to load.
+        dtype: "auto", "float32", "bfloat16", "float16" or "float64".
+        device: "auto", "cpu", "cuda", "cuda:N".
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
+            "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card.
+        quantization: "int8" for weights of 8 bits with native kernels; None for weights as they come.
+        packed: whether float32 weights on a CPU are packed ahead for torch.
+        trust_remote_code: whether Python code that lies beside the weights may run.
+
+    Raises:
+        ConfigurationError: unknown options, or native kernels that cannot be had but were asked for.
+        ModelNotFoundError: there is no such model, or it cannot be had here.
+        ModelLoadError: its files are broken, or it needs Python code of its own.
+        UnsupportedModelError: its kind cannot be decoded here.
+    """
+    require_known(kernels, quantization)
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, where)
+    folder = resolve_model(name)
+    runs_code = trust_remote_code and bool(code_named_in(folder))
+    lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
+    occasion = occasion_of(folder, kind, quantization) if lowers else None
+    if occasion is not None and (found := load_start(occasion)) is not None:
+        return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
+    if occasion is not None and is_distrusted(folder, Cache().root):
+        folder = resolve_model(name)  # its files are compared with their sums: made again, or refused
+        occasion = occasion_of(folder, kind, quantization)
+    why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
+    if kernels in ("auto", "native"):
+        try:
+            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
+            return replace(ours, runs_code=runs_code)
+        except NativeUnavailableError as reason:
+            why = str(reason)
+            if kernels == "native" or quantization is not None:
+                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
+            logger.info("%s: passes run through torch: %s", name, why)
+            if isinstance(reason, NativeMismatchError):
+                model = read_model(folder, kind, where, trust_remote_code=trust_remote_code)  # its weights are gone
+    shapes = Shapes() if kernels == "graphs" else None
+    wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
+    return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
+
+
+def lower_model(
+    model: Any,
+    *,
+    folder: Path | None = None,
+    name: str = "",
+    quantization: str | None = None,
+    occasion: StartKey | None = None,
+) -> LoadedModel:
+    """Put a transformers model behind the seam with passes in C, and check it. It gives up its own weights.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: where it came from, if from files.
+        name: what messages call it.
+        quantization: "int8" for weights of 8 bits, None for the model's own.
+        occasion: what is kept for the next start goes under it; None keeps nothing.
+
+    Raises:
+        NativeUnavailableError: its kind cannot, or there is no C pass here; the model is whole.
+        NativeMismatchError: what was built from it computes something else; the model's weights are gone.
+    """
+    model.eval().requires_grad_(False)
+    implementation = model.config._attn_implementation
+    eos_ids, found = _eos_ids(model), name or type(model).__name__
+    try:
+        with in_float32(model):  # a judge that rounds as much as it accepts refuses what is nearer to the truth
+            wanted = reference_logits(model)
+        blueprint = plan_lowering(HFModel(model))
+        places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
+        ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+    except NativeUnavailableError:
+        model.set_attn_implementation(implementation)
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
+        raise NativeUnavailableError(first_line(error)) from error
+    result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
+    if not (result.chains_ok and result.trees_ok):
+        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    result = replace(result, is_exact=result.is_exact and rounds_alike(ours, NATIVE_LENGTHS))
+    ours.is_exact, ours.self_check = result.is_exact, result
+    if occasion is not None and places is not None:
+        save_start(occasion, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
+    return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
+
+
+def _lowered(
+    model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
+) -> LoadedModel:
+    return LoadedModel(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
+
+
+def wrap_model(
+    model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
+) -> LoadedModel:
+    """Put a transformers model behind the seam and check it.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: where it came from, if from files.
+        name: what messages call it.
+        packed: whether its float32 linear layers may be replaced by packed ones.
+        shapes: run passes in these shapes, as CUDA graphs where there is a card; None: each as it comes.
+
+    Raises:
+        UnsupportedModelError: it cannot be decoded here, with the reason.
+    """
+    model.eval().requires_grad_(False)
+    known = None
+    if packed and can_pack(model.device, next(model.parameters()).dtype):
+        known = fingerprint(model)  # packed weights cannot be read any more
+        logger.info("%s: packed %d linear layers", name, pack(model))
+    wrapped = behind_seam(model, name, shapes=shapes)
+    if known is not None:
+        wrapped.fingerprint = known
+    loaded = LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+    if shapes is None:
+        return loaded
+    if not isinstance(wrapped, HFModel) or wrapped.static is None:
+        raise UnsupportedModelError(
+            f"kernels 'graphs' were asked for, but {type(model).__name__} attends by a cache of its own, whose shape "
+            "changes from pass to pass: take kernels 'torch'"
+        )
+    why = wrapped.static.why_eager
+    return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
+
+
+def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
+    """A checked model behind the seam: by our attention if it is exact there, else by transformers' own cache.
+
+    Args:
+        model: a `…ForCausalLM` in evaluation mode; its attention implementation is set to ours where that is used.
+        name: what messages call it.
+        shapes: of its passes, if our attention is used.
+
+    Raises:
+        UnsupportedModelError: it cannot be decoded here, with the reason.
+    """
+    kind = type(model).__name__
+    implementation = model.config._attn_implementation
+    try:
+        wanted = reference_logits(model)  # before the attention is exchanged
+    except Exception as error:  # a model's own code may raise anything
+        raise UnsupportedModelError(
+            f"{kind} fails in its own forward pass ({first_line(error)}): its kind cannot be decoded here"
+        ) from error
+    try:
+        ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
+        result = check(ours, wanted)
+    except UnsupportedModelError as reason:
+        logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
+    except Exception as error:  # as above, now with our attention in it
+        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, first_line(error))
+    else:
+        if result.chains_ok:
+            ours.supports_trees, ours.self_check = result.trees_ok, result
+            if not result.trees_ok:
+                logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
+            # other shapes are computed by other kernels: what holds for one small tree is shown for larger ones
+            ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
+            return ours
+        logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(implementation)
+    return _behind_cache(model, wanted)
+
+
+def _behind_cache(model: Any, wanted: ReferenceLogits) -> CachedModel:
+    kind = type(model).__name__
+    cached = CachedModel(model)
+    try:
+        result = check(cached, wanted)
+    except Exception as reason:  # as above
+        logger.info("%s: fails token by token: %s", kind, first_line(reason))
+        raise UnsupportedModelError(
+            f"{kind} does not go on from the keys and values that it stores, token by token: its kind cannot be "
+            "decoded here"
+        ) from reason
+    if not result.chains_ok:
+        raise UnsupportedModelError(
+            f"{kind} gives other logits token by token than at once (error {result.chain_error:.1e} of their spread): "
+            "its kind cannot be decoded here"
+        )
+    cached.self_check = result
+    return cached
+
+
+def _buckets(model: Any) -> tuple[int, ...]:
+    half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    return ROW_BUCKETS if half and has_native_bfloat16(model.device) else ()
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    configs = (getattr(model, "generation_config", None), model.config.get_text_config())
+    known = (getattr(config, "eos_token_id", None) for config in configs)
+    eos = next((token for token in known if token is not None), None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)

@@ -1,0 +1,163 @@
+"""Turns whatever a user names a model by into a local folder that transformers can load."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
+from draftree.core.paths import expanded, home_folder
+from draftree.weights.cache import DISK_FULL, Cache
+from draftree.weights.catalogue import CATALOGUE
+from draftree.weights.folder_check import check_model_folder
+from draftree.weights.gguf_file import is_gguf
+from draftree.weights.install import check_sums, install_entry, install_gguf
+from draftree.weights.progress import Progress, silent
+
+__all__ = ["require_sound", "resolve_model"]
+
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
+"""A repository of the hub: `owner/name`, or a name alone, as of models that were there before owners."""
+PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]|.*[/\\]$|.*\.gguf$|.*/.*/", re.IGNORECASE)
+"""Spelled as a path: neither a name nor a hub id may begin or end so, nor have two slashes."""
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+HUB_FILES_LEFT_OUT = ("*/*", "consolidated*")
+PICKLED_HUB_FILES = ("pytorch_model*.bin",)
+HUB_TIMEOUT_SECONDS = 10.0
+
+
+def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress: Progress = silent) -> Path:
+    """The local folder of a model: its settings and weights are there and readable.
+
+    `name` is, in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the cache);
+    the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a name. With `fetch=False`
+    nothing is downloaded.
+
+    Raises:
+        ModelNotFoundError: Nothing of that name can be had.
+        ModelLoadError: It was found, but is damaged or is no model.
+        UnsupportedModelError: A GGUF file whose architecture is not known.
+        WeightsError: It could not be fetched or converted.
+
+    Example:
+        >>> resolve_model("smollm2-135m-instruct")  # doctest: +SKIP
+        PosixPath('/home/me/.cache/draftree/models/smollm2-135m-instruct')
+    """
+    cache = Cache()
+    if isinstance(name, str) and name in CATALOGUE:
+        return install_entry(CATALOGUE[name], cache, fetch=fetch, progress=progress)
+    spelled = os.fspath(name)
+    if not spelled.strip():
+        raise ModelNotFoundError(f"no model was named: {ways_to_name()}")
+    path = expanded(spelled)
+    if path.is_dir():
+        check_model_folder(path)
+        check_sums(path, cache)
+        return path
+    if path.is_file():
+        return resolve_file(path, cache, progress=progress)
+    if not isinstance(name, str) or PATH_LIKE.match(spelled):
+        raise ModelNotFoundError(f"the model '{spelled}' is not there: no such folder or file; check the path")
+    if cache.manifest(spelled) is not None:
+        check_model_folder(cache.folder(spelled))
+        check_sums(cache.folder(spelled), cache)
+        return cache.folder(spelled)
+    if HUB_ID.fullmatch(spelled):
+        folder = hub_folder(spelled, fetch=fetch)
+        check_model_folder(folder)
+        check_sums(folder, cache)
+        return folder
+    raise ModelNotFoundError(f"no model is called '{spelled}': {names_for(spelled)}")
+
+
+def require_sound(name: str) -> None:
+    """Refuse a damaged model folder at once: before torch is imported, and before another model is fetched.
+
+    Raises:
+        ModelLoadError: the name is a folder that holds no model, or a damaged one.
+    """
+    if name.strip() and expanded(name).is_dir():
+        check_model_folder(expanded(name))
+
+
+def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
+    if is_gguf(path):
+        return install_gguf(path, cache, progress=progress)
+    raise ModelLoadError(
+        f"'{path}' is no GGUF file: to use the model it belongs to, name the folder that holds config.json"
+    )
+
+
+def ways_to_name() -> str:
+    return "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
+
+
+def names_for(spelled: str) -> str:
+    return f"{suggestion(spelled, CATALOGUE)}; else {ways_to_name()}"
+
+
+def hub_folder(repository: str, *, fetch: bool) -> Path:
+    """The snapshot of a hub repository in the hub's own cache; fetched if it is not there and may be."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    def snapshot(files: tuple[str, ...]) -> Path:
+        return Path(
+            snapshot_download(
+                repository,
+                cache_dir=None if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub",
+                allow_patterns=list(files),
+                ignore_patterns=list(HUB_FILES_LEFT_OUT),
+                etag_timeout=HUB_TIMEOUT_SECONDS,
+                local_files_only=not fetch,
+            )
+        )
+
+    try:
+        folder = snapshot(HUB_FILES)
+        if not any(folder.glob("*.safetensors")):
+            folder = snapshot(HUB_FILES + PICKLED_HUB_FILES)
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"the hub gives '{repository}' only to those who accepted its terms: "
+            "accept them on its page, then log in with 'hf auth login'"
+        ) from error
+    except RepositoryNotFoundError as error:
+        if not has_owner(repository):
+            raise ModelNotFoundError(
+                f"no model is called '{repository}', on this machine or at the hub: {names_for(repository)}"
+            ) from error
+        raise ModelNotFoundError(
+            f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        why = "the hub cannot be reached" if fetch else "nothing may be fetched"
+        if not has_owner(repository):
+            raise ModelNotFoundError(
+                f"no model on this machine is called '{repository}', and {why}: {names_for(repository)}"
+            ) from error
+        raise ModelNotFoundError(
+            f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
+            f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
+        ) from error
+    except Exception as error:
+        # The hub's client lets its network library's own errors through, and that library changes.
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            raise WeightsError(
+                f"the disk ran full while '{repository}' was fetched from the hub: "
+                "make room, or set HF_HOME to a folder on another disk"
+            ) from error
+        raise WeightsError(
+            f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"
+        ) from error
+    return folder
+
+
+def has_owner(repository: str) -> bool:
+    return "/" in repository
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,59 @@
+"""The tokenizer of a model folder: through transformers at first, from its file alone once that is known to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from importlib.metadata import version
+from pathlib import Path
+
+from draftree.core.trust import code_named_in
+from draftree.loading.warm_start.store import Store, digest_of
+from draftree.text import plain
+from draftree.text.plain import FILE, PlainFacts, plain_facts, plain_tokenizer
+from draftree.text.tokenizer import Tokenizer
+from draftree.version import __version__
+
+logger = logging.getLogger(__name__)
+
+FILES = ("*token*", "vocab*", "merges*", "chat_template*", "config.json", "additional_chat_templates/*")
+"""All that tokenizers of transformers may read."""
+LIBRARIES = ("transformers", "tokenizers", "jinja2")
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
+    """As `Tokenizer.load`, without transformers where a first start has shown that its file is sufficient.
+
+    Raises:
+        ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the folder.
+    """
+    store = Store()
+    runs_code = trust_remote_code and bool(code_named_in(folder))
+    if runs_code or not store.is_on or not (folder / FILE).is_file():
+        return Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    where = str(folder.resolve())
+    name = f"{folder.name}-{hashlib.sha256(where.encode()).hexdigest()[:16]}.tokenizer"
+    files = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
+    made_for = {
+        "folder": where,
+        "files": [[path.name for path in files], digest_of(files)],
+        "versions": [__version__, digest_of([Path(plain.__file__)]), *map(version, LIBRARIES)],
+    }
+    kept = store.get(name, made_for)
+    if kept is not None and kept["plain"] is not None:
+        return plain_tokenizer(folder, PlainFacts(**kept["plain"]))
+    loaded = Tokenizer.load(folder)
+    if kept is None and loaded is not None:
+        facts = _facts(loaded, folder)
+        logger.info("%s: its tokenizer %s transformers", folder, "needs" if facts is None else "can do without")
+        store.put(name, made_for, {"plain": None if facts is None else dataclasses.asdict(facts)})
+    return loaded
+
+
+def _facts(loaded: Tokenizer, folder: Path) -> PlainFacts | None:
+    try:
+        return plain_facts(loaded.backend, folder)
+    except Exception as error:  # tokenizers of others may raise anything where ours asks
+        logger.info("%s: its tokenizer was not compared: %s", folder, error)
+        return None

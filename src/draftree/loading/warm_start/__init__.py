@@ -1,0 +1,1 @@
+"""Records of first loads, from which later loads start without transformers."""

@@ -1,0 +1,158 @@
+"""A model whose first start was recorded, made from its record and its files. No module of transformers is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import draftree
+from draftree.loading.warm_start.native_record import Record, parsed
+from draftree.loading.warm_start.store import Store, digest_of
+from draftree.models.base import Extend
+from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens
+from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.model import NativeModel
+from draftree.models.native.weights import FileWeights, StoredWeight
+from draftree.version import __version__
+from draftree.weights.cache import Cache
+from draftree.weights.sums import distrust, keep_sums
+
+logger = logging.getLogger(__name__)
+
+SETTINGS = ("config.json", "generation_config.json")
+PATTERNS = ("*.json", "*.safetensors")
+ROOT = Path(draftree.__file__).parent
+SOURCES = (
+    *sorted((ROOT / "models" / "native").glob("*.py")),
+    *sorted((ROOT / "loading" / "warm_start").glob("*.py")),
+    ROOT / "models" / "check.py",
+    ROOT / "loading" / "upcast.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartKey:
+    """What is about to be loaded, and how.
+
+    Attributes:
+        name: of its record.
+        folder: of the model's files.
+        quantization: of its packed weights; None for none.
+        facts: all that a record of it depends on.
+    """
+
+    name: str
+    folder: Path
+    quantization: str | None
+    facts: Mapping[str, Any]
+
+
+def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> StartKey | None:
+    """What a start with passes in C is recorded under; None if nothing is to be recorded."""
+    if not Store().is_on:
+        return None
+    where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
+    try:
+        facts = {
+            "folder": where,
+            "dtype": kind,
+            "quantization": quantization,
+            "library": built_library().name,
+            "versions": [__version__, digest_of(SOURCES), torch.__version__, version("transformers")],
+            "files": [[name, *facts] for name, facts in _files(folder)],
+            "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),
+        }
+    except (NativeUnavailableError, OSError) as error:
+        logger.info("%s: nothing is kept of it: %s", folder, error)
+        return None
+    key = hashlib.sha256("\0".join((where, kind, str(quantization))).encode()).hexdigest()
+    return StartKey(f"{folder.name}-{key[:16]}", folder, quantization, facts)
+
+
+def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
+    files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    statuses = [(path.name, path.stat()) for path in files]
+    return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A model and what was kept of it."""
+
+    model: NativeModel
+    record: Record
+
+
+def load_start(occasion: StartKey) -> Recalled | None:
+    """The model, if it was loaded in this way before and still computes the very same; else None."""
+    kept = Store().get(occasion.name, occasion.facts)
+    if kept is None:
+        return None
+    try:
+        record = parsed(kept)
+        weights = FileWeights(occasion.folder, record.places)
+        try:
+            model = NativeModel(record.blueprint, weights, quantization=occasion.quantization)
+        finally:
+            weights.close()
+    except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
+        logger.info("%s: nothing is recalled: %s", occasion.folder, error)
+        return None
+    if digest(model) != record.digest:
+        logger.warning("%s: what was kept of it gives other logits now: its files are checked", occasion.folder)
+        distrust(occasion.folder, Cache().root)
+        return None
+    model.is_exact, model.self_check = record.check.is_exact, record.check
+    return Recalled(model, record)
+
+
+def save_start(
+    occasion: StartKey,
+    model: NativeModel,
+    *,
+    blueprint: Blueprint,
+    places: Mapping[str, StoredWeight],
+    check: CheckResult,
+    eos_ids: tuple[int, ...],
+) -> None:
+    """Keep what the next start needs.
+
+    Args:
+        occasion: what was loaded.
+        model: as it came out.
+        blueprint: of it.
+        places: of its weights.
+        check: what the self-check found.
+        eos_ids: tokens that end a text.
+    """
+    record = Record(blueprint, places, check, eos_ids, digest(model))
+    keep_sums(occasion.folder, Cache().root)
+    Store().put(occasion.name, occasion.facts, dataclasses.asdict(record))
+
+
+@torch.inference_mode()
+def digest(model: NativeModel) -> str:
+    """Of the logits behind a prefix, and in a tree beside another sequence.
+
+    The first start compared these passes bit by bit with others (`check.rounds_alike`): as long as their bits are the
+    same, `is_exact` holds.
+    """
+    tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
+    nodes = tokens[-len(EXACT_PARENTS) :]
+    slot = model.open()
+    chain = model.extend([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]).logits.clone()
+    model.commit(slot, range(length))
+    other = model.fork(slot, length // 2)
+    tree = model.extend([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)]).logits
+    for opened in (slot, other):
+        model.close(opened)
+    return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()

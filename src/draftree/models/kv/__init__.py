@@ -1,0 +1,1 @@
+"""Slots: preallocated keys and values, and their bookkeeping."""

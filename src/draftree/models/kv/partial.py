@@ -1,0 +1,140 @@
+"""Sketches: what a part of a model's layers has made of tokens that may be drafted, and what a pass makes of it.
+
+A sketched node's keys and values lie in its slot where a tentative node's would. If the part is the first layers,
+a pass that is given the same token behind the same ancestors starts from the hidden state that the sketch kept, and
+runs the other layers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.tree import ROOT
+from draftree.models.base import Part
+from draftree.models.kv.slots import KVSlot
+from draftree.sampling.searcher import RowsAt
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The layers that the rows of one pass run through.
+
+    Attributes:
+        first: the first of them.
+        end: the one behind the last.
+        part: names attentions and perceptrons that are left out; None for none.
+        hidden: what goes into the first layer, shape (rows, hidden); None for the tokens' embeddings.
+        keeps_hidden: whether what comes out of the last layer is wanted.
+    """
+
+    first: int
+    end: int
+    part: Part | None = None
+    hidden: Tensor | None = None
+    keeps_hidden: bool = False
+
+    @property
+    def num_sublayers(self) -> int:
+        """Attentions and perceptrons that every row runs through."""
+        if self.part is not None:
+            return self.part.num_sublayers(self.end)
+        return 2 * (self.end - self.first)
+
+    def is_whole(self, num_layers: int) -> bool:
+        """Whether the rows run through all of so many layers, from tokens to logits, and nothing else is wanted."""
+        return (self.first, self.end) == (0, num_layers) and self.part is None and not self.keeps_hidden
+
+    def skipped(self, num_layers: int) -> np.ndarray | None:
+        """Two flags a layer: whether its attention, and its perceptron, are left out."""
+        if self.part is None or not (self.part.attention or self.part.mlp):
+            return None
+        flags = np.zeros((num_layers, 2), dtype=np.uint8)
+        flags[sorted(self.part.attention), 0] = 1
+        flags[sorted(self.part.mlp), 1] = 1
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass gave.
+
+    Attributes:
+        logits: of the asked rows, shape (asked rows, vocab); None if `at` alone knows them.
+        hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
+        at: where the logits lie, if that is known.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor | None
+    at: RowsAt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What of a tree was sketched.
+
+    Attributes:
+        places: its nodes that were.
+        sources: for each of them the sketched node.
+        missing: its nodes that were not.
+    """
+
+    places: list[int]
+    sources: list[int]
+    missing: list[int]
+
+
+class Sketch:
+    """The sketched nodes of one slot. Mutated by the slot's model only.
+
+    Args:
+        slot: whose sketch it is.
+        part: the layers that it goes through.
+    """
+
+    def __init__(self, slot: KVSlot, part: Part) -> None:
+        self.part = part
+        self.nodes = KVSlot(slot.index)
+        """The tree as passes read one: behind the same prefix, at the same places."""
+        self.nodes.copy_prefix(slot.length)
+        self.nodes.offset = slot.offset
+        self._places: dict[tuple[int, int], int] = {}
+        self._hidden: list[Tensor] = []
+
+    @property
+    def end(self) -> int:
+        """The first layer that the nodes did not go through."""
+        assert self.part.end is not None, "asked of the first layers only"
+        return self.part.end
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether a pass can go on from here."""
+        return bool(self._hidden)
+
+    def note(self, tokens: Sequence[int], parents: Sequence[int], hidden: Tensor | None) -> None:
+        """Note what a pass made of the last nodes: their hidden states, shape (nodes, hidden), if they are of use."""
+        first = self.nodes.num_tentative - len(tokens)
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), first):
+            self._places.setdefault((parent, int(token)), node)
+        if hidden is not None:
+            self._hidden.append(hidden)
+
+    def hidden(self) -> Tensor:
+        """Hidden states of all nodes, shape (nodes, hidden)."""
+        return torch.cat(self._hidden)
+
+    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
+        """Which nodes of a tree have the same tokens from the prefix on as a sketched node."""
+        nodes: list[int | None] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            above = ROOT if parent == ROOT else nodes[parent]
+            nodes.append(None if above is None else self._places.get((above, int(token))))
+        pairs = [(place, node) for place, node in enumerate(nodes) if node is not None]
+        missing = [place for place, node in enumerate(nodes) if node is None]
+        return Found([place for place, _ in pairs], [node for _, node in pairs], missing)

@@ -1,0 +1,278 @@
+"""Slots of a model that runs here: preallocated keys and values, compacted in place.
+
+All layers of one shape share one tensor of shape (slots, layers, kv_heads, length, head_dim), so that keeping
+an accepted path is two copies for the whole model, and slots that are added touch no memory of others. A token's keys
+depend on its depth, not on its index, so a tentative node can be moved to the place where it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.threads import one_thread
+from draftree.core.transfer import to_device
+from draftree.core.tree import ROOT
+from draftree.models.base import Slot
+
+if TYPE_CHECKING:
+    from draftree.models.kv.partial import Sketch
+
+SPARE = 8
+"""How many times as many slots as are asked for the host's memory has room for."""
+CLOSED = -1
+"""Index of a slot that was given back."""
+
+
+class KVSlot(Slot):
+    """A slot's bookkeeping. Mutated by its model only."""
+
+    __slots__ = ("_length", "depths", "index", "offset", "parents", "sketch")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._length = 0
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.sketch: Sketch | None = None
+        self.offset = 0
+        """How far positions are ahead of places: images may take fewer positions than tokens."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self._length
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+        return len(self.parents)
+
+    def append(self, parents: Sequence[int]) -> None:
+        """Note new tentative nodes."""
+        for parent in parents:
+            assert ROOT <= parent < len(self.parents), "a parent must be an earlier tentative node"
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+            self.parents.append(parent)
+
+    def commit(self, count: int) -> None:
+        """The first `count` stored tentative tokens are prefix now; the rest is forgotten."""
+        self._length += count
+        self.sketch = None
+        self.parents.clear()
+        self.depths.clear()
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Renumber the tentative tree to these nodes."""
+        place = {node: new for new, node in enumerate(nodes)} | {ROOT: ROOT}
+        self.parents, self.depths = [place[self.parents[n]] for n in nodes], [self.depths[n] for n in nodes]
+
+    def truncate(self, length: int) -> None:
+        """The first `length` stored tokens are the prefix now; the rest and the tree are forgotten."""
+        assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
+        self._length = length
+        self.commit(0)
+
+    def copy_prefix(self, length: int) -> None:
+        """As many tokens of another slot's prefix were copied here."""
+        self._length = length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Shape of one layer's keys and values, for one token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVMemory:
+    """Keys and values of all layers and slots. Mutated by passes and commits.
+
+    Args:
+        shapes: one a layer that attends, by the layer's index.
+        dtype: of keys and values.
+        device: where they lie.
+        granule: lengths are rounded up to a multiple of it.
+        num_scratch: places behind each slot's, for values that are never read.
+    """
+
+    def __init__(
+        self,
+        shapes: dict[int, LayerShape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        granule: int = 1,
+        num_scratch: int = 0,
+    ) -> None:
+        self._shapes = shapes
+        self._dtype = dtype
+        self._device = device
+        self._granule = granule
+        self.num_scratch = num_scratch
+        self.version = 0
+        """Another one whenever the memory lies elsewhere."""
+        self.num_slots = 0
+        self.length = 0
+        self._stores: list[tuple[Tensor, Tensor]] = []
+        self._num_held = 0
+        """Slots that the stores have room for."""
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one slot."""
+        values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self._shapes.values())
+        return values * self._dtype.itemsize
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self.num_slots = self.length = self._num_held = 0
+        self.version += 1
+        self._stores = []
+        self.keys, self.values = {}, {}
+
+    def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
+        """Make room for so many slots and tokens.
+
+        Args:
+            num_slots: slots from now on.
+            length: tokens of each.
+            used: how many tokens are stored in which slots; they stay, whatever else was stored is gone.
+        """
+        length = -(-length // self._granule) * self._granule
+        if (num_slots, length) == (self.num_slots, self.length):
+            return
+        if length != self.length or num_slots > self._num_held:
+            self._exchange(num_slots, length, used)
+        self.version += 1
+        self.num_slots, self.length = num_slots, length
+        for (keys, values), layers in zip(self._stores, self._layers_by_shape().values(), strict=True):
+            for place, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = keys[:num_slots, place], values[:num_slots, place]
+
+    def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
+        """Other stores, which hold what is used."""
+        # untouched memory of the host costs nothing: slots that are added later lie there, and none is copied then
+        held = num_slots * SPARE if self._device.type == "cpu" else num_slots
+        try:
+            stores = self._stores_of(held, length)
+        except MemoryError:  # of a system that counts what is untouched as well
+            held, stores = num_slots, self._stores_of(num_slots, length)
+        for slot, count in used.items():
+            for old_pair, pair in zip(self._stores, stores, strict=True):
+                for old, new in zip(old_pair, pair, strict=True):
+                    new[slot, :, :, :count] = old[slot, :, :, :count]
+        self._stores, self._num_held = stores, held
+
+    def _stores_of(self, num_slots: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        stores = []
+        for shape, layers in self._layers_by_shape().items():
+            first = (num_slots, len(layers), shape.kv_heads, length + self.num_scratch)
+            stores.append((self._zeros((*first, shape.key_dim)), self._zeros((*first, shape.value_dim))))
+        return stores
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        # numpy asks the system for zeros, which costs nothing until they are written over
+        size = int(np.prod(shape)) * self._dtype.itemsize
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
+
+    def _layers_by_shape(self) -> dict[LayerShape, list[int]]:
+        groups: dict[LayerShape, list[int]] = {}
+        for layer, shape in sorted(self._shapes.items()):
+            groups.setdefault(shape, []).append(layer)
+        return groups
+
+    @torch.inference_mode()
+    def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
+        """Move tokens of many slots at once, and put zeros where tokens were dropped; the host does not wait.
+
+        Args:
+            moves: slot, place, and the place it goes to; all are read before any is written.
+            dropped: slot and place. Masked places are read as well, and zero times NaN is NaN: what a node that nobody
+                kept left behind must be finite.
+        """
+        if not (moves or dropped):
+            return
+        numbers = to_device(
+            [*(n for move in moves for n in move), *(n for pair in dropped for n in pair)], self._device
+        )
+        slot, source, target = numbers[: 3 * len(moves)].view(-1, 3).unbind(1)
+        empty_slot, empty_place = numbers[3 * len(moves) :].view(-1, 2).unbind(1)
+        for pair in self._stores:
+            for store in pair:
+                if moves:
+                    store[slot, :, :, target] = store[slot, :, :, source]
+                if dropped:
+                    store[empty_slot, :, :, empty_place] = 0
+
+    @torch.inference_mode()
+    def wipe(self, slot: int) -> None:
+        """Put zeros into a slot."""
+        for pair in self._stores:
+            for store in pair:
+                store[slot].zero_()
+
+    def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
+        """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
+        if list(offsets) != list(range(len(offsets))):
+            with one_thread():
+                self._gather(slot, start, [start + offset for offset in offsets])
+
+    @torch.inference_mode()
+    def _gather(self, slot: int, start: int, places: Sequence[int]) -> None:
+        source = to_device(places, self._device)
+        for pair in self._stores:
+            for store in pair:
+                view = store[slot]
+                view[:, :, start : start + len(places)] = view.index_select(2, source)
+
+    @torch.inference_mode()
+    def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
+        """Give tentative tokens the places of others, in some layers only; what is there already is read before."""
+        if list(sources) == list(targets):
+            return
+        to, came_from = (torch.tensor(nodes, device=self._device) + slot.length for nodes in (targets, sources))
+        for layer in layers:
+            for store in (self.keys[layer][slot.index], self.values[layer][slot.index]):
+                store[:, to] = store[:, came_from]
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of a slot to another."""
+        for pair in self._stores:
+            for store in pair:
+                store[target, :, :, :length] = store[source, :, :, :length]
+
+    @torch.inference_mode()
+    def write(self, slot: int, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> None:
+        """Put the first `length` tokens of a slot: keys and values of all layers, shape (kv_heads, length, dim)."""
+        for layer, (keys, values) in layers.items():
+            self.keys[layer][slot, :, :length] = keys
+            self.values[layer][slot, :, :length] = values
+
+    @torch.inference_mode()
+    def scrub(self, slot: int) -> None:
+        """Zero a slot if it holds what is not finite: a masked key counts 0 times, and 0 times NaN is NaN."""
+        # what is not finite in one layer is not finite in all layers above it
+        last = max(self._shapes, default=None)
+        if last is None or bool(self.values[last][slot].sum(dtype=torch.float32).isfinite()):
+            return
+        for pair in self._stores:
+            for store in pair:
+                store[slot] = 0

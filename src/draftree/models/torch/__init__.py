@@ -1,0 +1,1 @@
+"""Passes of transformers models in torch."""

@@ -1,0 +1,201 @@
+"""Passes over slots: which rows attend together, what each row sees, and where keys and values go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.models.torch.attention import LayerCall, additive, attend
+
+MAX_BATCHED_ROWS = 64
+"""Jobs with more rows than this attend alone: padding others to their length would waste more than a call costs."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Jobs that attend together: neighbouring slots, rows padded to the longest of them.
+
+    Attributes:
+        slots: slice of slot indices.
+        rows: index of each row in the pass, shape (jobs, nodes); None if the jobs' rows lie side by side unpadded.
+        first_row: first row of the block.
+        num_rows: rows of the block without padding.
+        places: where the true rows lie in the padded (jobs * nodes) block; None if nothing is padded.
+        nodes: rows a job, padded.
+        length: keys to read.
+        visible: bool of shape (jobs, nodes, length); None if all rows see all keys.
+        row_positions: position of each row, shape (jobs, nodes).
+        key_positions: position of each key, shape (jobs, length).
+        causal: the rows are a whole prompt with nothing before it.
+    """
+
+    slots: slice
+    rows: Tensor | None
+    first_row: int
+    num_rows: int
+    places: Tensor | None
+    nodes: int
+    length: int
+    visible: Tensor | None
+    row_positions: Tensor
+    key_positions: Tensor
+    causal: bool
+    masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask of shape (jobs, 1, group * nodes, length), made once a pass for each window."""
+        key = (window, group, dtype)
+        if key not in self.masks:
+            self.masks[key] = self._make_mask(window, group, dtype)
+        return self.masks[key]
+
+    def _make_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        visible = self.visible
+        # windows go by depth: siblings stand at one position, whatever their index is
+        if window is not None and int(self.row_positions.max()) >= window:
+            near = self.row_positions[:, :, None] - self.key_positions[:, None, :] < window
+            visible = near if visible is None else visible & near
+        if visible is None:
+            return None
+        return additive(visible, dtype).repeat(1, group, 1).unsqueeze(1)
+
+
+@dataclass(slots=True)
+class SlotPass:
+    """A pass over slots: writes the rows' keys and values and attends over what each row may see."""
+
+    memory: KVMemory
+    blocks: Sequence[Block]
+    num_rows: int
+    """Rows that belong to sequences; rows behind them are padding and attend to nothing."""
+    slot_of_row: Tensor | None
+    place_of_row: Tensor | None
+    only: tuple[int, int] | None
+    """Slot and first place, if all rows are one sequence's: written with one slice."""
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store keys and values, then attend block by block."""
+        keys, values = self.memory.keys[call.layer], self.memory.values[call.layer]
+        count = self.num_rows
+        if self.only is not None:
+            slot, place = self.only
+            keys[slot, :, place : place + count] = key[0, :, :count]
+            values[slot, :, place : place + count] = value[0, :, :count]
+        else:
+            keys[self.slot_of_row, :, self.place_of_row] = key[0, :, :count].transpose(0, 1)
+            values[self.slot_of_row, :, self.place_of_row] = value[0, :, :count].transpose(0, 1)
+        parts = [self._attend_block(block, call, query, keys, values) for block in self.blocks]
+        if query.shape[2] > count:
+            parts.append(parts[0].new_zeros(query.shape[2] - count, *parts[0].shape[1:]))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return mixed.unsqueeze(0)
+
+    def note_mask(self, window: int | None) -> None:
+        """Windows come with the calls."""
+
+    def _attend_block(self, block: Block, call: LayerCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        heads, dim = query.shape[1], query.shape[3]
+        if block.rows is None:
+            part = query[0, :, block.first_row : block.first_row + block.num_rows]
+            part = part.reshape(heads, -1, block.nodes, dim).transpose(0, 1)
+        else:
+            part = query[0][:, block.rows].transpose(0, 1)
+        k, v = keys[block.slots, :, : block.length], values[block.slots, :, : block.length]
+        if block.causal and call.window is None and call.softcap is None and call.sinks is None:
+            mixed = F.scaled_dot_product_attention(part, k, v, is_causal=True, scale=call.scaling, enable_gqa=True)
+        else:
+            mixed = attend(part, k, v, call=call, mask=block.mask(call.window, heads // keys.shape[1], query.dtype))
+        flat = mixed.transpose(1, 2).reshape(-1, heads, mixed.shape[-1])
+        return flat if block.places is None else flat[block.places]
+
+
+def is_run(numbers: Sequence[int]) -> bool:
+    """Whether ascending numbers follow each other without a gap."""
+    return numbers[-1] - numbers[0] == len(numbers) - 1
+
+
+def plan_blocks(
+    slots: Sequence[KVSlot],
+    nodes: Sequence[Sequence[int]],
+    visible: Callable[[int], Tensor | None],
+    device: torch.device,
+) -> list[Block]:
+    """Blocks of a pass; see `Block`.
+
+    Args:
+        slots: a slot a job, ascending by index; the nodes are already noted in them.
+        nodes: for each job the tentative nodes that are rows of the pass, ascending.
+        visible: for a job the bool mask (rows, tentative nodes) among its tree; None if its rows end a chain.
+        device: where the masks go.
+    """
+    blocks: list[Block] = []
+    counts = [len(chosen) for chosen in nodes]
+    start, first_row = 0, 0
+    while start < len(slots):
+        end = start + 1
+        while (
+            end < len(slots)
+            and max(counts[start], counts[end]) <= MAX_BATCHED_ROWS
+            and slots[end].index == slots[end - 1].index + 1
+        ):
+            end += 1
+        blocks.append(_block(slots[start:end], nodes[start:end], visible, start, first_row, device))
+        first_row += sum(counts[start:end])
+        start = end
+    return blocks
+
+
+def _block(
+    slots: Sequence[KVSlot],
+    chosen: Sequence[Sequence[int]],
+    visible: Callable[[int], Tensor | None],
+    first_job: int,
+    first_row: int,
+    device: torch.device,
+) -> Block:
+    nodes = max(len(own) for own in chosen)
+    length = max(slot.length + slot.num_tentative for slot in slots)
+    mask = torch.zeros(len(slots), nodes, length, dtype=torch.bool)
+    row_positions = torch.zeros(len(slots), nodes, dtype=torch.long)
+    key_positions = torch.arange(length).repeat(len(slots), 1)
+    rows = torch.zeros(len(slots), nodes, dtype=torch.long)
+    places: list[int] = []
+    row = first_row
+    for job, (slot, own) in enumerate(zip(slots, chosen, strict=True)):
+        count, total = len(own), slot.length + slot.num_tentative
+        positions = torch.tensor(slot.depths) + (slot.length - 1)
+        row_positions[job, :count] = positions[own[0] : own[-1] + 1] if is_run(own) else positions[list(own)]
+        key_positions[job, slot.length : total] = positions
+        mask[job, :, : slot.length] = True
+        tree = visible(first_job + job)
+        if tree is None:
+            mask[job, :count, slot.length : total] = torch.ones(count, slot.num_tentative, dtype=torch.bool).tril(
+                slot.num_tentative - count
+            )
+        else:
+            mask[job, :count, slot.length : total] = tree
+        mask[job, count:, 0] = True  # a padding row must see something, or softmax gives NaN
+        rows[job, :count] = torch.arange(row, row + count)
+        rows[job, count:] = row
+        places.extend(range(job * nodes, job * nodes + count))
+        row += count
+    padded = len(places) != len(slots) * nodes
+    causal = len(slots) == 1 and slots[0].length == 0 and nodes == length > 1 and visible(first_job) is None
+    return Block(
+        slots=slice(slots[0].index, slots[-1].index + 1),
+        rows=rows.to(device) if padded else None,
+        first_row=first_row,
+        num_rows=len(places),
+        places=torch.tensor(places, device=device) if padded else None,
+        nodes=nodes,
+        length=length,
+        visible=None if bool(mask.all()) else mask.to(device),
+        row_positions=row_positions.to(device),
+        key_positions=key_positions.to(device),
+        causal=causal,
+    )

@@ -1,0 +1,265 @@
+"""Any causal language model of transformers, unforked.
+
+The model runs without a cache of its own: our attention, registered with transformers, writes keys and values
+into our slots and attends over prefix and ancestors. Positions go by depth.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.core.tree import ancestor_mask, is_chain
+from draftree.models.base import Extend, Part
+from draftree.models.kv.partial import Outcome, Stretch
+from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
+from draftree.models.kv.slots import KVSlot
+from draftree.models.kv.slotted import SlottedModel, asked_rows
+from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
+from draftree.models.torch.context import context_length
+from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
+from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
+from draftree.models.torch.layers import TorchLayers
+from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs
+from draftree.models.torch.packing import weight_bytes
+from draftree.models.torch.static.buckets import WORD_BITS, Shapes
+from draftree.models.torch.static.runner import StaticPasses
+
+
+class HFModel(SlottedModel):
+    """A transformers model behind the model seam.
+
+    Args:
+        model: any `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours, which passes
+            calls that are not ours on to transformers' own.
+        row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed
+            by the same kernels whatever comes beside it. Empty: no padding.
+        shapes: run passes in these shapes, as CUDA graphs where there are such; None: each as it comes.
+
+    Raises:
+        UnsupportedModelError: the model's layers do not call the registered attention, or keep other state.
+    """
+
+    def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:
+        self.model: Any = model.eval()
+        self.config = model.config.get_text_config()
+        self.vocab_size = int(self.config.vocab_size)
+        self.max_length = context_length(self.config)
+        self.supports_trees = True
+        parameter = next(model.parameters())
+        self.device, self.dtype = model.device, parameter.dtype
+        self.row_buckets = tuple(row_buckets)
+        self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._require_attention_only()
+        num_layers = int(self.config.num_hidden_layers)
+        self._layers = TorchLayers(model, num_layers)
+        self.fingerprint = fingerprint(model)
+        use_in_decoder(model)
+        probe = self._probe(num_layers)
+        self.calls = probe.calls
+        # what a layer sees without a window of its own is forgotten by the cache of generate: texts end before that
+        forgotten = [window for layer, window in cache_windows(self.config).items() if self._sees_all(layer)]
+        self.max_length = min([self.max_length, *forgotten])
+        pool = SlotPool(
+            probe.shapes,
+            dtype=self.dtype,
+            device=self.device,
+            leftovers=Leftovers.MASKED if shapes is None else Leftovers.CLEARED,
+            granule=1 if shapes is None else WORD_BITS,
+            num_scratch=0 if shapes is None else 1,
+        )
+        super().__init__(type(model).__name__, num_layers=num_layers, pool=pool)
+        self.static = None if shapes is None else self._static_passes(shapes)
+
+    def _static_passes(self, shapes: Shapes) -> StaticPasses:
+        return StaticPasses(
+            lambda tokens, positions: self._forward(tokens, positions, None),
+            self._pool.memory,
+            device=self.device,
+            shapes=shapes,
+            min_rows=min(self.row_buckets, default=1),
+            row_bytes=self.vocab_size * max(LOGIT_BYTES, self.dtype.itemsize),
+        )
+
+    def _sees_all(self, layer: int) -> bool:
+        return layer in self.calls and self.calls[layer].window is None
+
+    @property
+    def num_warm_ups(self) -> int:
+        """On a card a first pass loads kernels and chooses among them; a shape that is captured needs more."""
+        if self.static is not None:
+            return self.static.num_warm_ups
+        return 1 if self.device.type == "cuda" else 0
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes of weights, of keys and values, and of what a pass works on."""
+        return Footprint(
+            weights=weight_bytes(self.model),
+            token=self._pool.memory.token_bytes,
+            logits=self.vocab_size * LOGIT_BYTES,
+            row=activation_bytes(self.config, self.dtype),
+            graphs=0 if self.static is None else self.static.most_bytes,
+        )
+
+    def attach(self, model: Any) -> None:
+        """Go on with the model that was let go by `release`."""
+        self.model = model
+        use_in_decoder(model)
+        self._layers.bind(model)
+
+    def release(self) -> None:
+        """Let the model and all memory of slots go; every slot is closed. The attention implementation stays ours."""
+        self.model = None
+        self._layers.release()
+        if self.static is not None:
+            self.static.drop()
+        self._pool.clear()
+
+    def _require_attention_only(self) -> None:
+        kind = type(self.model).__name__
+        refuse_state(self.model)
+        strange = layer_types(self.config) - KNOWN_LAYER_TYPES
+        if strange:
+            raise UnsupportedModelError(f"{kind} has layers of type {', '.join(sorted(strange))}")
+        if not self.model._can_set_attn_implementation():
+            raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
+
+    @torch.inference_mode()
+    def _probe(self, num_layers: int) -> ProbePass:
+        probe = ProbePass()
+        with announced(probe), self._layers.learning():
+            self._forward(torch.zeros(1, 2, dtype=torch.long), torch.arange(2).unsqueeze(0), None)
+        if len(probe.shapes) != num_layers:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of "
+                f"{num_layers} layers"
+            )
+        if probe.windows_of_masks != probe.windows_of_calls:
+            # the self-check is too short to see this: a real window is thousands of tokens wide
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
+                f"attention with {sorted(probe.windows_of_calls)}: which layers look how far is not known"
+            )
+        return probe
+
+    def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
+        keywords: dict[str, Any] = {}
+        if rows is not None and self._rows_keyword:
+            keywords["logits_to_keep"] = rows.to(self.device)
+        output = self.model(
+            input_ids=tokens.to(self.device), position_ids=positions.to(self.device), use_cache=False, **keywords
+        )
+        logits: Tensor = output.logits[0]
+        if rows is not None and not self._rows_keyword:
+            logits = logits[rows.to(self.device)]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    @torch.inference_mode()
+    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+        """Read prompts by the model's own forward; padding is left out of what is kept."""
+        rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **given)
+        with recorded() as calls:
+            logits = self.model(**inputs).logits[:, -1].float()
+        width = input_ids.shape[1]
+        lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
+        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        found = []
+        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+            layers = {
+                layer: (keys[row, :, width - length : -1], values[row, :, width - length : -1])
+                for layer, (keys, values) in calls.items()
+            }
+            found.append(ReadPrompt(layers, length, 0, offset, logits[row]))
+        return found
+
+    def adopt(self, prompt: ReadPrompt) -> KVSlot:
+        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
+        assert set(prompt.layers) == set(self.calls), "every layer that attends was recorded"
+        slot = self._pool.adopt(prompt.layers, prompt.length - 1)
+        slot.offset = prompt.offset
+        return slot
+
+    @torch.inference_mode()
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+        bucket, slots = None, [kv_slot(job.slot) for job in jobs]
+        if self.static is not None and stretch.is_whole(self.num_layers):
+            bucket = self.static.bucket(slots, nodes)
+        if self.static is None or bucket is None:
+            return self._run(jobs, nodes, stretch)
+        tokens, asked = [job.tokens for job in jobs], asked_rows(jobs, range(len(jobs)))
+        return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
+
+    def _require_layers(self, part: Part) -> None:
+        if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
+            raise UnsupportedModelError(
+                f"{self.kind} shares keys and values between its layers, so no part of them can run alone: take a "
+                "drafter that needs no part of the model"
+            )
+        self._layers.require(part)
+
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+        order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
+        tokens: list[int] = []
+        positions: list[int] = []
+        for job in order:
+            slot = kv_slot(jobs[job].slot)
+            tokens.extend(jobs[job].tokens)
+            positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
+        current = self._plan([kv_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
+        asked = asked_rows(jobs, order)
+        padding = self._padding(len(tokens))
+        rows = None
+        if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
+            rows = torch.tensor(asked or [0])  # the head cannot be asked for no row at all
+        tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
+        if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
+            with announced(current):
+                return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
+        place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
+        if stretch.hidden is not None:
+            stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
+        with announced(current), self._layers.running(stretch) as caught:
+            logits = self._forward(tokens_row, positions_row, rows)
+        hidden = caught.hidden[place] if stretch.keeps_hidden and caught.hidden is not None else None
+        return Outcome(logits[: len(asked)], hidden)
+
+    def _padding(self, rows: int) -> int:
+        return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
+
+    def _plan(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> SlotPass:
+        def visible(job: int) -> Tensor | None:
+            parents, own = slots[job].parents, nodes[job]
+            if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
+                return None
+            mask = torch.from_numpy(ancestor_mask(parents))
+            return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
+
+        num_rows = sum(map(len, nodes))
+        blocks = plan_blocks(slots, nodes, visible, self.device)
+        if len(slots) == 1 and is_run(nodes[0]):
+            return SlotPass(
+                self._pool.memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0])
+            )
+        slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
+        place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
+        slot_index, place_index = (torch.tensor(rows, device=self.device) for rows in (slot_of_row, place_of_row))
+        return SlotPass(self._pool.memory, blocks, num_rows, slot_index, place_index, None)
+
+
+def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Where each row stands if the jobs' rows stand in that order, job after job."""
+    starts, row = {}, 0
+    for job in order:
+        starts[job] = row
+        row += counts[job]
+    return [starts[job] + place for job, count in enumerate(counts) for place in range(count)]

@@ -1,0 +1,216 @@
+"""Families that do not call the registered attention (bloom, mpt, falcon, gptj, …): chains, by transformers' cache.
+
+Each slot holds a cache of its own; a tentative chain is appended to it, and what is not kept is cropped off.
+One sequence is one forward pass, so a batch costs as much as its sequences one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.torch.attention import windows_of_masks
+from draftree.models.torch.context import context_length
+from draftree.models.torch.layer_state import cache_windows, refuse_state
+from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
+from draftree.models.torch.packing import weight_bytes
+
+
+class CacheSlot(Slot):
+    """A slot with a transformers cache. Mutated by its model only."""
+
+    __slots__ = ("_length", "cache", "num_pads", "offset", "tentative")
+
+    def __init__(self, cache: Any, *, num_pads: int = 0, offset: int = 0) -> None:
+        self.cache = cache
+        self._length = 0
+        self.tentative = 0
+        self.num_pads = num_pads
+        """Tokens of padding that lie before the prefix, unseen."""
+        self.offset = offset
+        """How far positions are ahead of places."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self._length
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative chain."""
+        return self.tentative
+
+    def set_length(self, length: int) -> None:
+        """Crop the cache to this prefix; nothing is tentative any more."""
+        surplus = self._length + self.tentative - length
+        if surplus:
+            self.cache.crop(-surplus)
+        self._length, self.tentative = length, 0
+
+
+class CachedModel(LanguageModel):
+    """A transformers model that keeps its own attention and cache; chains only.
+
+    Args:
+        model: any `…ForCausalLM` whose cache can be cropped.
+
+    Raises:
+        UnsupportedModelError: the model keeps recurrent state.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model: Any = model.eval()
+        config = model.config.get_text_config()
+        refuse_state(model)
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = context_length(config)
+        windows = set(cache_windows(config).values())
+        if windows:
+            # where the model's own mask has no window the cache of generate forgets what it would see
+            self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
+        self.supports_trees = False
+        self.device, self.dtype = model.device, next(model.parameters()).dtype
+        self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes_positions = takes_positions(model)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes of weights, of keys and values, and of what a pass works on; by the sizes that its settings name."""
+        config = self.model.config.get_text_config()
+        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        return Footprint(
+            weights=weight_bytes(self.model),
+            token=2 * int(config.num_hidden_layers) * heads * head_dim * self.dtype.itemsize,
+            logits=self.vocab_size * LOGIT_BYTES,
+            row=activation_bytes(config, self.dtype),
+        )
+
+    def attach(self, model: Any) -> None:
+        """Go on with the model that was let go by `release`."""
+        self.model = model
+
+    def release(self) -> None:
+        """Let the model go; every slot is closed."""
+        self.model = None
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Nothing to do: transformers' caches grow by themselves."""
+
+    def open(self) -> CacheSlot:
+        """An empty slot."""
+        from transformers import DynamicCache
+
+        # without the configuration no layer is a sliding one: those forget, and could not be rolled back
+        return CacheSlot(DynamicCache())
+
+    @torch.inference_mode()
+    def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
+        """Read prompts by the model's own forward as `generate` does; padding stays where it is."""
+        from transformers import DynamicCache
+
+        cache: Any = DynamicCache()
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=True, past_key_values=cache, **given)
+        logits = self.model(**inputs).logits[:, -1].float()
+        width = input_ids.shape[1]
+        lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
+        offsets = offsets_of(inputs.get("position_ids"), lengths)
+        found = []
+        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+            layers = {
+                place: (layer.keys[row], layer.values[row])
+                for place, layer in enumerate(cache.layers)
+                if layer.keys is not None
+            }
+            found.append(ReadPrompt(layers, length, width - length, offset, logits[row]))
+        return found
+
+    @torch.inference_mode()
+    def adopt(self, prompt: ReadPrompt) -> CacheSlot:
+        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
+        slot = self.open()
+        for layer, (keys, values) in prompt.layers.items():
+            slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
+        slot.num_pads, slot.offset, slot._length = prompt.num_pads, prompt.offset, prompt.length - 1
+        return slot
+
+    @torch.inference_mode()
+    def extend(self, jobs: Sequence[Extend]) -> Scores:
+        """One forward pass for each job."""
+        assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
+        parts: list[Tensor] = []
+        for job in jobs:
+            slot = _slot(job.slot)
+            expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
+            assert list(job.parents) == list(expected), "this model scores chains only"
+            start = slot.length + slot.tentative
+            count = len(job.tokens)
+            asked = list(range(count) if job.logits_at is None else job.logits_at)
+            rows = torch.tensor(asked or [0], device=self.device)  # the head cannot be asked for no row at all
+            positions = torch.arange(start, start + count, device=self.device) + slot.offset
+            seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
+            seen[:, : slot.num_pads] = 0
+            output = self.model(
+                input_ids=torch.tensor([list(job.tokens)], device=self.device),
+                attention_mask=seen,
+                past_key_values=slot.cache,
+                use_cache=True,
+                **({"logits_to_keep": rows} if self._rows_keyword else {}),
+                **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
+            )
+            slot.tentative += count
+            logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
+            parts.append((logits if logits.dtype == torch.float64 else logits.float())[: len(asked)])
+        return Scores(torch.cat(parts), starts_of(jobs))
+
+    @torch.inference_mode()
+    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+        """Keep the first tokens of the chain."""
+        assert list(path) == list(range(len(path))), "a path of a chain starts at its first node"
+        kept = _slot(slot)
+        assert len(path) <= kept.tentative, "a path is made of tentative nodes"
+        kept.set_length(kept.length + len(path))
+
+    @torch.inference_mode()
+    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
+        """Keep the first tokens of the chain, still tentative."""
+        pruned, count = _slot(slot), len(keep)
+        assert list(keep) == list(range(count)), "a kept chain starts at its first node"
+        assert count <= pruned.tentative, "what is kept is tentative"
+        length = pruned.length
+        pruned.set_length(length + count)
+        pruned._length, pruned.tentative = length, count
+
+    @torch.inference_mode()
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Crop the cache."""
+        cut = _slot(slot)
+        assert 0 <= length <= cut.length, "a prefix is cut, not lengthened"
+        cut.set_length(length)
+
+    @torch.inference_mode()
+    def fork(self, slot: Slot, length: int | None = None) -> CacheSlot:
+        """Copy the prefix into a new slot."""
+        source = _slot(slot)
+        assert length is None or 0 <= length <= source.length, "a prefix is cut, not lengthened"
+        twin = CacheSlot(copy.deepcopy(source.cache), num_pads=source.num_pads, offset=source.offset)
+        twin._length, twin.tentative = source.length, source.tentative
+        twin.set_length(source.length if length is None else length)
+        return twin
+
+    def close(self, slot: Slot) -> None:
+        """Let the cache go."""
+        _slot(slot).cache = None
+
+
+def _slot(slot: Slot) -> CacheSlot:
+    assert isinstance(slot, CacheSlot), "a slot belongs to the model that opened it"
+    assert slot.cache is not None, "a closed slot is not used again"
+    return slot

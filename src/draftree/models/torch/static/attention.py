@@ -1,0 +1,70 @@
+"""Attention of a pass whose shape is fixed: every address and every size is known before the pass is.
+
+Keys and values are written by index and read where they lie, as a slice of slots and places; a mask hides what a cell
+may not see. Nothing here depends on a value, so nothing waits for one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftree.models.kv.slots import KVMemory
+from draftree.models.torch.attention import LayerCall, additive, attend
+from draftree.models.torch.static.buckets import WORD_BITS, Bucket
+from draftree.models.torch.static.inputs import Inputs
+
+
+class StaticAttention:
+    """Answers the attention calls of one pass. Mutates the memory.
+
+    Args:
+        memory: of keys and values.
+        bucket: the pass's shape.
+        inputs: its integers, on the memory's device.
+    """
+
+    def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
+        self._memory = memory
+        self._bucket = bucket
+        self._inputs = inputs
+        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
+
+    def note_mask(self, window: int | None) -> None:
+        """Windows come with the calls."""
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store keys and values, then attend over the range of slots at once."""
+        bucket, inputs = self._bucket, self._inputs
+        keys, values = self._memory.keys[call.layer], self._memory.values[call.layer]
+        keys[inputs.slots, :, inputs.places] = key[0].transpose(0, 1)
+        values[inputs.slots, :, inputs.places] = value[0].transpose(0, 1)
+        line = slice(bucket.first_slot, bucket.first_slot + bucket.num_slots)
+        cells = query[0].index_select(1, inputs.row_of_cell.flatten())
+        cells = cells.unflatten(1, (bucket.num_slots, bucket.nodes)).transpose(0, 1)
+        mask = self._mask(call.window, query.shape[1] // keys.shape[1], query.dtype)
+        mixed = attend(cells, keys[line, :, : bucket.length], values[line, :, : bucket.length], call=call, mask=mask)
+        return mixed.transpose(1, 2).flatten(0, 1).index_select(0, inputs.cell_of_row).unsqueeze(0)
+
+    def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask of shape (slots, 1, group * nodes, length), made once a pass for each window."""
+        key = (window, group, dtype)
+        if key not in self._masks:
+            self._masks[key] = additive(self._visible(window), dtype).repeat(1, group, 1).unsqueeze(1)
+        return self._masks[key]
+
+    def _visible(self, window: int | None) -> Tensor:
+        """Which places each cell sees, bool of shape (slots, nodes, length): its slot's prefix and its ancestors."""
+        inputs, bucket = self._inputs, self._bucket
+        place = torch.arange(bucket.length, device=inputs.prefixes.device)
+        behind = place - inputs.prefixes[:, None]
+        node = behind.clamp(0, bucket.tree_size - 1)
+        word = (node // WORD_BITS)[:, None, :].expand(-1, bucket.nodes, -1)
+        bits = inputs.seen if bucket.words == 1 else inputs.seen.gather(2, word)
+        is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (behind < bucket.tree_size)[:, None, :]
+        visible = (behind < 0)[:, None, :] | is_ancestor
+        if window is None:
+            return visible
+        # windows go by depth: siblings stand at one position, whatever their place is
+        position = torch.where(behind < 0, place, inputs.tree_positions.gather(1, node))
+        return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)

@@ -1,0 +1,121 @@
+"""What differs from one pass of a shape to the next: integers, side by side in one array, which is copied at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from draftree.core.tree import ROOT
+from draftree.models.kv.slots import KVSlot
+from draftree.models.torch.static.buckets import WORD_BITS, Bucket
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs(Generic[Array]):
+    """Views of one array of integers.
+
+    Attributes:
+        tokens: of each row; 0 for padding.
+        positions: of each row.
+        slots: where each row's keys go; for padding the first slot of the range.
+        places: and at which place; for padding the scratch place behind all others.
+        cell_of_row: where each row attends; for padding where the first row does.
+        asked: rows whose logits are wanted, zeros behind them.
+        row_of_cell: whose query each cell has, shape (slots, nodes); the first row's where there is none.
+        prefixes: committed tokens of each slot, 0 without a job.
+        cell_positions: shape (slots, nodes).
+        tree_positions: of each slot's tentative nodes, shape (slots, tree size).
+        seen: bits of the tentative nodes that each cell sees, shape (slots, nodes, words); never none.
+    """
+
+    tokens: Array
+    positions: Array
+    slots: Array
+    places: Array
+    cell_of_row: Array
+    asked: Array
+    row_of_cell: Array
+    prefixes: Array
+    cell_positions: Array
+    tree_positions: Array
+    seen: Array
+
+
+def inputs_size(bucket: Bucket) -> int:
+    """Integers of a pass of this shape."""
+    return sum(int(np.prod(shape)) for shape in _shapes(bucket))
+
+
+def inputs_of(array: Array, bucket: Bucket) -> Inputs[Array]:
+    """The views of a flat array of `inputs_size` integers."""
+    views, start = [], 0
+    for shape in _shapes(bucket):
+        end = start + int(np.prod(shape))
+        views.append(array[start:end].reshape(shape))
+        start = end
+    return Inputs(*views)
+
+
+def _shapes(bucket: Bucket) -> list[tuple[int, ...]]:
+    cells = (bucket.num_slots, bucket.nodes)
+    trees = (bucket.num_slots, bucket.tree_size)
+    return [*[(bucket.rows,)] * 6, cells, (bucket.num_slots,), cells, trees, (*cells, bucket.words)]
+
+
+def pack_inputs(
+    bucket: Bucket,
+    slots: Sequence[KVSlot],
+    tokens: Sequence[Sequence[int]],
+    nodes: Sequence[Sequence[int]],
+    *,
+    asked: Sequence[int],
+    scratch: int,
+) -> np.ndarray:
+    """The integers of one pass.
+
+    Args:
+        bucket: its shape.
+        slots: a slot a job.
+        tokens: of each job.
+        nodes: for each job the tentative nodes that its tokens are.
+        asked: rows whose logits are wanted; rows stand job after job.
+        scratch: the place that is never read.
+    """
+    array = np.zeros(inputs_size(bucket), dtype=np.int64)
+    into = inputs_of(array, bucket)
+    into.slots[:] = bucket.first_slot
+    into.places[:] = scratch
+    into.asked[: len(asked)] = asked
+    into.seen[:, :, 0] = 1  # a cell that sees nothing would give NaN
+    row = 0
+    for slot, own_tokens, own in zip(slots, tokens, nodes, strict=True):
+        line, count, chosen = slot.index - bucket.first_slot, len(own), list(own)
+        rows = slice(row, row + count)
+        positions = np.array(slot.depths) + (slot.length - 1)
+        into.tokens[rows] = own_tokens
+        into.positions[rows] = into.cell_positions[line, :count] = positions[chosen]
+        into.slots[rows] = slot.index
+        into.places[rows] = np.array(chosen) + slot.length
+        into.cell_of_row[rows] = np.arange(count) + line * bucket.nodes
+        into.row_of_cell[line, :count] = np.arange(row, row + count)
+        into.prefixes[line] = slot.length
+        into.tree_positions[line, : len(positions)] = positions
+        into.seen[line, :count] = _bits_of(slot.parents, bucket.words)[chosen]
+        row += count
+    into.cell_of_row[row:] = into.cell_of_row[0]
+    return array
+
+
+def _bits_of(parents: Sequence[int], words: int) -> np.ndarray:
+    """For every node the bits of itself and its ancestors, shape (nodes, words)."""
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
+    size = words * WORD_BITS // 8
+    return np.frombuffer(b"".join(b.to_bytes(size, "little") for b in bits), dtype="<i8").reshape(-1, words)

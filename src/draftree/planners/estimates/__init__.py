@@ -1,0 +1,1 @@
+"""Estimates of acceptance and cost that planners decide by."""

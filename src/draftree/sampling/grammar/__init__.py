@@ -1,0 +1,1 @@
+"""Grammars: schemas, regular expressions and their compilation into token masks."""

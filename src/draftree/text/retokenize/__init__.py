@@ -1,0 +1,1 @@
+"""Translation of tokens between two tokenizers."""

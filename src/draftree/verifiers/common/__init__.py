@@ -1,0 +1,1 @@
+"""Random decisions and probability ratios shared by verification rules."""

@@ -1,0 +1,131 @@
+"""Unpacks a GGUF file into a plain model folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
+from draftree.weights.architectures import ARCHITECTURES, Architecture
+from draftree.weights.config_check import check_sizes
+from draftree.weights.gguf_file import Dtype, GgufFile
+from draftree.weights.gguf_tokenizer import save_gguf_tokenizer
+from draftree.weights.plain_folder import parameter_shapes, save_configuration
+from draftree.weights.progress import Progress
+from draftree.weights.safetensors_file import write_safetensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GGUF_CONVERTER", "convert_gguf"]
+
+GGUF_CONVERTER = "gguf-1"
+"""Changes whenever the same file would give another folder."""
+
+TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
+
+
+def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress) -> None:
+    """Writes configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`.
+
+    Raises:
+        ModelLoadError: The file is damaged or incomplete.
+        UnsupportedModelError: Its architecture or tokenizer is not known here.
+    """
+    file = GgufFile(source)
+    try:
+        architecture, settings, shapes = save_description(file, folder, dtype=dtype)
+        sources = tensor_sources(file, shapes)
+    except (DraftreeError, OSError):
+        raise
+    except Exception as error:
+        # Damaged metadata can fail anywhere in the libraries that are asked to make a model of it.
+        raise file.broken(f"its metadata make no model ({error})") from error
+    tensors = unpacked(file, architecture, settings=settings, sources=sources, progress=progress)
+    write_safetensors(folder / "model.safetensors", shapes, tensors, dtype=dtype)
+
+
+def save_description(
+    file: GgufFile, folder: Path, *, dtype: Dtype
+) -> tuple[Architecture, dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Writes tokenizer and configuration; the parameters that the weights file must hold go with them."""
+    name = file.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"'{file.path}' holds a model of the architecture '{name}', which cannot be unpacked from GGUF: "
+            f"use the model's own folder; {suggestion(str(name), ARCHITECTURES)}"
+        )
+    if file.metadata.get("split.count", 1) > 1:
+        raise UnsupportedModelError(
+            f"'{file.path}' is one part of a model that was split into {file.metadata['split.count']} files: "
+            "join them with 'llama-gguf-split --merge' first"
+        )
+    architecture = ARCHITECTURES[name]
+    settings = architecture.settings(file)
+    num_values = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    check_sizes(file.path, settings, num_tensors=len(file.tensors), num_values=num_values)
+    save_gguf_tokenizer(file, folder)
+    config = save_configuration(
+        folder,
+        model_type=architecture.model_type,
+        model_class=architecture.model_class,
+        settings=settings | special_ids(file),
+        dtype=dtype,
+    )
+    return architecture, settings, parameter_shapes(config)
+
+
+def special_ids(file: GgufFile) -> dict[str, int]:
+    ids = {role: file.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos", "padding")}
+    return {
+        f"{'pad' if role == 'padding' else role}_token_id": index for role, index in ids.items() if index is not None
+    }
+
+
+def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """The GGUF tensor of every parameter of the model; each tensor of the file must be wanted, and fit."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    name = file.metadata["general.architecture"]
+    arch = next(arch for arch, spelled in MODEL_ARCH_NAMES.items() if spelled == name)
+    names = get_tensor_name_map(arch, file.metadata[f"{name}.block_count"])
+    sources: dict[str, str] = {}
+    for parameter, shape in shapes.items():
+        source = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if source is None:
+            raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
+        found = file.tensor(source).shape
+        if found != shape:
+            raise file.broken(f"tensor '{source}' has the shape {list(found)}, and its metadata ask for {list(shape)}")
+        sources[parameter] = source
+    if unused := sorted(set(file.tensors) - set(sources.values()) - TENSORS_READ_ELSEWHERE):
+        raise UnsupportedModelError(
+            f"'{file.path}' holds tensors that have no place in a model of its architecture '{name}' "
+            f"({', '.join(unused[:3])}): use the model's own folder"
+        )
+    return sources
+
+
+def unpacked(
+    file: GgufFile,
+    architecture: Architecture,
+    *,
+    settings: dict[str, Any],
+    sources: dict[str, str],
+    progress: Progress,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every parameter as transformers wants it, in float32."""
+    import numpy as np
+    import torch
+
+    total_bytes = sum(file.tensor(name).num_bytes for name in sources.values())
+    done_bytes = 0
+    for parameter, source in sources.items():
+        values = architecture.restore(parameter, file.read(source), settings)
+        if not np.isfinite(values).all():
+            raise ModelLoadError(f"'{file.path}' is damaged: tensor '{source}' has values that are not finite")
+        yield parameter, torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        done_bytes += file.tensor(source).num_bytes
+        progress("convert", done_bytes, total_bytes)

@@ -1,0 +1,222 @@
+"""Turns a llama2.c checkpoint with its tokenizer into a plain model folder.
+
+Source: the format of llama2.c's `run.c` (version 0): seven integers, then float32 tensors in a fixed order, each kind
+stacked over the layers. Here the tokenizer file follows the checkpoint in the same file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from draftree.core.errors import ModelLoadError
+from draftree.weights.architectures import pairs_to_halves
+from draftree.weights.plain_folder import parameter_shapes, save_configuration
+from draftree.weights.progress import Progress
+from draftree.weights.safetensors_file import write_safetensors
+from draftree.weights.tokenizers_from_pieces import (
+    WORD_START,
+    TokenizerSettings,
+    save_tokenizer,
+    sentencepiece_tokenizer,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LLAMA2C_CONVERTER", "Llama2cHeader", "convert_llama2c", "read_tensors", "read_tokenizer"]
+
+LLAMA2C_CONVERTER = "llama2c-1"
+"""Changes whenever the same file would give another folder."""
+
+HEADER = struct.Struct("<7i")
+UNKNOWN, BOS, EOS = 0, 1, 2
+FIRST_BYTE_PIECE, NUM_BYTE_PIECES = 3, 256
+RMS_NORM_EPS = 1e-5
+ROPE_THETA = 10_000.0
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Llama2cHeader:
+    """The seven integers at the beginning; a negative vocabulary size there means an output matrix of its own."""
+
+    dim: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    context_length: int
+    shares_output: bool
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.dim // self.num_heads
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every stacked tensor in file order."""
+        layers, dim, hidden = self.num_layers, self.dim, self.hidden_dim
+        kv_dim = self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embedding": (self.vocab_size, dim),
+            "attention_norm": (layers, dim),
+            "wq": (layers, dim, dim),
+            "wk": (layers, kv_dim, dim),
+            "wv": (layers, kv_dim, dim),
+            "wo": (layers, dim, dim),
+            "ffn_norm": (layers, dim),
+            "w1": (layers, hidden, dim),
+            "w2": (layers, dim, hidden),
+            "w3": (layers, hidden, dim),
+            "final_norm": (dim,),
+            "rope_cosines": (self.context_length, self.head_dim // 2),
+            "rope_sines": (self.context_length, self.head_dim // 2),
+        }
+        return shapes if self.shares_output else shapes | {"output": (self.vocab_size, dim)}
+
+
+def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
+    """Writes configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`.
+
+    Raises:
+        ModelLoadError: The file is damaged or incomplete.
+    """
+    content = source.read_bytes()
+    header = read_header(source, content)
+    tensors, end = read_tensors(source, content, header)
+    pieces, scores = read_tokenizer(source, content[end:], header.vocab_size)
+    tokenizer = sentencepiece_tokenizer(
+        pieces, [-score for score in scores], starts_with_space=True, unknown=pieces[UNKNOWN]
+    )
+    roles = {"unk_token": UNKNOWN, "bos_token": BOS, "eos_token": EOS, "pad_token": EOS}
+    settings = TokenizerSettings(roles=roles, adds_bos=True, context_length=header.context_length)
+    save_tokenizer(tokenizer, pieces, settings, folder=folder)
+    config = save_configuration(
+        folder,
+        model_type="llama",
+        model_class="LlamaForCausalLM",
+        settings=llama_settings(header),
+        dtype="float32",
+        # These models were trained with bos between the texts and without eos: bos is how a text ends.
+        stop_ids=(BOS, EOS),
+    )
+    shapes = parameter_shapes(config)
+    named = parameters(header, tensors)
+    write_safetensors(folder / "model.safetensors", shapes, in_order(shapes, named, progress), dtype="float32")
+
+
+def read_header(source: Path, content: bytes) -> Llama2cHeader:
+    """The checkpoint's sizes."""
+    if len(content) < HEADER.size:
+        raise broken(source, f"it has {len(content)} bytes")
+    dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)
+    sizes = (dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context)
+    if min(sizes) <= 0 or dim % num_heads or num_heads % num_kv_heads:
+        raise broken(source, f"its sizes {list(sizes)} make no model")
+    return Llama2cHeader(
+        dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context, shares_output=vocab_size > 0
+    )
+
+
+def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[dict[str, Array], int]:
+    """The stacked tensors as views of the content, and the position behind them."""
+    tensors: dict[str, Array] = {}
+    position = HEADER.size
+    for name, shape in header.shapes().items():
+        count = int(np.prod(shape))
+        if position + 4 * count > len(content):
+            raise broken(source, f"it ends within the tensor '{name}'")
+        tensors[name] = np.frombuffer(content, np.dtype("<f4"), count, position).reshape(shape)
+        position += 4 * count
+    return tensors, position
+
+
+def read_tokenizer(source: Path, content: bytes, vocab_size: int) -> tuple[list[str], list[float]]:
+    """Pieces and scores; the file spells byte pieces as characters and word starts as spaces, which is undone here."""
+    pieces: list[str] = []
+    scores: list[float] = []
+    position = 4
+    for index in range(vocab_size):
+        if position + 8 > len(content):
+            raise broken(source, f"its tokenizer ends at piece {index} of {vocab_size}")
+        score, length = struct.unpack_from("<fi", content, position)
+        position += 8
+        spelled = content[position : position + length].decode("utf-8", errors="replace")
+        position += length
+        pieces.append(piece_of(index, spelled))
+        scores.append(score)
+    return pieces, scores
+
+
+def piece_of(index: int, spelled: str) -> str:
+    if index in (BOS, EOS):
+        return spelled.strip()
+    if FIRST_BYTE_PIECE <= index < FIRST_BYTE_PIECE + NUM_BYTE_PIECES:
+        return f"<0x{index - FIRST_BYTE_PIECE:02X}>"
+    return spelled.replace(" ", WORD_START)
+
+
+def llama_settings(header: Llama2cHeader) -> dict[str, Any]:
+    return {
+        "vocab_size": header.vocab_size,
+        "hidden_size": header.dim,
+        "intermediate_size": header.hidden_dim,
+        "num_hidden_layers": header.num_layers,
+        "num_attention_heads": header.num_heads,
+        "num_key_value_heads": header.num_kv_heads,
+        "head_dim": header.head_dim,
+        "max_position_embeddings": header.context_length,
+        "rms_norm_eps": RMS_NORM_EPS,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+        "tie_word_embeddings": header.shares_output,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+    }
+
+
+def parameters(header: Llama2cHeader, tensors: dict[str, Array]) -> dict[str, Array]:
+    """The tensors under their transformers names, in its layout of rotated heads."""
+    named = {"model.embed_tokens.weight": tensors["token_embedding"], "model.norm.weight": tensors["final_norm"]}
+    if not header.shares_output:
+        named["lm_head.weight"] = tensors["output"]
+    for layer in range(header.num_layers):
+        place = f"model.layers.{layer}."
+        named |= {
+            place + "input_layernorm.weight": tensors["attention_norm"][layer],
+            place + "self_attn.q_proj.weight": pairs_to_halves(tensors["wq"][layer], header.num_heads),
+            place + "self_attn.k_proj.weight": pairs_to_halves(tensors["wk"][layer], header.num_kv_heads),
+            place + "self_attn.v_proj.weight": tensors["wv"][layer],
+            place + "self_attn.o_proj.weight": tensors["wo"][layer],
+            place + "post_attention_layernorm.weight": tensors["ffn_norm"][layer],
+            place + "mlp.gate_proj.weight": tensors["w1"][layer],
+            place + "mlp.down_proj.weight": tensors["w2"][layer],
+            place + "mlp.up_proj.weight": tensors["w3"][layer],
+        }
+    return named
+
+
+def in_order(
+    shapes: dict[str, tuple[int, ...]], named: dict[str, Array], progress: Progress
+) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    total_bytes = sum(values.nbytes for values in named.values())
+    done_bytes = 0
+    for name in shapes:
+        values = named[name]
+        yield name, torch.from_numpy(values.copy())
+        done_bytes += values.nbytes
+        progress("convert", done_bytes, total_bytes)
+
+
+def broken(source: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(f"'{source}' is not a llama2.c checkpoint with its tokenizer: {why}")

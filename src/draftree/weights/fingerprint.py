@@ -1,0 +1,40 @@
+"""The sha256 of a large file, remembered in the cache for as long as the file is not touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+from draftree.weights.cache import Cache
+from draftree.weights.fetch import file_sha256
+from draftree.weights.progress import Progress
+
+__all__ = ["fingerprint"]
+
+logger = logging.getLogger(__name__)
+
+
+def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
+    """The sha256 of the content; read again only if size or time of change differ from when it was last read."""
+    path = path.resolve()
+    status = path.stat()
+    seen = {"path": str(path), "num_bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+    note = cache.root / "fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+    try:
+        known = json.loads(note.read_text("utf-8"))
+        if {key: known[key] for key in seen} == seen:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # A missing or damaged note only costs reading the file again.
+    sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, status.st_size))
+    fresh = note.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
+        os.replace(fresh, note)
+    except OSError as error:
+        logger.info("the sum of '%s' is not kept: %s", path, error)
+    return sha256

@@ -1,0 +1,101 @@
+"""Checks that a model folder is complete and readable, without loading it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ModelLoadError
+from draftree.core.remedies import get_again
+from draftree.weights.config_check import check_sizes
+from draftree.weights.safetensors_file import check_safetensors
+
+__all__ = ["check_model_folder"]
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OPTIONAL_SETTINGS = ("generation_config.json", "tokenizer_config.json")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Reads the settings and the headers of the weights.
+
+    Raises:
+        ModelLoadError: The folder is no model folder, or a file in it is missing, damaged or cut short.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"the folder '{folder}' is no model folder: {why_not(folder)}")
+    config = read_json(folder / "config.json")
+    if "model_type" not in config:
+        raise ModelLoadError(
+            f"'{folder / 'config.json'}' does not say which kind of model this is: it lacks 'model_type'; "
+            f"{get_again(folder)}"
+        )
+    check_sizes(folder / "config.json", config)
+    for name in OPTIONAL_SETTINGS:
+        if (folder / name).is_file():
+            read_json(folder / name)
+    files = [check_safetensors(path) for path in weight_files(folder)]
+    if files:
+        num_tensors, num_values = sum(one.num_tensors for one in files), sum(one.num_values for one in files)
+        check_sizes(folder / "config.json", config, num_tensors=num_tensors, num_values=num_values)
+
+
+def why_not(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return "it holds an adapter; merge it into its base model and name the result"
+    packed = sorted(path.name for path in folder.glob("*.gguf"))
+    if packed:
+        return f"it lacks config.json; to use the GGUF file in it, name '{folder / packed[0]}'"
+    inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if inner:
+        return f"it lacks config.json; did you mean '{folder / inner[0]}'?"
+    return "it lacks config.json; name a folder written by save_pretrained"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model; none where its weights are pickled, which are not looked into."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        names = index_files(folder / WEIGHTS_INDEX)
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            raise ModelLoadError(
+                f"the folder '{folder}' lacks {len(missing)} of the {len(names)} weight files that its index names "
+                f"({', '.join(missing[:3])}); {get_again(folder)}"
+            )
+        return [folder / name for name in names]
+    if any((folder / name).is_file() for name in PICKLED_WEIGHTS):
+        return []
+    raise ModelLoadError(f"the folder '{folder}' holds no weights: it lacks {WEIGHTS}; {get_again(folder)}")
+
+
+def index_files(index: Path) -> list[str]:
+    """Names of the weight files, which lie beside the index.
+
+    Raises:
+        ModelLoadError: The index names none, or a file elsewhere.
+    """
+    places = read_json(index).get("weight_map")
+    names = list(places.values()) if isinstance(places, dict) else []
+    wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if wrong or not isinstance(places, dict):
+        named = f"it names {str(wrong[0])[:80]!r}" if wrong else "it has no 'weight_map'"
+        raise ModelLoadError(
+            f"'{index}' is damaged: {named} where files of its folder belong; {get_again(index.parent)}"
+        )
+    return sorted(set(names))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from error
+    except RecursionError as error:
+        raise ModelLoadError(f"'{path}' cannot be read (it is nested too deep); {get_again(path.parent)}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"'{path}' cannot be read (it holds no settings); {get_again(path.parent)}")
+    return content

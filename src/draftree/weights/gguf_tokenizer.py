@@ -1,0 +1,95 @@
+"""Builds the tokenizer that a GGUF file describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.weights.gguf_file import GgufFile
+from draftree.weights.tokenizers_from_pieces import (
+    CUTTING_RULES,
+    WORD_START,
+    TokenizerSettings,
+    byte_level_tokenizer,
+    save_tokenizer,
+    sentencepiece_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["save_gguf_tokenizer"]
+
+CONTROL, USER_DEFINED = 3, 4
+"""Values of `tokenizer.ggml.token_type`."""
+
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
+    """Writes the file's tokenizer as a transformers tokenizer.
+
+    Raises:
+        ModelLoadError: The file carries no vocabulary.
+        UnsupportedModelError: Its kind of tokenizer, or its rule of cutting text before the merges, is not known.
+    """
+    pieces = spelled_pieces(file)
+    kinds = file.metadata.get("tokenizer.ggml.token_type", [])
+    roles = {role: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in ROLES.items()}
+    settings = TokenizerSettings(
+        special=tuple(index for index, kind in enumerate(kinds) if kind == CONTROL),
+        # Runs of spaces are met as ordinary pieces: text is respelled before the merges, after these are looked for.
+        whole=tuple(
+            index for index, kind in enumerate(kinds) if kind == USER_DEFINED and WORD_START not in pieces[index]
+        ),
+        roles={role: index for role, index in roles.items() if index is not None},
+        adds_bos=adds_bos(file),
+        context_length=file.metadata[f"{file.metadata['general.architecture']}.context_length"],
+        chat_template=file.metadata.get("tokenizer.chat_template"),
+    )
+    save_tokenizer(build(file, pieces), pieces, settings, folder=folder)
+
+
+def spelled_pieces(file: GgufFile) -> list[str]:
+    pieces = file.metadata.get("tokenizer.ggml.tokens")
+    if not pieces:
+        raise file.broken("it carries no vocabulary")
+    if file.metadata.get("tokenizer.ggml.model") == "llama":
+        pieces = [piece.replace(" ", WORD_START) for piece in pieces]
+    if len(set(pieces)) != len(pieces):
+        raise file.broken("two pieces of its vocabulary are spelled alike")
+    return list(pieces)
+
+
+def adds_bos(file: GgufFile) -> bool:
+    # Files from before the key existed: SentencePiece vocabularies begin every text with the bos token.
+    default = file.metadata.get("tokenizer.ggml.model") == "llama"
+    return bool(file.metadata.get("tokenizer.ggml.add_bos_token", default))
+
+
+def build(file: GgufFile, pieces: list[str]) -> Tokenizer:
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+        return sentencepiece_tokenizer(
+            pieces,
+            merge_ranks(file, len(pieces)),
+            starts_with_space=bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True)),
+            unknown=None if unknown is None else pieces[unknown],
+        )
+    rule = file.metadata.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and rule in CUTTING_RULES:
+        return byte_level_tokenizer(pieces, file.metadata["tokenizer.ggml.merges"], rule=rule)
+    raise UnsupportedModelError(
+        f"the tokenizer in '{file.path}' is of the kind '{kind}' and cuts text by the rule '{rule}', "
+        f"which is not known here: use the model's own folder "
+        f"(known: kind 'llama', and kind 'gpt2' with {', '.join(CUTTING_RULES)})"
+    )
+
+
+def merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
+    if file.metadata["general.architecture"].startswith("gemma"):
+        # Gemma's scores say nothing of the order of merges; its pieces stand in that order.
+        return list(range(num_pieces))
+    return [-score for score in file.metadata["tokenizer.ggml.scores"]]

@@ -1,0 +1,150 @@
+"""Brings a model into the cache as a plain folder, once: fetch, check, convert, publish."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from draftree.core.errors import ModelLoadError, ModelNotFoundError
+from draftree.weights.cache import SUMS, Cache, require_space
+from draftree.weights.catalogue import CatalogueEntry
+from draftree.weights.convert_gguf import GGUF_CONVERTER, convert_gguf
+from draftree.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
+from draftree.weights.fetch import fetch_source
+from draftree.weights.fingerprint import fingerprint
+from draftree.weights.folder_check import check_model_folder, read_json
+from draftree.weights.gguf_file import GgufFile, require_gguf
+from draftree.weights.progress import Progress, silent
+from draftree.weights.sums import keep_sums, known_sums, noted_sums, require_intact
+
+__all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_gguf"]
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_BYTES = 48_000_000
+"""Room for the tokenizer files and settings of the largest known vocabularies."""
+
+
+def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
+    """Whether the cache holds the entry, made by the present converter."""
+    return cache.holds(entry.name, origin(entry))
+
+
+def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
+    """The folder of a catalogue model; fetched and converted if it is not in the cache.
+
+    Raises:
+        ModelNotFoundError: It is not in the cache, and `fetch` is False.
+        WeightsError: It could not be fetched, or the disk is full.
+    """
+    folder = cache.folder(entry.name)
+    if is_whole(folder, cache, here=entry_is_here(entry, cache)):
+        return folder
+    if not fetch:
+        raise ModelNotFoundError(
+            f"the model '{entry.name}' is not on this machine: run 'draftree models get {entry.name}' "
+            f"({entry.download_bytes / 1e6:.0f} MB to download)"
+        )
+    cache.sweep()
+    with cache.locked(entry.name):
+        if is_whole(folder, cache, here=entry_is_here(entry, cache), warns=True):
+            return folder
+        if entry.form == "gguf":
+            require_gguf()
+        require_space(entry.name, cache.work, entry.working_bytes)
+        logger.info("fetching '%s': %.0f MB", entry.name, entry.download_bytes / 1e6)
+        with cache.scratch(entry.name) as scratch:
+            source = fetch_source(entry, scratch, progress=progress)
+            with cache.publish(entry.name, origin(entry) | {"licence": entry.licence}) as fresh:
+                if entry.form == "gguf":
+                    convert_gguf(source, fresh, dtype=entry.dtype, progress=progress)
+                else:
+                    convert_llama2c(source, fresh, progress=progress)
+                check_model_folder(fresh)
+    return folder
+
+
+def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Path:
+    """The folder made from a GGUF file; converted if this content has not been converted yet.
+
+    Raises:
+        ModelLoadError: The file is damaged.
+        UnsupportedModelError: Its architecture is not known.
+        WeightsError: The `gguf` package is missing, or the disk is full.
+    """
+    require_gguf()
+    file = GgufFile(path)
+    sha256 = fingerprint(path, cache, progress=progress)
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
+    name = f"gguf-{stem}-{sha256[:12]}"
+    made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
+    folder = cache.folder(name)
+    if is_whole(folder, cache, here=cache.holds(name, made_from)):
+        return folder
+    with cache.locked(name):
+        if is_whole(folder, cache, here=cache.holds(name, made_from), warns=True):
+            return folder
+        require_space(name, cache.work, file.unpacked_bytes + TOKENIZER_BYTES)
+        with cache.publish(name, {"source": path.name} | made_from) as fresh:
+            convert_gguf(path, fresh, dtype=file.natural_dtype, progress=progress)
+            check_model_folder(fresh)
+    return folder
+
+
+def origin(entry: CatalogueEntry) -> dict[str, object]:
+    """What decides the folder's content."""
+    return {
+        "source": [f"{package.registry}:{package.name}=={package.version}" for package in entry.packages],
+        "sha256": entry.sha256,
+        "converter": GGUF_CONVERTER if entry.form == "gguf" else LLAMA2C_CONVERTER,
+        "dtype": entry.dtype,
+    }
+
+
+def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
+    """Compare a folder, of the cache or another, with the sums that are known of it.
+
+    Args:
+        folder: of a model.
+        cache: that may hold it.
+        again: read every file, whatever their times say.
+
+    Raises:
+        ModelLoadError: a file is damaged.
+    """
+    manifest = manifest_of(folder, cache)
+    stored = None if manifest is None else known_sums(manifest.get(SUMS))
+    if manifest is not None and not stored:
+        # made before sums were kept: what its files are now is what was stored
+        for path in folder.glob("*.json"):
+            read_json(path)
+        keep_sums(folder, cache.root)
+        stored = noted_sums(folder, cache.root)
+    require_intact(folder, cache.root, stored or None, again=again)
+
+
+def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
+    """The manifest of a folder of the cache; None for other folders."""
+    is_ours = folder.resolve() == cache.folder(folder.name).resolve()
+    return cache.manifest(folder.name) if is_ours else None
+
+
+def has_sums(folder: Path, cache: Cache) -> bool:
+    """Whether anything is known that the files of a folder could be compared with."""
+    manifest = manifest_of(folder, cache)
+    return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
+
+
+def is_whole(folder: Path, cache: Cache, *, here: bool, warns: bool = False) -> bool:
+    """Whether the folder is here and undamaged; one that was damaged since it was made is made again."""
+    if not here:
+        return False
+    try:
+        check_model_folder(folder)
+        check_sums(folder, cache)
+    except ModelLoadError as error:
+        if warns:
+            logger.warning("making '%s' again: %s", folder.name, error)
+        return False
+    return True
