@@ -12,7 +12,7 @@ from pathlib import Path
 from draftree import LLM, SamplingParams
 from draftree.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     tokenizer = Tokenizer.load(loaded.folder)
     prompts = [encode(task, tokenizer)[0] for task in read_workload(given.prompts).tasks]
     params = SamplingParams(max_tokens=given.max_tokens, temperature=0, ignore_eos=True)
-    model.require_part(Part(end=1))
+    model.require_part(LayerSubset(end=1))
     wanted = None
     with given.out.open("x", encoding="utf-8") as out:
         for layers in [None, *map(int, given.exits.split(","))]:

@@ -15,7 +15,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, ModelError
 from draftree.loading.layer_sets import LayerSet, place_of, store, stored_set
 from draftree.loading.load import load_model
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 from draftree.models.kv.slotted import SlottedModel
 from families import DIVIDED, drafter_folder, fresh, prompts, target
 from paced import steady
@@ -87,7 +87,7 @@ def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkey
     for takes_over in (True, False):
         loaded = load_model(folder, dtype="float32", kernels=kernels)
         assert isinstance(loaded.model, SlottedModel)
-        loaded.model.require_part(Part(end=3))  # checked once, and not to be counted
+        loaded.model.require_part(LayerSubset(end=3))  # checked once, and not to be counted
         before = loaded.model.num_sublayer_runs
         if not takes_over:
             monkeypatch.setattr(loaded.model, "_take_sketches", lambda jobs: {})

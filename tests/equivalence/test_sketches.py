@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, Part
+from draftree.models.base import Extend, LayerSubset
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.models.torch.hf import HFModel
@@ -27,10 +27,10 @@ KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfl
 SKETCHED = [0, 2, 3, 4]
 """The tree's nodes that are sketched; the others are not known before the whole pass."""
 PARTS = [
-    Part(end=1),
-    Part(end=3),
-    Part(attention=frozenset({1, 3}), mlp=frozenset({0, 1})),
-    Part(end=3, mlp=frozenset({2})),
+    LayerSubset(end=1),
+    LayerSubset(end=3),
+    LayerSubset(attention=frozenset({1, 3}), mlp=frozenset({0, 1})),
+    LayerSubset(end=3, mlp=frozenset({2})),
 ]
 
 in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
@@ -53,7 +53,7 @@ def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 @torch.inference_mode()
-def cut_down(part: Part, tokens: Sequence[int]) -> Tensor:
+def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
     """Logits of a model of transformers that was built with this part only, behind each token."""
     model = fresh("qwen3", **SIZES)
     for layer in part.attention:
@@ -68,7 +68,7 @@ def cut_down(part: Part, tokens: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
-def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, part: Part) -> None:
+def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, part: LayerSubset) -> None:
     model = build("float32")
     slot = model.open()
     first = model.sketch([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part).logits
@@ -82,7 +82,7 @@ def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, 
 @in_c
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, part: Part) -> None:
+def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, part: LayerSubset) -> None:
     model = native(kind)
     slot = filled(model, PREFIX)
     whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
@@ -102,7 +102,7 @@ def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, pa
 @pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
 def test_in_a_batch_some_go_on_from_sketches_and_some_do_not(build: Any) -> None:
     model = build("float32")
-    part = Part(end=2)
+    part = LayerSubset(end=2)
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2, 7)]
     jobs = [Extend(slot, TREE, PARENTS, logits_at=[0, 3, 6]) for slot in slots]
     wanted = model.extend(jobs).logits
@@ -132,11 +132,11 @@ def test_layers_that_a_sketch_ran_are_not_run_again(build: Any) -> None:
     whole = runs(lambda: model.extend([Extend(slot, TREE, PARENTS)]))
     assert whole == 2 * LAYERS * len(TREE)
     model.commit(slot, ())
-    sketched = runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], Part(end=3)))
+    sketched = runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], LayerSubset(end=3)))
     assert sketched == 2 * 3 * len(SKETCHED)
     assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole - sketched
     model.commit(slot, ())
-    skipping = Part(attention=frozenset({0, 1}), mlp=frozenset({3}))
+    skipping = LayerSubset(attention=frozenset({0, 1}), mlp=frozenset({3}))
     assert runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], skipping)) == (2 * LAYERS - 3) * len(SKETCHED)
     assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole
     model.close(slot)
@@ -146,7 +146,7 @@ def test_layers_that_a_sketch_ran_are_not_run_again(build: Any) -> None:
 def test_what_happens_to_a_slot_ends_its_sketch(change: str) -> None:
     model = through_torch()
     slot = filled(model, PREFIX)
-    model.sketch([Extend(slot, [7], [-1])], Part(end=3))
+    model.sketch([Extend(slot, [7], [-1])], LayerSubset(end=3))
     if change == "commit":
         model.commit(slot, ())
     elif change == "truncate":
@@ -154,7 +154,7 @@ def test_what_happens_to_a_slot_ends_its_sketch(change: str) -> None:
     elif change == "erase":
         model.erase([slot])
     else:
-        model.sketch([Extend(slot, [8], [-1])], Part(end=1, mlp=frozenset({0})))
+        model.sketch([Extend(slot, [8], [-1])], LayerSubset(end=1, mlp=frozenset({0})))
     before = model.num_sublayer_runs
     model.extend([Extend(slot, [7], [-1])])
     assert model.num_sublayer_runs - before == 2 * LAYERS
@@ -164,11 +164,11 @@ def test_what_happens_to_a_slot_ends_its_sketch(change: str) -> None:
 @pytest.mark.parametrize("family", sorted(DIVIDED))
 def test_families_run_in_parts(family: str) -> None:
     model = target(family)
-    model.require_part(Part(end=1))
+    model.require_part(LayerSubset(end=1))
     slot = filled(model, PREFIX)
     whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
     model.commit(slot, ())
-    model.sketch([Extend(slot, *subtree(SKETCHED))], Part(end=1))
+    model.sketch([Extend(slot, *subtree(SKETCHED))], LayerSubset(end=1))
     resumed = model.extend([Extend(slot, TREE, PARENTS)]).logits
     model.close(slot)
     assert torch.allclose(whole, resumed, atol=2e-4)
@@ -177,7 +177,7 @@ def test_families_run_in_parts(family: str) -> None:
 @pytest.mark.parametrize("family", sorted(DIVIDED - {"opt", "roberta"}))
 def test_families_leave_sublayers_out(family: str) -> None:
     model = target(family)
-    part = Part(attention=frozenset({1}), mlp=frozenset({0}))
+    part = LayerSubset(attention=frozenset({1}), mlp=frozenset({0}))
     model.require_part(part)
     slot = filled(model, PREFIX)
     whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
@@ -190,33 +190,38 @@ def test_families_leave_sublayers_out(family: str) -> None:
 
 
 def test_what_a_model_does_not_have_is_refused() -> None:
-    for part in (Part(end=5), Part(end=0), Part(attention=frozenset({4})), Part(mlp=frozenset({9}))):
+    for part in (
+        LayerSubset(end=5),
+        LayerSubset(end=0),
+        LayerSubset(attention=frozenset({4})),
+        LayerSubset(mlp=frozenset({9})),
+    ):
         with pytest.raises(UnsupportedModelError, match="has 4 layers"):
             through_torch().require_part(part)
     with pytest.raises(UnsupportedModelError, match="perceptron of layer 1"):
-        target("opt").require_part(Part(mlp=frozenset({1})))
+        target("opt").require_part(LayerSubset(mlp=frozenset({1})))
     with pytest.raises(UnsupportedModelError, match="cannot run a part"):
-        target(sorted(CACHED)[0]).require_part(Part(end=1))
+        target(sorted(CACHED)[0]).require_part(LayerSubset(end=1))
 
 
 def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HFModel(fresh("qwen3", **SIZES))
     monkeypatch.setattr("draftree.models.kv.slotted.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
     with pytest.raises(UnsupportedModelError, match="in two parts"):
-        model.require_part(Part(end=1))
+        model.require_part(LayerSubset(end=1))
 
 
 def test_a_table_says_what_it_is_told_to() -> None:
     whole = hashed(VOCAB_SIZE, seed=1)
     model = TableLM(whole, sketched=near(whole, seed=2, distance=1.0))
     slot = filled(model, PREFIX)
-    found = model.sketch([Extend(slot, TREE[:2], [-1, 0])], Part(end=1)).logits
+    found = model.sketch([Extend(slot, TREE[:2], [-1, 0])], LayerSubset(end=1)).logits
     assert torch.equal(found[1], near(whole, seed=2, distance=1.0)((*PREFIX, 7, 8)))
     assert torch.equal(
-        model.sketch([Extend(slot, [9], [0])], Part(end=1)).logits[0],
+        model.sketch([Extend(slot, [9], [0])], LayerSubset(end=1)).logits[0],
         near(whole, seed=2, distance=1.0)((*PREFIX, 7, 9)),
     )
     assert slot.num_tentative == 0
     model.close(slot)
     with pytest.raises(UnsupportedModelError, match="cannot run a part"):
-        TableLM(whole).require_part(Part(end=1))
+        TableLM(whole).require_part(LayerSubset(end=1))

@@ -15,7 +15,7 @@ from torch import Tensor
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.load import LoadedModel, load_model, wrap_model
-from draftree.models.base import Extend, Part
+from draftree.models.base import Extend, LayerSubset
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import passes as static_passes
 from draftree.models.torch.static.buckets import Shapes
@@ -204,7 +204,7 @@ def test_whole_passes_go_on_from_sketches() -> None:
     slot = filled(model, [3, 4, 5])
     whole = model.extend([Extend(slot, [6, 7], [-1, 0])]).logits
     model.commit(slot, ())
-    model.sketch([Extend(slot, [6], [-1])], Part(end=1))
+    model.sketch([Extend(slot, [6], [-1])], LayerSubset(end=1))
     assert torch.allclose(model.extend([Extend(slot, [6, 7], [-1, 0])]).logits, whole, atol=1e-4)
 
 

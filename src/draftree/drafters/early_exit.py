@@ -20,7 +20,7 @@ from draftree.drafters.base import DraftContext
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 
 
 @final
@@ -54,6 +54,6 @@ class EarlyExitDrafter(GrowingDrafter):
             shape=config.shape,
             draw=context.draw,
             shares_noise=context.shares_noise,
-            part=Part(end=config.layers),
+            part=LayerSubset(end=config.layers),
             place=context.place,
         )

@@ -21,7 +21,7 @@ from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.loading.layer_sets import numbers_of, stored_set
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 
 
 @final
@@ -52,11 +52,11 @@ class LayerSkipDrafter(GrowingDrafter):
             parse_shape(self.tree, self.k)
 
         @property
-        def part(self) -> Part | None:
+        def part(self) -> LayerSubset | None:
             """What is left when the layers named by hand are left out; None if none are named."""
             if not (self.attention or self.mlp):
                 return None
-            return Part(attention=numbers_of(self.attention), mlp=numbers_of(self.mlp))
+            return LayerSubset(attention=numbers_of(self.attention), mlp=numbers_of(self.mlp))
 
         @property
         def shape(self) -> Shape:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 from draftree.weights.cache import Cache
 
 HOW_TO_TUNE = "find one with 'draftree tune layers MODEL --prompts FILE', or name one: layer-skip,attention=3-5-8,mlp=4"
@@ -45,9 +45,9 @@ class LayerSet:
     computed_with: str
 
     @property
-    def part(self) -> Part:
+    def part(self) -> LayerSubset:
         """What is left of the model."""
-        return Part(attention=frozenset(self.attention), mlp=frozenset(self.mlp))
+        return LayerSubset(attention=frozenset(self.attention), mlp=frozenset(self.mlp))
 
     @property
     def speedup(self) -> float:

@@ -61,7 +61,7 @@ class Extend:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerSubset:
     """A part of a model's layers; the final norm and the head always belong to it.
 
     Attributes:
@@ -198,7 +198,7 @@ class LanguageModel(ABC):
     def close(self, slot: Slot) -> None:
         """Give the slot back. A closed slot must not be used again."""
 
-    def require_part(self, part: Part) -> None:
+    def require_part(self, part: LayerSubset) -> None:
         """Refuse a part that cannot be run.
 
         Raises:
@@ -208,7 +208,7 @@ class LanguageModel(ABC):
             f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
         )
 
-    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
         """Score tokens with a part of the layers, on the slots' own keys and values.
 
         Sketched nodes are no tentative nodes: they stand beside the tentative tree, which must be empty, and the

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import path
-from draftree.models.base import Extend, LanguageModel, Part
+from draftree.models.base import Extend, LanguageModel, LayerSubset
 from draftree.models.torch.own_forward import prompt_inputs
 
 PREFIX_LENGTH = 5
@@ -128,7 +128,7 @@ def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | N
 
 
 @torch.inference_mode()
-def sketch_error(model: LanguageModel) -> float:
+def partial_error(model: LanguageModel) -> float:
     """Largest difference between a whole pass over a small tree and one that goes on from a sketch of some of it.
 
     Returns:
@@ -144,7 +144,7 @@ def sketch_error(model: LanguageModel) -> float:
     whole = model.extend([Extend(slot, nodes, parents)]).logits
     model.commit(slot, ())
     own = [sketched.index(parents[n]) if parents[n] in sketched else -1 for n in sketched]
-    model.sketch([Extend(slot, [nodes[n] for n in sketched], own)], Part(end=model.num_layers // 2))
+    model.sketch([Extend(slot, [nodes[n] for n in sketched], own)], LayerSubset(end=model.num_layers // 2))
     resumed = model.extend([Extend(slot, nodes, parents)]).logits
     model.close(slot)
     return _comparable(float((whole - resumed).abs().max() / (whole.amax() - whole.amin())))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, path
-from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot, starts_of
+from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
 
 Table = Callable[[tuple[int, ...]], Tensor]
 """Tokens before a position to logits there: float64 of shape (vocab,)."""
@@ -190,12 +190,12 @@ class TableLM(LanguageModel):
         logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
         return Scores(logits, starts_of(jobs))
 
-    def require_part(self, part: Part) -> None:
+    def require_part(self, part: LayerSubset) -> None:
         """Any part will do, if there is a table for parts."""
         if self._sketched is None:
             super().require_part(part)
 
-    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
         """Rows of the table for parts."""
         assert self._sketched is not None, "a part is asked for by require_part first"
         rows = []

@@ -30,7 +30,7 @@ from draftree.llm import LLM
 from draftree.loading.layer_sets import LayerSet, layer_spec, place_of
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 from draftree.sampling.params import SamplingParams
 
 UNSEEN_EVERY = 4
@@ -113,7 +113,7 @@ class LayerSearch:
         workload = read_workload(settings.prompts).choose((), settings.limit)
         fetch(settings.model)
         self._loaded = load_for(settings)
-        self._loaded.model.require_part(Part(attention=frozenset({0}), mlp=frozenset({0})))
+        self._loaded.model.require_part(LayerSubset(attention=frozenset({0}), mlp=frozenset({0})))
         room = self._loaded.model.max_length - settings.max_tokens
         prompts = [list(p.ids) for p in prompts_of(workload, tokenizer_of(self._loaded), room)[0]]
         self.unseen = prompts[UNSEEN_EVERY - 1 :: UNSEEN_EVERY]

@@ -13,7 +13,7 @@ from typing import final
 from draftree.core.tree import ROOT, TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.stepping import Stepper
-from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot
+from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot
 
 MAX_WASTED_ROWS = 64
 """Unread tokens of a text that are sketched at most where the target's pass cannot use it: a long prompt would be read
@@ -21,8 +21,8 @@ twice for a single tree. The target reads it, and the next round drafts."""
 
 
 @dataclass(slots=True)
-class SketchedSequence:
-    """What is known of a sequence. Mutated by `SketchStepper` and `Growth` only."""
+class PartialSequence:
+    """What is known of a sequence. Mutated by `PartialStepper` and `Growth` only."""
 
     view: SequenceView
     slot: Slot
@@ -32,7 +32,7 @@ class SketchedSequence:
 
 
 @final
-class SketchStepper(Stepper[SketchedSequence]):
+class PartialStepper(Stepper[PartialSequence]):
     """Sketches texts and trees.
 
     Args:
@@ -43,7 +43,7 @@ class SketchStepper(Stepper[SketchedSequence]):
         UnsupportedModelError: the target cannot run this part.
     """
 
-    def __init__(self, model: LanguageModel, part: Part) -> None:
+    def __init__(self, model: LanguageModel, part: LayerSubset) -> None:
         model.require_part(part)
         self.model = model
         self.max_depth = model.max_length
@@ -53,19 +53,19 @@ class SketchStepper(Stepper[SketchedSequence]):
         """Make room in the target's slots."""
         self.model.reserve(num_sequences, length)
 
-    def open(self, view: SequenceView) -> SketchedSequence:
+    def open(self, view: SequenceView) -> PartialSequence:
         """State for a new sequence."""
         assert view.slot is not None, "the target's slot is there before the drafter's state"
-        return SketchedSequence(view, view.slot)
+        return PartialSequence(view, view.slot)
 
-    def close(self, state: SketchedSequence) -> None:
+    def close(self, state: PartialSequence) -> None:
         """The slot is the target's."""
 
-    def is_ready(self, state: SketchedSequence) -> bool:
+    def is_ready(self, state: PartialSequence) -> bool:
         """Whether little is unread, or what is sketched of it is not lost."""
         return self._part.is_beginning or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
-    def catch_up(self, states: Sequence[SketchedSequence], ahead: Sequence[int]) -> Scores:
+    def catch_up(self, states: Sequence[PartialSequence], ahead: Sequence[int]) -> Scores:
         """Sketch what the target has not read."""
         self.model.erase([state.slot for state in states])
         jobs = []
@@ -77,7 +77,7 @@ class SketchStepper(Stepper[SketchedSequence]):
         return self.model.sketch(jobs, self._part)
 
     def feed(
-        self, states: Sequence[SketchedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+        self, states: Sequence[PartialSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Scores:
         """Sketch new nodes of trees."""
         jobs = [
@@ -86,11 +86,11 @@ class SketchStepper(Stepper[SketchedSequence]):
         ]
         return self.model.sketch(jobs, self._part)
 
-    def keep(self, states: Sequence[SketchedSequence], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, states: Sequence[PartialSequence], paths: Sequence[Sequence[int]]) -> None:
         """The target has kept what there is to keep."""
         for state in states:
             state.fed.clear()
 
-    def follow(self, states: Sequence[SketchedSequence], trees: Sequence[TokenTree]) -> None:
+    def follow(self, states: Sequence[PartialSequence], trees: Sequence[TokenTree]) -> None:
         """As `keep`: the target reads its own tokens."""
         self.keep(states, [()] * len(states))

@@ -20,11 +20,11 @@ from draftree.core.threads import Alone
 from draftree.core.tree import ROOT, Draw, TokenTree, prune
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.partial import SketchStepper
+from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.readers import Reader, SameReader
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepping import ModelStepper, Stepped, Stepper
-from draftree.models.base import LanguageModel, Part, Scores
+from draftree.models.base import LanguageModel, LayerSubset, Scores
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.search import argmax, leading, log_total
 
@@ -99,7 +99,7 @@ class Growth:
         shares_noise: bool,
         vocab_size: int | None = None,
         reader: Reader | None = None,
-        part: Part | None = None,
+        part: LayerSubset | None = None,
         place: int = 0,
     ) -> None:
         width = model.vocab_size if vocab_size is None else vocab_size
@@ -107,7 +107,7 @@ class Growth:
         if part is None:
             self._stepper = ModelStepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
         else:
-            self._stepper = SketchStepper(model, part)
+            self._stepper = PartialStepper(model, part)
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import ROOT
-from draftree.models.base import Part
+from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import KVSlot
 from draftree.sampling.searcher import RowsAt
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LayerRange:
     """The layers that the rows of one pass run through.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stretch:
 
     first: int
     end: int
-    part: Part | None = None
+    part: LayerSubset | None = None
     hidden: Tensor | None = None
     keeps_hidden: bool = False
 
@@ -89,7 +89,7 @@ class Found:
     missing: list[int]
 
 
-class Sketch:
+class PartialTree:
     """The sketched nodes of one slot. Mutated by the slot's model only.
 
     Args:
@@ -97,7 +97,7 @@ class Sketch:
         part: the layers that it goes through.
     """
 
-    def __init__(self, slot: KVSlot, part: Part) -> None:
+    def __init__(self, slot: KVSlot, part: LayerSubset) -> None:
         self.part = part
         self.nodes = KVSlot(slot.index)
         """The tree as passes read one: behind the same prefix, at the same places."""

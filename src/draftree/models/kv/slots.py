@@ -21,7 +21,7 @@ from draftree.core.tree import ROOT
 from draftree.models.base import Slot
 
 if TYPE_CHECKING:
-    from draftree.models.kv.partial import Sketch
+    from draftree.models.kv.partial import PartialTree
 
 SPARE = 8
 """How many times as many slots as are asked for the host's memory has room for."""
@@ -39,7 +39,7 @@ class KVSlot(Slot):
         self._length = 0
         self.parents: list[int] = []
         self.depths: list[int] = []
-        self.sketch: Sketch | None = None
+        self.sketch: PartialTree | None = None
         self.offset = 0
         """How far positions are ahead of places: images may take fewer positions than tokens."""
 

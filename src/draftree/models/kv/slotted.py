@@ -10,9 +10,9 @@ from itertools import accumulate
 import torch
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel, Part, Scores, Slot, starts_of
-from draftree.models.check import TOLERANCE, sketch_error
-from draftree.models.kv.partial import Outcome, Sketch, Stretch
+from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
+from draftree.models.check import TOLERANCE, partial_error
+from draftree.models.kv.partial import LayerRange, Outcome, PartialTree
 from draftree.models.kv.pool import SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
@@ -34,7 +34,7 @@ class SlottedModel(LanguageModel):
         self._checked_parts = False
 
     @abstractmethod
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         """One pass over these tentative nodes, which are the jobs' tokens; hidden states stand job after job."""
 
     @property
@@ -42,7 +42,7 @@ class SlottedModel(LanguageModel):
     def footprint(self) -> Footprint:
         """Bytes of weights, of keys and values, and of what a pass works on."""
 
-    def _require_layers(self, part: Part) -> None:
+    def _require_layers(self, part: LayerSubset) -> None:
         """Refuse a part that names layers which cannot be told apart here."""
 
     def reserve(self, num_slots: int, length: int) -> None:
@@ -66,15 +66,15 @@ class SlottedModel(LanguageModel):
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
         sketches = self._take_sketches(jobs)
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
-        stretch = self._resumed(jobs, nodes, sketches) if sketches else Stretch(0, self.num_layers)
+        stretch = self._resumed(jobs, nodes, sketches) if sketches else LayerRange(0, self.num_layers)
         outcome = self._counted_pass(jobs, nodes, stretch)
         return Scores(outcome.logits, starts_of(jobs), outcome.at)
 
-    def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+    def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers
         return self._pass(jobs, nodes, stretch)
 
-    def require_part(self, part: Part) -> None:
+    def require_part(self, part: LayerSubset) -> None:
         """Refuse a part that this model cannot run, or does not run rightly."""
         end = self.num_layers if part.end is None else part.end
         strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
@@ -86,7 +86,7 @@ class SlottedModel(LanguageModel):
         self._require_layers(part)
         if not self._checked_parts:
             try:
-                error = sketch_error(self)
+                error = partial_error(self)
             except AssertionError:
                 raise  # a mistake of ours, not the model's
             except Exception as reason:  # a model's own code may raise anything
@@ -101,18 +101,18 @@ class SlottedModel(LanguageModel):
             self._checked_parts = True
 
     @torch.inference_mode()
-    def sketch(self, jobs: Sequence[Extend], part: Part) -> Scores:
+    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
         """One pass through a part of the layers."""
         sketches = []
         for job in jobs:
             slot = kv_slot(job.slot)
             assert not slot.num_tentative, "a slot with a tentative tree is not sketched in"
             if slot.sketch is None or slot.sketch.part != part:
-                slot.sketch = Sketch(slot, part)
+                slot.sketch = PartialTree(slot, part)
             sketches.append(slot.sketch)
         nodes = self._pool.append([sketch.nodes for sketch in sketches], jobs)
         end = self.num_layers if part.end is None else part.end
-        stretch = Stretch(0, end, part, keeps_hidden=part.is_beginning and end < self.num_layers)
+        stretch = LayerRange(0, end, part, keeps_hidden=part.is_beginning and end < self.num_layers)
         twins = [replace(job, slot=sketch.nodes) for job, sketch in zip(jobs, sketches, strict=True)]
         outcome = self._counted_pass(twins, nodes, stretch)
         row = 0
@@ -127,9 +127,9 @@ class SlottedModel(LanguageModel):
         for slot in slots:
             kv_slot(slot).sketch = None
 
-    def _take_sketches(self, jobs: Sequence[Extend]) -> dict[int, Sketch]:
+    def _take_sketches(self, jobs: Sequence[Extend]) -> dict[int, PartialTree]:
         """Sketches that a pass over these jobs can start from, by job: all of one part."""
-        found: dict[int, Sketch] = {}
+        found: dict[int, PartialTree] = {}
         for index, job in enumerate(jobs):
             slot = kv_slot(job.slot)
             sketch, slot.sketch = slot.sketch, None
@@ -141,8 +141,8 @@ class SlottedModel(LanguageModel):
 
     @torch.inference_mode()
     def _resumed(
-        self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], sketches: Mapping[int, Sketch]
-    ) -> Stretch:
+        self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], sketches: Mapping[int, PartialTree]
+    ) -> LayerRange:
         """Bring all nodes to where the sketches end; the layers that are left to run."""
         first = next(iter(sketches.values()))
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
@@ -160,10 +160,10 @@ class SlottedModel(LanguageModel):
                 for i, places in late.items()
             ]
             chosen = [[nodes[i][place] for place in places] for i, places in late.items()]
-            outcome = self._counted_pass(parts, chosen, Stretch(0, first.end, keeps_hidden=True))
+            outcome = self._counted_pass(parts, chosen, LayerRange(0, first.end, keeps_hidden=True))
             assert outcome.hidden is not None, "hidden states were asked for"
             hidden[[starts[i] + place for i, places in late.items() for place in places]] = outcome.hidden
-        return Stretch(first.end, self.num_layers, hidden=hidden)
+        return LayerRange(first.end, self.num_layers, hidden=hidden)
 
     def commit(self, slot: Slot, path: Sequence[int]) -> None:
         """Compact the path behind the prefix, in place."""

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from draftree.models.kv.partial import Outcome, Stretch
+from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
@@ -212,7 +212,7 @@ class NativeDecoder:
         padding = -sum(part.numel() for part in full) % LANES
         return self._keep(torch.cat([*full, torch.zeros(padding)]))
 
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: Stretch) -> Outcome:
+    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: LayerRange) -> Outcome:
         """One pass over rows; their keys and values are written to the memory."""
         # without numpy and torch wherever that can be: a pass has driven their code out of the caches
         if memory.version != self._memory_version:

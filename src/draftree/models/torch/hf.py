@@ -16,8 +16,8 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
-from draftree.models.base import Extend, Part
-from draftree.models.kv.partial import Outcome, Stretch
+from draftree.models.base import Extend, LayerSubset
+from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.kv.slotted import SlottedModel, asked_rows
@@ -190,7 +190,7 @@ class HFModel(SlottedModel):
         return slot
 
     @torch.inference_mode()
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
         if self.static is not None and stretch.is_whole(self.num_layers):
             bucket = self.static.bucket(slots, nodes)
@@ -199,7 +199,7 @@ class HFModel(SlottedModel):
         tokens, asked = [job.tokens for job in jobs], asked_rows(jobs, range(len(jobs)))
         return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
 
-    def _require_layers(self, part: Part) -> None:
+    def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
             raise UnsupportedModelError(
                 f"{self.kind} shares keys and values between its layers, so no part of them can run alone: take a "
@@ -207,7 +207,7 @@ class HFModel(SlottedModel):
             )
         self._layers.require(part)
 
-    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: Stretch) -> Outcome:
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []

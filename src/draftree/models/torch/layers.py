@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Part
-from draftree.models.kv.partial import Stretch
+from draftree.models.base import LayerSubset
+from draftree.models.kv.partial import LayerRange
 
 PERCEPTRONS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 """Names by which layers know their multilayer perceptron."""
@@ -55,7 +55,7 @@ class TorchLayers:
         """Let the layers go until the next `bind`."""
         self._layers = []
 
-    def require(self, part: Part) -> None:
+    def require(self, part: LayerSubset) -> None:
         """Refuse a part that names what the layers do not have.
 
         Raises:
@@ -83,10 +83,10 @@ class TorchLayers:
         return found
 
     @contextmanager
-    def running(self, stretch: Stretch) -> Iterator[Caught]:
+    def running(self, stretch: LayerRange) -> Iterator[Caught]:
         """Forward passes of the model inside run through this stretch only."""
         caught = Caught()
-        part = stretch.part or Part()
+        part = stretch.part or LayerSubset()
         with ExitStack() as stack:
             for index in range(stretch.first):
                 given = stretch.hidden if index == 0 else None
