@@ -1,4 +1,4 @@
-"""Settings of all tests; its folder, which holds `oracle` and `families`, is on the path by being here."""
+"""Settings of all tests. Helpers lie in `support`, which is on the path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Families that no other test names: the drop-in writes the text of `generate`, or refuses in a sentence.
 
-A sample of all of them; `python tests/zoo.py` sweeps over every family that transformers can make.
+A sample of all of them; `python tests/support/zoo.py` sweeps over every family that transformers can make.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_samples import save_tiny_model
 
 from async_samples import PROMPTS, alone, asynchronous, opened, params
+from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed

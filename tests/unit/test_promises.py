@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_samples import Generate, generating, save_tiny_model
 
+from cli_samples import Generate, generating, save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.bench.records import read_results
 from draftree.cli.main import run

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_samples import save_tiny_model
 
+from cli_samples import save_tiny_model
 from draftree.models.native.build import SOURCES
 from draftree.version import __version__
 

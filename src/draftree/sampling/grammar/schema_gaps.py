@@ -1,7 +1,7 @@
 """What of a JSON schema no grammar enforces: a text of such a grammar might break the schema, so it is refused.
 
 xgrammar enforces a part of JSON Schema 2020-12 and reads over the rest. What is named here was found by compiling a
-schema for every keyword, and for pairs of them, and by matching texts that break it (`tests/unit/test_schemas.py`
+schema for every keyword, and for pairs of them, and by matching texts that break it (`tests/unit/sampling/test_schemas.py`
 repeats that). Only keywords that are known to be enforced pass.
 """
 

@@ -1,0 +1,17 @@
+"""Scripts of the folder `benchmarks`, which is no package, as modules."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    """A script; what it imports from beside it is found as when it is run."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return importlib.import_module(name)

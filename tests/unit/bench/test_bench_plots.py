@@ -1,0 +1,103 @@
+"""Tables and plots of trees and distributions: from records to numbers on paper."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench_samples import HEADER, METHODS, record
+from draftree.bench.plots import draw_all
+from draftree.bench.records import DistributionRecord, Results, TreeRecord
+from draftree.bench.summary import Report
+from draftree.bench.tables import grids_of, together_grid
+from draftree.bench.tree_tables import tree_grids
+from draftree.core.errors import ConfigurationError
+
+WAYS = {"tree": 11.0, "chain": 10.0, "batched": 30.0, "one by one": 40.0}
+SCORED = [TreeRecord("2-2", how, 6, 4, 9, (value - 1, value, value + 5)) for how, value in WAYS.items()]
+DRAFTED = [
+    TreeRecord("best-8", "drafted, temperature 0.8", 8, 0, 9, (6.0, 6.6, 7.0)),
+    TreeRecord("best-8", "passes of drafting, temperature 0.8", 8, 0, 9, (5.0, 6.0, 6.5)),
+]
+
+
+def distribution(temperature: float) -> DistributionRecord:
+    kept = {
+        rule: [[0.5, 0.6, 0.7]] * 2 for rule in ("token", "coupled", "multistep", "recursive", "match", "likeliest")
+    }
+    return DistributionRecord("a", "story", temperature, 2, (1, 0), (1.0, 0.5, *[0.0] * 6), kept)
+
+
+def texts(temperature: float) -> Results:
+    ours = METHODS[:2]
+    records = (record("plain"), record("ngram", stats={"decode_seconds": 1.0, "tokens_per_second": 20.0}))
+    header: dict[str, Any] = {**HEADER, "methods": ours, "temperature": temperature}
+    return Results(f"t{temperature:g}.jsonl", header, records)
+
+
+def test_scoring_is_held_against_a_chain_of_as_many_tokens() -> None:
+    (grid,) = tree_grids(SCORED)
+    assert grid.rows == (("2-2", "6", "4", "11.0", "10.0", "1.100", "30.0 (2.73)", "40.0 (3.64)"),)
+
+
+def test_drafting_is_held_against_the_passes_in_it() -> None:
+    (grid,) = tree_grids(DRAFTED)
+    assert grid.rows == (("best-8 at 0.8", "8", "6.60", "6.00", "1.100"),)
+
+
+def test_a_round_in_milliseconds() -> None:
+    rounds = Report(texts(0.0)).round_milliseconds()
+    assert rounds["plain"]["score"] == pytest.approx(1800 / 20)
+    assert rounds["plain"]["all"] == pytest.approx(2000 / 20)
+    assert any(grid.title.startswith("Milliseconds of a round") for grid in grids_of(texts(0.0)))
+
+
+def test_runs_stand_side_by_side() -> None:
+    grid = together_grid([texts(0.0), texts(1.0)])
+    assert grid.headings == ("method", "t0, temperature 0", "t1, temperature 1")
+    assert grid.rows == (("plain", "1.00 (1.00)", "1.00 (1.00)"), ("ngram", "1.00 (2.00)", "1.00 (2.00)"))
+
+
+def test_everything_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = [
+        texts(0.0),
+        texts(1.0),
+        Results("l.jsonl", HEADER, distributions=(distribution(0.0), distribution(1.0))),
+        Results("p.jsonl", HEADER, trees=(*SCORED, *DRAFTED)),
+    ]
+    drawn = draw_all(results, tmp_path / "plots")
+    assert {path.stem for path in drawn} == {
+        "t0-speed",
+        "t0-rounds",
+        "t1-speed",
+        "t1-rounds",
+        "temperature-length",
+        "temperature-speed",
+        "guesses-story",
+        "rules-story",
+        "p-scoring",
+    }
+    for path in drawn:
+        shown = " ".join(ElementTree.parse(path).getroot().itertext())
+        assert len(shown) > 20
+    # the same numbers give the same file
+    before = drawn[0].read_bytes()
+    draw_all(results, tmp_path / "plots")
+    assert drawn[0].read_bytes() == before
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ConfigurationError, match="nothing that is drawn"):
+        draw_all([Results("e.jsonl", HEADER)], tmp_path)
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"draftree\[plots\]"):
+        draw_all([texts(0.0)], tmp_path)

@@ -1,0 +1,176 @@
+"""Numbers of a report, held against ones made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench_samples import HEADER, VERSIONS, record
+from draftree.bench.records import Divergence, PassRecord, Record, Results
+from draftree.bench.summary import Rate, Ratio, Report, ratio
+from draftree.bench.tables import grids_of, markdown, provenance_line
+
+
+def rate(tokens_per_second: float, seconds: float = 2.0, **more: object) -> dict[str, object]:
+    return {"tokens_per_second": tokens_per_second, "decode_seconds": seconds, **more}
+
+
+def results(*records: Record, **header: object) -> Results:
+    return Results("r.jsonl", {**HEADER, **header}, records, end={"complete": True, "load_average": [1.5, 1, 1]})
+
+
+def rows(*records: Record) -> dict[str, object]:
+    return {row.method["name"]: row for row in Report(results(*records)).rows()}
+
+
+def test_rates_are_sums_over_sums_and_speed_ups_geometric_means():
+    table = rows(
+        record("plain", "a"),
+        record("plain", "b", group=1, stats=rate(10.0, 4.0)),
+        record("ngram", "a", stats=rate(20.0, 1.0)),
+        record("ngram", "b", group=1, stats=rate(80.0, 0.5)),
+    )
+    assert table["plain"].decoding == pytest.approx((20 + 40) / (2 + 4))
+    assert table["ngram"].decoding == pytest.approx((20 + 40) / (1 + 0.5))
+    assert table["ngram"].against_plain.mean == pytest.approx(4.0)  # sqrt(2 * 8)
+    assert table["plain"].against_plain.mean == pytest.approx(1.0)
+
+
+def test_a_median_over_repeats_forgets_a_slow_one():
+    slow = rate(1.0, 20.0)
+    table = rows(*(record("plain", repeat=n, stats=slow if n == 1 else {}) for n in range(3)))
+    assert table["plain"].decoding == pytest.approx(10.0)
+    assert (table["plain"].slowest, table["plain"].fastest) == (pytest.approx(1.0), pytest.approx(10.0))
+
+
+def test_whole_calls_count_all_tokens_and_seconds():
+    table = rows(record("plain"), record("ngram", seconds=2.1))
+    assert table["plain"].whole == pytest.approx(21 / 3.5)
+    assert table["ngram"].whole_against_plain.mean == pytest.approx(3.5 / 2.1)
+    assert table["ngram"].against_plain.mean == pytest.approx(1.0)
+
+
+def test_the_fastest_of_the_peers_stands_against_ours():
+    table = rows(
+        record("plain"),
+        record("ngram", stats=rate(30.0)),
+        record("hf", stats=rate(8.0)),
+        record("hf lookup a", stats=rate(12.0)),
+        record("hf lookup b", stats=rate(15.0)),
+    )
+    assert table["ngram"].against_peer.mean == pytest.approx(2.0)
+    assert table["plain"].against_peer.mean == pytest.approx(1.25)
+    assert table["hf"].against_peer is None
+    assert table["hf lookup b"].against_plain.mean == pytest.approx(15 / 8)
+
+
+def test_prompts_of_a_batch_share_the_seconds():
+    table = rows(
+        record("plain", "a", stats=rate(10.0, 2.0)),
+        record("plain", "b", stats=rate(10.0, 1.0)),
+    )
+    assert table["plain"].decoding == pytest.approx((20 + 10) / 2.0)
+    assert table["plain"].whole == pytest.approx(42 / 3.5)
+    assert table["plain"].num_prompts == 2
+
+
+def test_overhead_is_what_no_model_pass_takes():
+    assert rows(record("plain"), record("ngram"))["ngram"].overhead == pytest.approx(0.1)
+    methods = [{**method, "draft_is_pass": True} for method in HEADER["methods"]]
+    report = Report(results(record("plain"), record("ngram"), methods=methods))
+    assert report.rows()[1].overhead == pytest.approx(0.06)
+    shares = report.phases()["ngram"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["outside"] == pytest.approx(0.5 / 2.5)
+    assert shares["score"] == pytest.approx(1.8 / 2.5)
+
+
+def test_tokens_a_round_are_counted_over_all_prompts():
+    fast = {"rounds": 7}
+    assert rows(record("plain"), record("ngram", stats=fast))["ngram"].acceptance_length == pytest.approx(3.0)
+
+
+def test_texts_of_one_round_have_no_decoding_speed():
+    alone = rate(5.0, 0.0)
+    table = rows(record("plain", stats=alone), record("ngram", stats=alone))
+    assert table["ngram"].decoding is None
+    assert table["ngram"].against_plain is None
+    assert "| – |" in markdown(results(record("plain", stats=alone)))
+
+
+def test_a_prompt_is_equal_only_if_it_is_in_every_repeat():
+    parted = Divergence(4, 0.25, 0.125)
+    table = rows(
+        record("plain"),
+        record("ngram", "a", repeat=0),
+        record("ngram", "a", repeat=1, equal_to_plain=False, divergence=parted),
+        record("ngram", "b", group=1),
+    )
+    assert (table["ngram"].num_equal, table["ngram"].num_prompts) == (1, 2)
+
+
+def test_partings_show_how_close_the_choice_was():
+    records = [record("plain"), record("hf", equal_to_other_plain=False)]
+    records += [
+        record("ngram", str(n), group=n, equal_to_plain=False, divergence=Divergence(n, gap, between))
+        for n, (gap, between) in enumerate([(0.5, -0.5), (0.25, 0.0), (None, None)])
+    ]
+    report = Report(results(*records))
+    parting = report.partings()[0]
+    assert (parting.method, parting.num_prompts, parting.num_parted) == ("ngram", 3, 3)
+    assert parting.gaps == (0.25, 0.5)
+    assert parting.between == (-0.5, 0.0)
+    assert report.agreement() == (0, 1)
+    grid = grids_of(results(*records))[-1]
+    assert grid.rows[0] == ("ngram", "3", "3", "0.25", "0.38", "0.5", "0.5")
+    assert grid.rows[1][:3] == ("plain, held against transformers", "1", "1")
+
+
+def test_what_nothing_makes_the_same_is_not_counted():
+    sampled = record("hf lookup a", equal_to_plain=None)
+    report = Report(results(record("plain"), record("hf", equal_to_plain=None), sampled))
+    assert report.rows()[-1].num_equal is None
+    assert report.partings() == []
+
+
+def test_ratios_have_quartiles_over_prompts():
+    base = {n: Rate(10, 1.0) for n in range(5)}
+    found = ratio({n: Rate(10 * 2**n, 1.0) for n in range(5)}, base)
+    assert found is not None
+    assert (found.low, found.mean, found.high) == pytest.approx((2.0, 4.0, 8.0))
+    assert ratio({0: Rate(0, 0.0)}, base) is None
+    alone = ratio({3: Rate(30, 1.0)}, base)
+    assert alone == Ratio(*[pytest.approx(3.0)] * 3)
+
+
+def test_categories_stand_side_by_side():
+    found = results(record("plain"), record("plain", "b", category="rag", group=1, stats=rate(40.0)))
+    grid = next(grid for grid in grids_of(found) if "category" in grid.title)
+    assert grid.headings == ("method", "story", "rag")
+    assert grid.rows[0] == ("plain", "10.0 (1.00)", "40.0 (1.00)")
+    assert grid.rows[1] == ("ngram", "–", "–")
+
+
+def test_passes_are_held_against_one_row_and_the_floor():
+    header = {**HEADER, "job": "passes", "weight_bytes": 2e8, "read_bytes_per_second": 1e10}
+    found = Results("p", header, (), (PassRecord(1, 64, (40.0, 44.0, 60.0)), PassRecord(8, 64, (66.0,))), {})
+    (grid,) = grids_of(found)
+    assert "200 MB of weights at 10.0 GB/s take 20.0 ms" in grid.title
+    assert grid.rows[0] == ("1", "44.00", "40.00–60.00", "1.00", "2.20")
+    assert grid.rows[1][3] == f"{66 / 44:.2f}"
+    assert "run not complete" in provenance_line(found)
+
+
+def test_provenance_is_below_every_table():
+    text = markdown(results(record("plain"), notes=["2 prompts left out"], versions={**VERSIONS, "dirty": True}))
+    for part in ("0123456789 with changes", "a processor", "2 prompts left out", "load 0.5 before, 1.5 after"):
+        assert part in text
+    assert "not complete" not in text
+    assert text.count("| method |") == 4
+
+
+def test_geometric_mean_is_not_an_arithmetic_one():
+    found = ratio({0: Rate(1, 1.0), 1: Rate(16, 1.0)}, {0: Rate(1, 1.0), 1: Rate(1, 1.0)})
+    assert found is not None
+    assert math.isclose(found.mean, 4.0)

@@ -1,0 +1,80 @@
+"""`draftree demo` on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cli_samples import DEMO_CONTEXT, save_tiny_model
+from draftree.cli import compare, demo, writing
+from draftree.cli.demo import TALKS, outline, verdict
+from draftree.cli.main import run
+from draftree.cli.writing import Run, Setup
+from draftree.completion import Completion
+from paced import paced_llm
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model"), chat=True, context=DEMO_CONTEXT))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
+    monkeypatch.setattr(writing, "LLM", paced_llm)
+    monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
+
+
+def test_both_prompts_are_answered_twice_and_held_together(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--model", model]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "\x1b" not in captured.out, "a pipe gets no colours"
+    assert "torch " in captured.out
+    assert "thread" in captured.out
+    assert "float32" in captured.out or "bfloat16" in captured.out, "what the processor has instructions for"
+    assert captured.out.count(" tokens/s · acceptance length 1.00\n") == 2
+    assert captured.out.count("\nwith ngram\n") == 2
+    assert captured.out.count(" · the two texts are the same\n") == 2
+
+
+def test_texts_that_differ_are_an_error(
+    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "are_equal", lambda plain, fast: False)
+    assert run(["demo", "--model", model]) == 1
+    assert capfd.readouterr().out.count("the two texts DIFFER") == 2
+
+
+def test_colours_tell_accepted_from_picked(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--model", model, "--colour", "always"]) == 0
+    out = capfd.readouterr().out
+    plain, fast = out.split("── 2.")[0].split("with ngram")[-2:]
+    assert "\x1b[32m" in fast
+    assert "\x1b[32m" not in plain.split("plain")[-1]
+
+
+def test_prompts_are_shown_without_their_code() -> None:
+    assert list(outline("Do\n```python\na\n\nb\n```\n\nthis.")) == ["Do", "[3 lines of code]", "this."]
+    assert [len(list(outline(talk.prompt))) for talk in TALKS] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [(3.0, "Much could be copied"), (1.2, "A little"), (1.0, "brings nothing"), (0.8, "cost more")],
+)
+def test_the_verdict_is_honest(ratio: float, words: str, model: str) -> None:
+    from draftree import LLM, SamplingParams
+
+    completions: list[Completion] = LLM(model).generate("ab", SamplingParams(max_tokens=2))
+    from draftree.cli.prompt import Task
+
+    assert words in verdict(ratio, Run(Setup(model, "ngram"), Task("ab"), completions, 1.0))
+
+
+def test_prompts_are_in_the_package() -> None:
+    folder = Path(__file__).parents[3] / "src" / "draftree" / "cli" / "data"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(talk.file for talk in TALKS)

