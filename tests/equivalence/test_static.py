@@ -17,7 +17,7 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static import passes as static_runner as passes
+from draftree.models.torch.static import runner as static_passes
 from draftree.models.torch.static.buckets import Shapes
 from draftree.models.torch.static.graphs import Captured, CaptureError, Graphs
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
