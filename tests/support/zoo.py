@@ -1,8 +1,8 @@
 """Tiny random models of every causal family that transformers can make, and what the drop-in makes of each.
 
-Not a test itself. `python tests/support/zoo.py [FAMILY ...]` sweeps over all of them, greedily, one prompt and a padded batch,
-and prints for each whether the tokens are those of `generate`, what the refusal says, or how it failed. The exit status
-is 1 if a text differs or an error is none of Draftree's.
+Not a test itself. `python tests/support/zoo.py [FAMILY ...]` sweeps over all of them, greedily, one prompt and a padded
+batch, and prints for each whether the tokens are those of `generate`, what the refusal says, or how it failed. The exit
+status is 1 if a text differs or an error is none of Draftree's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What of a JSON schema no grammar enforces: a text of such a grammar might break the schema, so it is refused.
 
 xgrammar enforces a part of JSON Schema 2020-12 and reads over the rest. What is named here was found by compiling a
-schema for every keyword, and for pairs of them, and by matching texts that break it (`tests/unit/sampling/test_schemas.py`
-repeats that). Only keywords that are known to be enforced pass.
+schema for every keyword, and for pairs of them, and by matching texts that break it
+(`tests/unit/sampling/test_schemas.py` repeats that). Only keywords that are known to be enforced pass.
 """
 
 from __future__ import annotations
