@@ -17,6 +17,8 @@ VARIED = {"repetition_penalty": 1.4, "max_new_tokens": 16}
 
 
 def ours(name: str, inputs: dict[str, Any], draft: str = "ngram,min=1", **settings: Any) -> Any:
+    if draft != "none":
+        settings = {"plan": "fixed", **settings}  # in so short texts another planner may never draft
     return plain(vision_model(name), inputs, custom_generate=draftree.generate, draft=draft, **settings)
 
 
