@@ -208,6 +208,17 @@ class LanguageModel(ABC):
             f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
         )
 
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers whose input cannot be captured.
+
+        Raises:
+            ConfigurationError: the model has no such layer.
+            UnsupportedModelError: the model captures nothing.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} cannot capture hidden states: take a drafter that needs none of the target's"
+        )
+
     def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
         """Score tokens with a part of the layers, on the slots' own keys and values.
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
+from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool
 from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
+from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
 from draftree.models.native.weights import Weights
 
 NO_ROPE = -1
@@ -228,14 +229,16 @@ class NativeDecoder:
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
-        hidden = skipped = None
-        if stretch.part is not None or stretch.hidden is not None or stretch.keeps_hidden:
-            hidden = torch.empty(rows.count, self._blueprint.hidden) if stretch.keeps_hidden else None
+        captured = layers = skipped = None
+        if not stretch.is_plain:
+            layers = array("q", stretch.captured_layers)
+            captured = torch.empty(rows.count, len(layers), self._blueprint.hidden) if layers else None
+            run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), address(captured)
             skipped = stretch.skipped(self.num_layers)
-            run.hidden_in, run.hidden_out = address(stretch.hidden), address(hidden)
+            run.hidden_in = address(stretch.hidden)
             run.skipped = None if skipped is None else skipped.ctypes.data
         self._library.run(self._decoder, run)
-        return Outcome(None, hidden, at)
+        return stretch.outcome(None, captured, at)
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._layers):

@@ -207,6 +207,11 @@ class HFModel(SlottedModel):
             )
         self._layers.require(part)
 
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers that this model does not have, or whose input is not one row of numbers a token."""
+        super().require_capture(capture)
+        self._layers.require_capture()
+
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
@@ -222,7 +227,7 @@ class HFModel(SlottedModel):
         if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
             rows = torch.tensor(asked or [0])  # the head cannot be asked for no row at all
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
-        if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
+        if stretch.is_whole(self.num_layers):
             with announced(current):
                 return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
         place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
@@ -230,8 +235,8 @@ class HFModel(SlottedModel):
             stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
         with announced(current), self._layers.running(stretch) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
-        hidden = caught.hidden[place] if stretch.keeps_hidden and caught.hidden is not None else None
-        return Outcome(logits[: len(asked)], hidden)
+        captured = caught.stacked(stretch.captured_layers)
+        return stretch.outcome(logits[: len(asked)], None if captured is None else captured[place])
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)

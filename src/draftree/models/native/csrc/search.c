@@ -4,26 +4,13 @@
  * less than 1e-4. Whoever needs the one true largest entry asks for a few and decides between those
  * that lie so close.
  */
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "shared.h"
 #include "vectors.h"
 
-enum { GROUP = 64, MAX_COUNT = 64 };
+enum { GROUP = 64 };
 #define LARGEST_NOISE 22.3f
-
-typedef struct {
-    const float *logits; /* [rows][stride] */
-    int64_t rows, stride, vocab, count;
-    const uint32_t *keys; /* [rows][2], the second odd */
-    const float
-        *temperatures; /* [rows] what logits are divided by; 0: they stay, and have no noise */
-    int64_t *tokens;   /* [rows][count], the largest first, of equals the first */
-    float *scores;     /* [rows][count]; a NaN, if the row holds one, stands first and alone */
-    float *totals;     /* [rows] logarithms of the sums of exponentials; NULL: not asked for */
-    atomic_long next;
-    atomic_int failed;
-} Search;
 
 void draftree_in_parallel(void (*task)(void *, int), void *argument, int threads);
 
@@ -229,6 +216,3 @@ int draftree_search(Search *search, int64_t threads) {
     draftree_in_parallel(search_rows, search, (int)threads);
     return atomic_load(&search->failed);
 }
-
-int64_t draftree_search_limit(void) { return MAX_COUNT; }
-int64_t draftree_search_size(void) { return sizeof(Search); }

@@ -8,8 +8,7 @@
  * shuffling.
  */
 #pragma once
-#include <stdatomic.h>
-#include <stddef.h>
+#include "shared.h"
 #include "vectors.h"
 #if defined(__AMX_TILE__) && defined(__linux__)
 #define AMX 1
@@ -26,55 +25,7 @@
 #endif
 enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products outside tiles take one side unsigned */
 
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
-enum { SILU = 0, GELU_TANH = 1 };
 enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
-
-typedef struct {
-    const void *weight;
-    const float *scale;  /* int8: one for each output */
-    const int32_t *sums; /* int8: sum of each output's weights */
-    const float *bias;   /* or NULL */
-    int64_t inputs, outputs;
-} Linear;
-
-typedef struct {
-    const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm, *query_norm,
-        *key_norm;
-    Linear qkv, output, gate_up, down;
-    void *keys,
-        *values;    /* [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart */
-    int64_t window; /* 0: none */
-    int64_t rope;   /* which of the pass's tables */
-    float scaling;
-} Layer;
-
-typedef struct {
-    int64_t hidden, heads, kv_heads, head_dim, mlp, num_layers, vocab;
-    int64_t format, kv_format, activation;
-    float epsilon, embedding_scale, norm_offset, residual_scale, logit_scale;
-    const void *embedding; /* [vocab][hidden] in kv_format; NULL: the rows of the packed head */
-    const float *final_norm;
-    const Layer *layers;
-    Linear head;
-} Decoder;
-
-typedef struct { /* places: of a slot and head; slot_step: places from slot to slot */
-    int64_t rows, num_threads, first_layer, last_layer, num_logits, num_chunks, places, slot_step,
-        rotary_dim;
-    const int64_t *tokens;
-    const int64_t *slot, *place, *position; /* a row each */
-    const int64_t *identical;               /* keys before this position lie at their position */
-    const int64_t *list_start;              /* where a row's list of places behind them starts */
-    const int64_t *list;
-    const int64_t *chunks; /* first row of each run of rows of one slot; the total behind them */
-    const float *cosines[2], *sines[2]; /* [position][rotary_dim] */
-    const float *hidden_in;             /* NULL: the tokens' embeddings */
-    float *hidden_out;                  /* NULL: not asked for */
-    const uint8_t *skipped; /* NULL, or for every layer whether attention and mlp are left out */
-    const int64_t *logit_rows;
-    float *logits; /* [num_logits][vocab] */
-} Pass;
 
 typedef struct {
     atomic_long taken, done;
@@ -83,13 +34,13 @@ typedef struct {
 typedef struct {
     const Decoder *decoder;
     const Pass *pass;
-    int64_t rows, row_blocks; /* padded to tiles */
-    float *x;                 /* the residual stream [row][hidden] */
-    float *wide;              /* outputs of a product [row][widest] */
-    float *mixed;             /* attention's result, or the activated mlp [row][...] */
-    void *inputs;             /* what the next product reads, in the weights' format */
-    float *input_scales;      /* int8: one for each row */
-    float *scratch;           /* of each thread */
+    int64_t rows;
+    float *x;            /* the residual stream [row][hidden] */
+    float *wide;         /* outputs of a product [row][widest] */
+    float *mixed;        /* attention's result, or the activated mlp [row][...] */
+    void *inputs;        /* what the next product reads, in the weights' format */
+    float *input_scales; /* int8: one for each row */
+    float *scratch;      /* of each thread */
     int64_t scratch_size;
     Phase *phases;
 } Work;
