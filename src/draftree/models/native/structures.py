@@ -111,15 +111,16 @@ def require_same_layout(
         NativeUnavailableError: a field or a constant differs or is missing on one side; the message names the first.
     """
     expected = {**layout_of(structures), **{("-", name): (0, value) for name, value in constants.items()}}
-    structure_fields = {key for key in layout if key[0] != "-"}
-    for kind, field in sorted(structure_fields | set(expected)):
+    keys = [key for key in layout if key[0] != "-" or key in expected]
+    for kind, field in (*keys, *(key for key in expected if key not in layout)):
         found, wanted = layout.get((kind, field)), expected.get((kind, field))
         if found != wanted:
+            name = f"constant {field}" if kind == "-" else kind if field == "-" else f"{kind}.{field}"
             raise NativeUnavailableError(
-                f"the C library lays out '{kind}.{field}' as {_described(found)}, expected {_described(wanted)}: "
-                "files of several versions are mixed; reinstall draftree"
+                f"the C library declares '{name}' with {_described(found)}, expected {_described(wanted)}: "
+                "files of several versions are mixed, so reinstall draftree"
             )
 
 
 def _described(entry: tuple[int, int] | None) -> str:
-    return "nothing" if entry is None else f"{entry[1]} bytes at offset {entry[0]}"
+    return "nothing" if entry is None else f"offset {entry[0]} and size or value {entry[1]}"
