@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
@@ -25,6 +26,7 @@ from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.torch.context import context_length
 from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
+from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.torch.layers import TorchLayers
@@ -206,6 +208,18 @@ class HFModel(SlottedModel):
                 "drafter that needs no part of the model"
             )
         self._layers.require(part)
+
+    def input_embedding(self) -> Tensor:
+        """A view of the model's embedding."""
+        return input_embedding(self.model)
+
+    def output_head(self) -> Tensor:
+        """A view of the model's head, or a new tensor if it is packed."""
+        return output_head(self.model)
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Read from the configuration and compared with a pass."""
+        return embedding_facts(self.model, self._layers)
 
     def require_capture(self, capture: Sequence[int]) -> None:
         """Refuse layers that this model does not have, or whose input is not one row of numbers a token."""

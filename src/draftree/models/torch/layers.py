@@ -47,7 +47,7 @@ class TorchLayers:
     """
 
     def __init__(self, model: Any, num_layers: int) -> None:
-        self._num_layers = num_layers
+        self.num_layers = num_layers
         self._name = type(model).__name__
         self._layers: list[nn.Module] = []
         self._widths: dict[tuple[int, str], int | None] = {}
@@ -58,7 +58,7 @@ class TorchLayers:
 
     def bind(self, model: Any) -> None:
         """Find the layers in this model, which is built as the first one was."""
-        lists = (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == self._num_layers)
+        lists = (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == self.num_layers)
         self._layers = list(next(lists, []))
 
     def release(self) -> None:
@@ -92,7 +92,7 @@ class TorchLayers:
 
     def _require_found(self) -> None:
         if not self._layers:
-            raise UnsupportedModelError(f"{self._name} has no module list of {self._num_layers} layers")
+            raise UnsupportedModelError(f"{self._name} has no module list of {self.num_layers} layers")
 
     def _attention(self, layer: int) -> str:
         names = (name for name, child in self._layers[layer].named_children() if hasattr(child, "layer_idx"))
