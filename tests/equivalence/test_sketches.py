@@ -206,7 +206,7 @@ def test_what_a_model_does_not_have_is_refused() -> None:
 
 def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HFModel(fresh("qwen3", **SIZES))
-    monkeypatch.setattr("draftree.models.kv.slotted.Sketch.hidden", lambda self: torch.cat(self._hidden) * 1.5)
+    monkeypatch.setattr("draftree.models.kv.slotted.PartialTree.hidden", lambda self: torch.cat(self._hidden) * 1.5)
     with pytest.raises(UnsupportedModelError, match="in two parts"):
         model.require_part(LayerSubset(end=1))
 

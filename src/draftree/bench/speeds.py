@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeUnavailableError, built_library
-from draftree.models.native.decoder import huge_pages
+from draftree.models.native.huge_pages import huge_pages
 
 SOURCE = Path(__file__).with_name("probe.c")
 FORMATS = ("float32", "bfloat16", "int8")

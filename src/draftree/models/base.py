@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.transfer import synchronize
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.searcher import RowsAt, rows_of
 
@@ -206,6 +207,43 @@ class LanguageModel(ABC):
         """
         raise UnsupportedModelError(
             f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
+        )
+
+    def input_embedding(self) -> Tensor:
+        """The embedding as passes use it, shape (vocab, hidden), in the model's dtype; not to be changed.
+
+        Raises:
+            UnsupportedModelError: the model has none that can be read.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} has no input embedding: take a drafter that needs none")
+
+    def output_head(self) -> Tensor:
+        """The matrix that makes logits as passes use it, shape (vocab, hidden), in the model's dtype.
+
+        Not to be changed. With int8 weights it is the product of the 8-bit numbers and their scales.
+
+        Raises:
+            UnsupportedModelError: the model has none that can be read.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} has no output head: take a drafter that needs none")
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """How the model uses both.
+
+        Raises:
+            UnsupportedModelError: it does more with them than `EmbeddingFacts` can express.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} has no output head: take a drafter that needs none")
+
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers whose input cannot be captured.
+
+        Raises:
+            ConfigurationError: the model has no such layer.
+            UnsupportedModelError: the model captures nothing.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} cannot capture hidden states: take a drafter that needs none of the target's"
         )
 
     def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT
 from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import KVSlot
@@ -30,6 +31,11 @@ class LayerRange:
         part: names attentions and perceptrons that are left out; None for none.
         hidden: what goes into the first layer, shape (rows, hidden); None for the tokens' embeddings.
         keeps_hidden: whether what comes out of the last layer is wanted.
+        capture: layers whose input, the residual stream that enters them, is wanted for every row; `end` stands for
+            the output of the last layer that is run, before the final norm.
+
+    Raises:
+        ConfigurationError: `capture` names a layer whose input does not occur in this pass.
     """
 
     first: int
@@ -37,6 +43,28 @@ class LayerRange:
     part: LayerSubset | None = None
     hidden: Tensor | None = None
     keeps_hidden: bool = False
+    capture: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.capture:
+            require_capture(self.capture, first=self.first, end=self.end)
+
+    @property
+    def captured_layers(self) -> tuple[int, ...]:
+        """Layers whose input a pass must copy: those to capture, then the one that `keeps_hidden` stands for."""
+        return (*self.capture, self.end) if self.keeps_hidden else self.capture
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows start at their tokens' embeddings, no sublayer is left out and only logits are wanted."""
+        return self.part is None and self.hidden is None and not self.keeps_hidden and not self.capture
+
+    def outcome(self, logits: Tensor | None, captured: Tensor | None, at: RowsAt | None = None) -> Outcome:
+        """The outcome of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
+        if captured is None:
+            return Outcome(logits, None, at)
+        hidden = captured[:, -1] if self.keeps_hidden else None
+        return Outcome(logits, hidden, at, captured[:, : len(self.capture)] if self.capture else None)
 
     @property
     def num_sublayers(self) -> int:
@@ -47,7 +75,7 @@ class LayerRange:
 
     def is_whole(self, num_layers: int) -> bool:
         """Whether the rows run through all of so many layers, from tokens to logits, and nothing else is wanted."""
-        return (self.first, self.end) == (0, num_layers) and self.part is None and not self.keeps_hidden
+        return (self.first, self.end) == (0, num_layers) and self.is_plain
 
     def skipped(self, num_layers: int) -> np.ndarray | None:
         """Two flags a layer: whether its attention, and its perceptron, are left out."""
@@ -67,11 +95,33 @@ class Outcome:
         logits: of the asked rows, shape (asked rows, vocab); None if `at` alone knows them.
         hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
         at: where the logits lie, if that is known.
+        captured: the residual stream that enters the captured layers, for every row in the order of the jobs, shape
+            (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was wanted.
     """
 
     logits: Tensor | None
     hidden: Tensor | None
     at: RowsAt | None = None
+    captured: Tensor | None = None
+
+
+def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
+    """Refuse layers whose input does not occur between these two.
+
+    Args:
+        capture: indices of layers.
+        first: the first layer that is run.
+        end: the one after the last, which stands for the output of the last.
+
+    Raises:
+        ConfigurationError: one of them is outside.
+    """
+    strange = [layer for layer in capture if not first <= layer <= end]
+    if strange:
+        raise ConfigurationError(
+            f"layer {strange[0]} cannot be captured: this pass runs layers {first} to {end - 1}, so choose indices "
+            f"from {first} to {end}, where {end} stands for the output of the last layer"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
 from draftree.models.check import TOLERANCE, partial_error
-from draftree.models.kv.partial import LayerRange, Outcome, PartialTree
+from draftree.models.kv.partial import LayerRange, Outcome, PartialTree, require_capture
 from draftree.models.kv.pool import SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
@@ -64,11 +64,19 @@ class SlottedModel(LanguageModel):
 
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
-        sketches = self._take_sketches(jobs)
+        outcome = self.extend_and_capture(jobs, ())
+        return Scores(outcome.logits, starts_of(jobs), outcome.at)
+
+    def extend_and_capture(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> Outcome:
+        """`extend` that also gives what enters these layers; a sketch that ran one of them is not taken over."""
+        sketches = self._take_sketches(jobs, min(capture, default=self.num_layers))
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         stretch = self._resumed(jobs, nodes, sketches) if sketches else LayerRange(0, self.num_layers)
-        outcome = self._counted_pass(jobs, nodes, stretch)
-        return Scores(outcome.logits, starts_of(jobs), outcome.at)
+        return self._counted_pass(jobs, nodes, replace(stretch, capture=capture) if capture else stretch)
+
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers that this model does not have."""
+        require_capture(capture, first=0, end=self.num_layers)
 
     def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers
@@ -103,6 +111,12 @@ class SlottedModel(LanguageModel):
     @torch.inference_mode()
     def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
         """One pass through a part of the layers."""
+        outcome = self.sketch_and_capture(jobs, part, ())
+        return Scores(outcome.logits, starts_of(jobs), outcome.at)
+
+    @torch.inference_mode()
+    def sketch_and_capture(self, jobs: Sequence[Extend], part: LayerSubset, capture: tuple[int, ...]) -> Outcome:
+        """`sketch` that also gives what enters these layers."""
         sketches = []
         for job in jobs:
             slot = kv_slot(job.slot)
@@ -112,7 +126,8 @@ class SlottedModel(LanguageModel):
             sketches.append(slot.sketch)
         nodes = self._pool.append([sketch.nodes for sketch in sketches], jobs)
         end = self.num_layers if part.end is None else part.end
-        stretch = LayerRange(0, end, part, keeps_hidden=part.is_beginning and end < self.num_layers)
+        keeps_hidden = part.is_beginning and end < self.num_layers
+        stretch = LayerRange(0, end, part, keeps_hidden=keeps_hidden, capture=capture)
         twins = [replace(job, slot=sketch.nodes) for job, sketch in zip(jobs, sketches, strict=True)]
         outcome = self._counted_pass(twins, nodes, stretch)
         row = 0
@@ -120,20 +135,20 @@ class SlottedModel(LanguageModel):
             end_row = row + len(job.tokens)
             sketch.note(job.tokens, job.parents, None if outcome.hidden is None else outcome.hidden[row:end_row])
             row = end_row
-        return Scores(outcome.logits, starts_of(jobs), outcome.at)
+        return outcome
 
     def erase(self, slots: Sequence[Slot]) -> None:
         """Forget sketches; what is stored is written over."""
         for slot in slots:
             kv_slot(slot).sketch = None
 
-    def _take_sketches(self, jobs: Sequence[Extend]) -> dict[int, PartialTree]:
-        """Sketches that a pass over these jobs can start from, by job: all of one part."""
+    def _take_sketches(self, jobs: Sequence[Extend], last: int) -> dict[int, PartialTree]:
+        """Sketches that a pass over these jobs can start from, by job: all of one part, which ends by layer `last`."""
         found: dict[int, PartialTree] = {}
         for index, job in enumerate(jobs):
             slot = kv_slot(job.slot)
             sketch, slot.sketch = slot.sketch, None
-            if sketch is None or not sketch.keeps_hidden:
+            if sketch is None or not sketch.keeps_hidden or sketch.end > last:
                 continue
             if not found or next(iter(found.values())).part == sketch.part:
                 found[index] = sketch

@@ -5,8 +5,6 @@ Weights are let go as they are packed, part by part, so that nothing large is he
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -15,17 +13,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.library import FORMATS, LANES, CDecoder, CLayer, CLinear, CPass, address, library
+from draftree.models.native.huge_pages import huge_pages
+from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool
 from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
+from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
+from draftree.models.native.unpacking import unpack
 from draftree.models.native.weights import Weights
 
 NO_ROPE = -1
-PAGE, HUGE_PAGE = 1 << 12, 1 << 21
+PAGE = 1 << 12
 FIRST_POSITIONS = 1024
 PIECES_OF_THREAD = 4
 """Pieces of attention for each thread, where rows are enough."""
@@ -146,6 +148,31 @@ class NativeDecoder:
             scaling=layer.scaling,
         )
 
+    def _kept_at(self, place: int | None) -> Tensor | None:
+        """The tensor that lies there, which is kept; None for no place."""
+        return None if place is None else next(tensor for tensor in self._kept if tensor.data_ptr() == place)
+
+    def input_embedding(self) -> Tensor:
+        """The embedding as passes use it, shape (vocab, hidden)."""
+        own = self._kept_at(self._decoder.embedding)
+        return self.output_head() if own is None else own
+
+    def output_head(self) -> Tensor:
+        """The head as passes use it, shape (vocab, hidden): a new tensor."""
+        head = self._decoder.head
+        packed = self._kept_at(head.weight)
+        assert packed is not None, "a decoder has a head"
+        scales = self._kept_at(head.scale)
+        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
+        return found.to(self.dtype)
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """How the embedding and the head are used."""
+        bias = self._kept_at(self._decoder.head.bias)
+        plan = self._blueprint
+        own = None if bias is None else bias[: plan.vocab]
+        return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, bias=own)
+
     def _keep(self, tensor: Tensor) -> Tensor:
         self._kept.append(tensor)
         return tensor
@@ -228,14 +255,16 @@ class NativeDecoder:
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
-        hidden = skipped = None
-        if stretch.part is not None or stretch.hidden is not None or stretch.keeps_hidden:
-            hidden = torch.empty(rows.count, self._blueprint.hidden) if stretch.keeps_hidden else None
+        captured = layers = skipped = None
+        if not stretch.is_plain:
+            layers = array("q", stretch.captured_layers)
+            captured = torch.empty(rows.count, len(layers), self._blueprint.hidden) if layers else None
+            run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), address(captured)
             skipped = stretch.skipped(self.num_layers)
-            run.hidden_in, run.hidden_out = address(stretch.hidden), address(hidden)
+            run.hidden_in = address(stretch.hidden)
             run.skipped = None if skipped is None else skipped.ctypes.data
         self._library.run(self._decoder, run)
-        return Outcome(None, hidden, at)
+        return stretch.outcome(None, captured, at)
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._layers):
@@ -248,18 +277,6 @@ class NativeDecoder:
 def place_of(numbers: array[int]) -> int:
     """Where an array's numbers lie."""
     return numbers.buffer_info()[0]
-
-
-def huge_pages(num_bytes: int) -> Tensor:
-    """Bytes in large pages where the system has them: looking up small ones costs a tenth of a pass."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    skipped = -whole.data_ptr() % HUGE_PAGE
-    return whole[skipped : skipped + num_bytes]
 
 
 class _Ropes:

@@ -21,6 +21,7 @@ from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBl
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.rotary import read_ropes
 from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.embeddings import scale_of_embedding
 from draftree.models.torch.hf import HFModel
 
 NORM_OFFSETS = (0.0, 1.0)
@@ -68,7 +69,7 @@ def read(model: HFModel) -> Blueprint:
         activation=_activation([_part(module, "mlp") for module in modules]),
         epsilon=_epsilon(norm),
         norm_offset=_norm_offset(norm),
-        embedding_scale=_embedding_scale(embedding, config),
+        embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
         logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
         embedding=names.of(embedding),
@@ -217,12 +218,6 @@ def _require_like_norms(model: Any, names: Sequence[str], final: Any) -> None:
             raise NativeUnavailableError(
                 f"its norms differ: epsilon and offset are {found} in '{name}' and {wanted} in the last norm"
             )
-
-
-def _embedding_scale(embedding: Any, config: Any) -> float:
-    scale = getattr(embedding, "embed_scale", None)
-    own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
-    return own * float(getattr(config, "embedding_multiplier", 1.0))
 
 
 def _require_sizes(found: Blueprint, names: _Names) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.models.native.blueprint import GELU_TANH, SILU
 from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, parse_layout, require_same_layout
 from draftree.sampling.searcher import Found, RowNoise, RowsAt, search_with
 
 logger = logging.getLogger(__name__)
@@ -32,73 +34,6 @@ class NotLoadableError(NativeUnavailableError):
 
 class TilesRefusedError(NativeUnavailableError):
     """The processor has matrix tiles, and the system does not let this process use them."""
-
-
-class CLinear(ctypes.Structure):
-    """`Linear`."""
-
-    _fields_ = (
-        ("weight", _pointer),
-        ("scale", _pointer),
-        ("sums", _pointer),
-        ("bias", _pointer),
-        ("inputs", _size),
-        ("outputs", _size),
-    )
-
-
-class CLayer(ctypes.Structure):
-    """`Layer`."""
-
-    _fields_ = (
-        ("attention_norm", _pointer),
-        ("attention_post_norm", _pointer),
-        ("mlp_norm", _pointer),
-        ("mlp_post_norm", _pointer),
-        ("query_norm", _pointer),
-        ("key_norm", _pointer),
-        ("qkv", CLinear),
-        ("output", CLinear),
-        ("gate_up", CLinear),
-        ("down", CLinear),
-        ("keys", _pointer),
-        ("values", _pointer),
-        ("window", _size),
-        ("rope", _size),
-        ("scaling", _float),
-    )
-
-
-class CDecoder(ctypes.Structure):
-    """`Decoder`."""
-
-    _fields_ = (
-        *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
-        *((name, _size) for name in ("format", "kv_format", "activation")),
-        *((name, _float) for name in ("epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale")),
-        ("embedding", _pointer),
-        ("final_norm", _pointer),
-        ("layers", ctypes.POINTER(CLayer)),
-        ("head", CLinear),
-    )
-
-
-class CPass(ctypes.Structure):
-    """`Pass`."""
-
-    _fields_ = (
-        *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
-        *((name, _size) for name in ("places", "slot_step", "rotary_dim")),
-        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "identical", "list_start", "list")),
-        ("chunks", _pointer),
-        ("cosines", _pointer * 2),
-        ("sines", _pointer * 2),
-        ("hidden_in", _pointer),
-        ("hidden_out", _pointer),
-        ("skipped", _pointer),
-        ("logit_rows", _pointer),
-        ("logits", _pointer),
-    )
 
 
 class CSearch(ctypes.Structure):
@@ -180,8 +115,7 @@ class Library:
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
         self._library.draftree_instructions.restype = ctypes.c_char_p
         self._library.draftree_search.argtypes = [_pointer, _size]
-        self._library.draftree_search_limit.restype = _size
-        self._library.draftree_search_size.restype = _size
+        self._library.draftree_layout.restype = ctypes.c_char_p
         self._desks = Desks()
         self.num_threads = torch.get_num_threads()
         """Of a search: as many as the last pass had. Inside `one_thread`, where torch has one, they are free."""
@@ -190,15 +124,13 @@ class Library:
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
 
     def _require_same_layout(self) -> None:
-        sizes = (_size * 5)()
-        self._library.draftree_sizes(sizes)
-        ours = [ctypes.sizeof(kind) for kind in (CLinear, CLayer, CDecoder, CPass)]
-        if list(sizes[:4]) != ours:
-            raise NativeUnavailableError(f"the C pass has structures of {list(sizes[:4])} bytes, expected {ours}")
-        if self._library.draftree_search_size() != ctypes.sizeof(CSearch):
-            raise NativeUnavailableError("the search in C has a structure of another size than ours")
-        self.rows_of_chunk = int(sizes[4])
-        self.max_count = int(self._library.draftree_search_limit())
+        text: bytes = self._library.draftree_layout()
+        layout = parse_layout(text.decode())
+        formats = {name.upper(): number for name, number in FORMATS.items()}
+        constants = {**formats, "LANES": LANES, "SILU": SILU, "GELU_TANH": GELU_TANH}
+        require_same_layout(layout, (*STRUCTURES, CSearch), constants)
+        self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
+        self.max_count = layout["-", "MAX_COUNT"][1]
 
     @property
     def instructions(self) -> str:

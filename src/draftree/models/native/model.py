@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from draftree.models.base import Extend
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import LayerShape
@@ -56,6 +58,18 @@ class NativeModel(SlottedModel):
             logits=self.vocab_size * LOGIT_BYTES,
             row=self._decoder.row_bytes,
         )
+
+    def input_embedding(self) -> Tensor:
+        """The embedding that is kept, or a new tensor from the packed head if that holds it. Never quantized."""
+        return self._decoder.input_embedding()
+
+    def output_head(self) -> Tensor:
+        """A new tensor from the packed head, in the model's dtype; with int8 weights numbers times scales."""
+        return self._decoder.output_head()
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Of the blueprint, which was compared with the model when it was loaded."""
+        return self._decoder.embedding_facts()
 
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]

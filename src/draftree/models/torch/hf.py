@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, Outcome
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
@@ -25,6 +26,7 @@ from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.torch.context import context_length
 from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
+from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.torch.layers import TorchLayers
@@ -207,6 +209,23 @@ class HFModel(SlottedModel):
             )
         self._layers.require(part)
 
+    def input_embedding(self) -> Tensor:
+        """A view of the model's embedding."""
+        return input_embedding(self.model)
+
+    def output_head(self) -> Tensor:
+        """A view of the model's head, or a new tensor if it is packed."""
+        return output_head(self.model)
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Read from the configuration and compared with a pass."""
+        return embedding_facts(self.model, self._layers)
+
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers that this model does not have, or whose input is not one row of numbers a token."""
+        super().require_capture(capture)
+        self._layers.require_capture()
+
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
@@ -222,7 +241,7 @@ class HFModel(SlottedModel):
         if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
             rows = torch.tensor(asked or [0])  # the head cannot be asked for no row at all
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
-        if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
+        if stretch.is_whole(self.num_layers):
             with announced(current):
                 return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
         place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
@@ -230,8 +249,8 @@ class HFModel(SlottedModel):
             stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
         with announced(current), self._layers.running(stretch) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
-        hidden = caught.hidden[place] if stretch.keeps_hidden and caught.hidden is not None else None
-        return Outcome(logits[: len(asked)], hidden)
+        captured = caught.stacked(stretch.captured_layers)
+        return stretch.outcome(logits[: len(asked)], None if captured is None else captured[place])
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.context import context_length
+from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
 from draftree.models.torch.layer_state import cache_windows, refuse_state
+from draftree.models.torch.layers import TorchLayers
 from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
 from draftree.models.torch.packing import weight_bytes
 
@@ -92,6 +95,22 @@ class CachedModel(LanguageModel):
             logits=self.vocab_size * LOGIT_BYTES,
             row=activation_bytes(config, self.dtype),
         )
+
+    def input_embedding(self) -> Tensor:
+        """A view of the model's embedding."""
+        return input_embedding(self.model)
+
+    def output_head(self) -> Tensor:
+        """A view of the model's head, or a new tensor if it is packed."""
+        return output_head(self.model)
+
+    @torch.inference_mode()
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Read from the configuration and compared with a pass."""
+        layers = TorchLayers(self.model, int(self.model.config.get_text_config().num_hidden_layers))
+        with layers.learning():
+            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
+        return embedding_facts(self.model, layers)
 
     def attach(self, model: Any) -> None:
         """Go on with the model that was let go by `release`."""

@@ -43,6 +43,12 @@ class PackedLinear(nn.Module):
         result: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
         return result
 
+    def unpacked(self) -> Tensor:
+        """The plain weight, shape (out_features, in_features), a new tensor: the products with unit vectors."""
+        units = torch.eye(self.in_features)
+        found: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
+        return found.T.contiguous()
+
     def extra_repr(self) -> str:
         """As torch's own linear layers print themselves."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,200 +1,76 @@
 /* Attention by tiles: the queries of one key head, sixteen at once, one in each lane.
  *
- * Keys are the first side of a product and queries the second, so a tile of scores has a query in each lane. Where many
- * queries see the same keys in the same places, values are turned once for all of them and are the first side as well:
- * weights then need no turning, and sums have a query in each lane too. Where there are few, weights are the first side.
- * Either way a sum is added up by tiles, in the order of the keys, and has the same bits.
+ * Keys are the first side of a product and queries the second, so a tile of scores has a query in
+ * each lane. Where many queries see the same keys in the same places, values are turned once for
+ * all of them and are the first side as well: weights then need no turning, and sums have a query
+ * in each lane too. Where there are few, weights are the first side. Either way a sum is added up
+ * by tiles, in the order of the keys, and has the same bits.
  */
 #pragma once
-#include "attention.h"
-#include "attention_weights.h"
+#include "attention_tiles_inputs.h"
 #if AMX
 
-enum { SPAN = 2 /* blocks that a tile takes in turn, its sums staying in registers */, WORTH_TURNING = 3 /* tiles */, FEW = 6 };
 enum { HELD = 64 /* numbers of a query's sum that fit into the tiles kept for sums */ };
-
-typedef struct { /* which keys the lanes of a tile see */
-    vi from, end;
-    int64_t least_from, most_from, least_end, most_end;
-} Sight;
-
-typedef struct {
-    const uint16_t *keys; /* [64][step] */
-    const uint16_t *values;
-    int64_t step;
-} Block;
-
-typedef struct {
-    Sight *sight;      /* of each tile */
-    uint16_t *queries; /* of each tile: [inner / 32][16 pairs][16 queries][2] */
-    float *sums;       /* of each tile: [16 queries][head_dim], or turned */
-    float *largest, *total;      /* of each tile: [16 queries] */
-    uint16_t *keys;    /* of each block of a span: [64][inner], the size of a head rounded up to 32 */
-    uint16_t *values;  /* of each block of a span: [32 pairs][head_dim][2], or turned [dim / 16][2][16 dims][32 keys] */
-    uint16_t *nothing; /* a row of zeros */
-    int64_t dim, inner, group, num_lanes, num_tiles;
-    int64_t start, shared_end; /* from here to there keys lie in the same places for all rows */
-    Weighing own;
-} Tiles;
-
-INLINE size_t tiles_bytes(int64_t dim, int64_t num_tiles) {
-    const int64_t inner = blocks_of(dim, 32) * 32;
-    const size_t tile = sizeof(Sight) + (size_t)(QUERIES * (inner * 2 + dim * 4 + 2 * 4));
-    return (size_t)num_tiles * tile + (size_t)(SPAN * KEY_BLOCK * (inner + dim) * 2 + inner * 2 + 64);
-}
-
-static void place_tiles(Tiles *at, char *memory, int64_t dim, int64_t group, int64_t rows) {
-    at->dim = dim;
-    at->inner = blocks_of(dim, 32) * 32;
-    at->group = group;
-    at->num_lanes = rows * group;
-    at->num_tiles = blocks_of(at->num_lanes, QUERIES);
-    at->sight = (Sight *)memory;
-    at->sums = (float *)(at->sight + at->num_tiles);
-    at->largest = at->sums + at->num_tiles * QUERIES * dim;
-    at->total = at->largest + at->num_tiles * QUERIES;
-    at->queries = (uint16_t *)(at->total + at->num_tiles * QUERIES);
-    at->keys = at->queries + at->num_tiles * at->inner * QUERIES;
-    at->values = at->keys + SPAN * KEY_BLOCK * at->inner;
-    at->nothing = at->values + SPAN * KEY_BLOCK * dim;
-    memset(at->nothing, 0, (size_t)at->inner * 2);
-    memset(at->sums, 0, (size_t)(at->num_tiles * QUERIES * dim) * 4);
-    memset(at->queries, 0, (size_t)(at->num_tiles * at->inner * QUERIES) * 2);
-    for (int64_t i = 0; i < at->num_tiles; i++) {
-        store(at->largest + i * QUERIES, splat(-INFINITY));
-        store(at->total + i * QUERIES, splat(0.0f));
-    }
-}
-
-/* what each lane sees; those behind the last row see what it sees. Returns the row that sees most. */
-static int64_t put_sight(const Pass *pass, const Layer *layer, Tiles *at, int64_t first_row, int64_t end_row) {
-    int64_t widest = first_row;
-    at->start = at->shared_end = INT64_MAX;
-    for (int64_t row = first_row; row < end_row; row++) {
-        const int64_t position = pass->position[row], identical = pass->identical[row];
-        if (position > pass->position[widest]) widest = row;
-        if (position >= identical) at->shared_end = least(at->shared_end, identical / KEY_BLOCK * KEY_BLOCK);
-        at->start = least(at->start, first_seen(layer, position) / KEY_BLOCK * KEY_BLOCK);
-    }
-    at->shared_end = least(at->shared_end, pass->position[widest] + 1);
-    for (int64_t tile = 0; tile < at->num_tiles; tile++) {
-        Sight sight = {.least_from = INT64_MAX, .least_end = INT64_MAX};
-        for (int lane = 0; lane < QUERIES; lane++) {
-            const int64_t row = least(first_row + (tile * QUERIES + lane) / at->group, end_row - 1);
-            const int64_t end = pass->position[row] + 1, from = first_seen(layer, end - 1);
-            sight.from[lane] = (int)from;
-            sight.end[lane] = (int)end;
-            sight.least_from = least(sight.least_from, from);
-            sight.most_from = most(sight.most_from, from);
-            sight.least_end = least(sight.least_end, end);
-            sight.most_end = most(sight.most_end, end);
-        }
-        at->sight[tile] = sight;
-    }
-    return widest;
-}
-
-static void put_queries(const Work *work, Tiles *at, int64_t first_row, int64_t end_row, int64_t kv_head) {
-    const Decoder *decoder = work->decoder;
-    const int64_t dim = at->dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    for (int64_t lane = 0; lane < at->num_lanes; lane++) {
-        const float *query = work->wide + (first_row + lane / at->group) * width + (kv_head * at->group + lane % at->group) * dim;
-        uint16_t *to = at->queries + lane / QUERIES * at->inner * QUERIES + lane % QUERIES * 2;
-        for (int64_t i = 0; i < dim; i += LANES) {
-            uint32_t pairs[8];
-            half_row bits = narrow(load(query + i));
-            memcpy(pairs, &bits, 32);
-            for (int pair = 0; pair < 8; pair++) memcpy(to + (i / 2 + pair) * QUERIES * 2, pairs + pair, 4);
-        }
-    }
-}
-
-INLINE vf interleaved(const uint16_t *a, const uint16_t *b) { /* a0 b0 a1 b1 ... */
-    const half_row x = *(const half_loose *)a, y = *(const half_loose *)b;
-    return (vf)(__builtin_convertvector(x, vu) | (__builtin_convertvector(y, vu) << 16));
-}
-
-static void pair_values(uint16_t *to, const uint16_t *const *rows, int64_t dim) {
-    for (int key = 0; key < KEY_BLOCK; key += 2, to += 2 * dim) {
-        const uint16_t *even = rows[key], *odd = rows[key + 1];
-        int64_t d = 0;
-        for (; d + 32 <= dim; d += 32) {
-            const halves a = *(const halves_loose *)(even + d), b = *(const halves_loose *)(odd + d);
-            *(halves_loose *)(to + 2 * d) = __builtin_shufflevector(a, b, LOWER_TURNS);
-            *(halves_loose *)(to + 2 * d + 32) = __builtin_shufflevector(a, b, UPPER_TURNS);
-        }
-        if (d < dim) store((float *)(to + 2 * d), interleaved(even + d, odd + d));
-    }
-}
-
-static void turn_values(uint16_t *to, const uint16_t *const *rows, int64_t dim) {
-    for (int64_t d = 0; d < dim; d += LANES)
-        for (int half = 0; half < KEY_BLOCK; half += 32) {
-            vf pairs[LANES];
-            for (int i = 0; i < LANES; i++) pairs[i] = interleaved(rows[half + 2 * i] + d, rows[half + 2 * i + 1] + d);
-            transpose(pairs);
-            for (int i = 0; i < LANES; i++, to += 32) store((float *)to, pairs[i]);
-        }
-}
-
-/* keys and values of a block as a row sees them, up to a position; behind it there are zeros */
-static Block read_tiles(const Work *work, const Layer *layer, const Tiles *at, int slot_of_span, int64_t row, int64_t kv_head, int64_t first, int64_t end, int is_turned) {
-    const Pass *pass = work->pass;
-    const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places, dim = at->dim;
-    const uint16_t *rows[KEY_BLOCK];
-    uint16_t *values = at->values + slot_of_span * KEY_BLOCK * dim, *keys = at->keys + slot_of_span * KEY_BLOCK * at->inner;
-    for (int64_t key = 0; key < KEY_BLOCK; key++)
-        rows[key] = first + key < end ? (uint16_t *)layer->values + (base + place_of(pass, row, first + key)) * dim : at->nothing;
-    if (is_turned) turn_values(values, rows, dim);
-    else pair_values(values, rows, dim);
-    if (dim % 32 == 0 && first + KEY_BLOCK <= least(end, pass->identical[row])) /* as they lie */
-        return (Block){(const uint16_t *)layer->keys + (base + first) * dim, values, dim};
-    for (int64_t key = 0; key < KEY_BLOCK; key++) {
-        const uint16_t *from = rows[key] == at->nothing ? rows[key] : (const uint16_t *)layer->keys + (rows[key] - (const uint16_t *)layer->values);
-        memcpy(keys + key * at->inner, from, (size_t)dim * 2);
-        if (dim % 32) memset(keys + key * at->inner + dim, 0, 32);
-    }
-    return (Block){keys, values, at->inner};
-}
 
 INLINE void score_block(const Tiles *at, const uint16_t *query, const Block *block, Scores scores) {
     const int64_t step = block->step, bytes = step * 2;
     for (int key = 0; key < KEY_BLOCK; key += 32) {
         const uint16_t *keys = block->keys + key * step;
-        _tile_zero(4); _tile_zero(5);
+        _tile_zero(4);
+        _tile_zero(5);
         for (int64_t i = 0; i < at->inner; i += 32) {
             _tile_loadd(7, query + i * QUERIES, 64);
-            _tile_loadd(6, keys + i, bytes); _tile_dpbf16ps(4, 6, 7);
-            _tile_loadd(6, keys + 16 * step + i, bytes); _tile_dpbf16ps(5, 6, 7);
+            _tile_loadd(6, keys + i, bytes);
+            _tile_dpbf16ps(4, 6, 7);
+            _tile_loadd(6, keys + 16 * step + i, bytes);
+            _tile_dpbf16ps(5, 6, 7);
         }
-        _tile_stored(4, scores[key], 64); _tile_stored(5, scores[key + 16], 64);
+        _tile_stored(4, scores[key], 64);
+        _tile_stored(5, scores[key + 16], 64);
     }
 }
 
-/* up to four tiles of sums, from and to memory: `next` numbers from one to the other, `step` bytes from row to row */
-#define FOR_SUMS(what) { what(0); if (count > 1) what(1); if (count > 2) what(2); if (count > 3) what(3); }
+/* up to four tiles of sums, from and to memory: `next` numbers from one to the other, `step` bytes
+ * from row to row */
+#define FOR_SUMS(what) \
+    { \
+        what(0); \
+        if (count > 1) what(1); \
+        if (count > 2) what(2); \
+        if (count > 3) what(3); \
+    }
 #define LOAD_SUM(i) _tile_loadd(i, sums + (i) * next, step)
 #define STORE_SUM(i) _tile_stored(i, sums + (i) * next, step)
 
-INLINE void load_sums(const float *sums, int64_t count, int64_t next, int64_t step) FOR_SUMS(LOAD_SUM)
-INLINE void store_sums(float *sums, int64_t count, int64_t next, int64_t step) FOR_SUMS(STORE_SUM)
+INLINE void load_sums(const float *sums, int64_t count, int64_t next,
+                      int64_t step){FOR_SUMS(LOAD_SUM)} INLINE
+    void store_sums(float *sums, int64_t count, int64_t next, int64_t step){FOR_SUMS(STORE_SUM)}
 
 INLINE void add_block_turned(const uint16_t *values, const uint16_t *weights, int64_t count) {
     _tile_loadd(4, weights, 64);
     _tile_loadd(5, weights + 512, 64);
-#define EARLIER(i) _tile_loadd(6, values + (i) * 1024, 64); _tile_dpbf16ps(i, 6, 4)
-#define LATER(i) _tile_loadd(7, values + (i) * 1024 + 512, 64); _tile_dpbf16ps(i, 7, 5)
+#define EARLIER(i) \
+    _tile_loadd(6, values + (i) * 1024, 64); \
+    _tile_dpbf16ps(i, 6, 4)
+#define LATER(i) \
+    _tile_loadd(7, values + (i) * 1024 + 512, 64); \
+    _tile_dpbf16ps(i, 7, 5)
     FOR_SUMS(EARLIER)
     FOR_SUMS(LATER)
 #undef EARLIER
 #undef LATER
 }
 
-INLINE void add_block_in_rows(const uint16_t *values, const uint16_t *weights, int64_t count, int64_t dim) {
+INLINE void add_block_in_rows(const uint16_t *values, const uint16_t *weights, int64_t count,
+                              int64_t dim) {
     _tile_loadd(4, weights, KEY_BLOCK * 2);
     _tile_loadd(5, weights + 32, KEY_BLOCK * 2);
-#define EARLIER(i) _tile_loadd(6, values + (i) * 32, dim * 4); _tile_dpbf16ps(i, 4, 6)
-#define LATER(i) _tile_loadd(7, values + 32 * dim + (i) * 32, dim * 4); _tile_dpbf16ps(i, 5, 7)
+#define EARLIER(i) \
+    _tile_loadd(6, values + (i) * 32, dim * 4); \
+    _tile_dpbf16ps(i, 4, 6)
+#define LATER(i) \
+    _tile_loadd(7, values + 32 * dim + (i) * 32, dim * 4); \
+    _tile_dpbf16ps(i, 5, 7)
     FOR_SUMS(EARLIER)
     FOR_SUMS(LATER)
 #undef EARLIER
@@ -209,14 +85,18 @@ static __attribute__((noinline)) void shrink(const Tiles *at, float *sums, int i
 
 INLINE int weigh(Tiles *at, Scores scores, int is_masked, int is_turned) {
     if (is_turned) return weigh_turned(&at->own, scores, is_masked);
-    return at->own.is_few ? weigh_few(&at->own, scores) : weigh_in_rows(&at->own, scores, is_masked);
+    return at->own.is_few ? weigh_few(&at->own, scores)
+                          : weigh_in_rows(&at->own, scores, is_masked);
 }
 
-/* one tile of queries and some blocks, the first of which begins at a position; where sums are few they stay in tiles */
-INLINE void attend_tile(Tiles *at, int64_t tile, const Block *blocks, int num_blocks, int64_t first, int is_turned) {
+/* one tile of queries and some blocks, the first of which begins at a position; where sums are few
+ * they stay in tiles */
+INLINE void attend_tile(Tiles *at, int64_t tile, const Block *blocks, int num_blocks, int64_t first,
+                        int is_turned) {
     Scores scores[2] __attribute__((aligned(64)));
     const Sight *sight = at->sight + tile;
-    const int64_t dim = at->dim, next = is_turned ? QUERIES * LANES : LANES, step = is_turned ? 64 : dim * 4, held = dim <= HELD ? dim / LANES : 0;
+    const int64_t dim = at->dim, next = is_turned ? QUERIES * LANES : LANES,
+                  step = is_turned ? 64 : dim * 4, held = dim <= HELD ? dim / LANES : 0;
     const uint16_t *query = at->queries + tile * at->inner * QUERIES;
     float *sums = at->sums + tile * QUERIES * dim;
     at->own.largest = at->largest + tile * QUERIES;
@@ -236,9 +116,11 @@ INLINE void attend_tile(Tiles *at, int64_t tile, const Block *blocks, int num_bl
             if (held) load_sums(sums, held, next, step);
         }
         for (int64_t d = 0; d < dim; d += HELD) {
-            const int64_t count = held ? held : least(dim - d, HELD) / LANES, place = d / LANES * next;
+            const int64_t count = held ? held : least(dim - d, HELD) / LANES,
+                          place = d / LANES * next;
             if (!held) load_sums(sums + place, count, next, step);
-            if (is_turned) add_block_turned(blocks[i].values + d * KEY_BLOCK, at->own.weights, count);
+            if (is_turned)
+                add_block_turned(blocks[i].values + d * KEY_BLOCK, at->own.weights, count);
             else add_block_in_rows(blocks[i].values + d * 2, at->own.weights, count, dim);
             if (!held) store_sums(sums + place, count, next, step);
         }
@@ -246,45 +128,61 @@ INLINE void attend_tile(Tiles *at, int64_t tile, const Block *blocks, int num_bl
     if (held) store_sums(sums, held, next, step);
 }
 
-static void attend_turned(Tiles *at, int64_t tile, const Block *blocks, int num_blocks, int64_t first) { attend_tile(at, tile, blocks, num_blocks, first, 1); }
-static void attend_in_rows(Tiles *at, int64_t tile, const Block *blocks, int num_blocks, int64_t first) { attend_tile(at, tile, blocks, num_blocks, first, 0); }
+static void attend_turned(Tiles *at, int64_t tile, const Block *blocks, int num_blocks,
+                          int64_t first) {
+    attend_tile(at, tile, blocks, num_blocks, first, 1);
+}
+static void attend_in_rows(Tiles *at, int64_t tile, const Block *blocks, int num_blocks,
+                           int64_t first) {
+    attend_tile(at, tile, blocks, num_blocks, first, 0);
+}
 
 /* blocks whose keys lie in the same places for all rows: read once, by the row that sees most */
-static void attend_shared(const Work *work, const Layer *layer, Tiles *at, int64_t widest, int64_t kv_head, int is_turned) {
+static void attend_shared(const Work *work, const Layer *layer, Tiles *at, int64_t widest,
+                          int64_t kv_head, int is_turned) {
     const int64_t end = work->pass->position[widest] + 1;
     Block blocks[SPAN];
     for (int64_t first = at->start; first < at->shared_end; first += SPAN * KEY_BLOCK) {
         const int64_t count = least(SPAN, blocks_of(at->shared_end - first, KEY_BLOCK));
         for (int i = 0; i < count; i++) {
             const int64_t block = first + i * KEY_BLOCK;
-            blocks[i] = read_tiles(work, layer, at, i, widest, kv_head, block, least(block + KEY_BLOCK, end), is_turned);
+            blocks[i] = read_tiles(work, layer, at, i, widest, kv_head, block,
+                                   least(block + KEY_BLOCK, end), is_turned);
         }
         for (int64_t tile = 0; tile < at->num_tiles; tile++) {
             const Sight *sight = at->sight + tile;
-            const int64_t from = most(0, sight->least_from - first) / KEY_BLOCK, to = least(count, blocks_of(sight->most_end - first, KEY_BLOCK));
+            const int64_t from = most(0, sight->least_from - first) / KEY_BLOCK,
+                          to = least(count, blocks_of(sight->most_end - first, KEY_BLOCK));
             if (from >= to) continue;
             at->own.first = 0;
             at->own.end = (int)least(QUERIES, at->num_lanes - tile * QUERIES);
             at->own.is_few = at->own.end <= FEW;
-            (is_turned ? attend_turned : attend_in_rows)(at, tile, blocks + from, (int)(to - from), first + from * KEY_BLOCK);
+            (is_turned ? attend_turned : attend_in_rows)(at, tile, blocks + from, (int)(to - from),
+                                                         first + from * KEY_BLOCK);
         }
     }
 }
 
 /* blocks of keys that lie elsewhere for each row, in whose lanes alone there are weights */
-static void attend_apart(const Work *work, const Layer *layer, Tiles *at, int64_t first_row, int64_t end_row, int64_t kv_head) {
+static void attend_apart(const Work *work, const Layer *layer, Tiles *at, int64_t first_row,
+                         int64_t end_row, int64_t kv_head) {
     const Pass *pass = work->pass;
     at->own.is_few = 1;
     memset(at->own.weights, 0, sizeof at->own.weights);
     for (int64_t row = first_row; row < end_row; row++) {
-        const int64_t position = pass->position[row], from = (row - first_row) * at->group, to = from + at->group;
-        for (int64_t block = most(at->shared_end, first_seen(layer, position) / KEY_BLOCK * KEY_BLOCK); block <= position; block += KEY_BLOCK) {
-            const Block read = read_tiles(work, layer, at, 0, row, kv_head, block, least(block + KEY_BLOCK, position + 1), 0);
+        const int64_t position = pass->position[row], from = (row - first_row) * at->group,
+                      to = from + at->group;
+        for (int64_t block =
+                 most(at->shared_end, first_seen(layer, position) / KEY_BLOCK * KEY_BLOCK);
+             block <= position; block += KEY_BLOCK) {
+            const Block read = read_tiles(work, layer, at, 0, row, kv_head, block,
+                                          least(block + KEY_BLOCK, position + 1), 0);
             for (int64_t tile = from / QUERIES; tile * QUERIES < to; tile++) {
                 at->own.first = (int)most(0, from - tile * QUERIES);
                 at->own.end = (int)least(QUERIES, to - tile * QUERIES);
                 attend_in_rows(at, tile, &read, 1, block);
-                memset(at->own.weights + at->own.first * KEY_BLOCK, 0, (size_t)((at->own.end - at->own.first) * KEY_BLOCK) * 2);
+                memset(at->own.weights + at->own.first * KEY_BLOCK, 0,
+                       (size_t)((at->own.end - at->own.first) * KEY_BLOCK) * 2);
             }
         }
     }
@@ -303,7 +201,8 @@ static void turn_sums_back(const Tiles *at) {
     }
 }
 
-static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch, int64_t first_row, int64_t end_row, int64_t kv_head) {
+static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch, int64_t first_row,
+                            int64_t end_row, int64_t kv_head) {
     const Decoder *decoder = work->decoder;
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     Tiles at;
@@ -316,8 +215,11 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
     if (is_turned) turn_sums_back(&at);
     attend_apart(work, layer, &at, first_row, end_row, kv_head);
     for (int64_t lane = 0; lane < at.num_lanes; lane++) {
-        float *to = work->mixed + ((first_row + lane / group) * decoder->heads + kv_head * group + lane % group) * dim;
-        for (int64_t i = 0; i < dim; i += LANES) store(to + i, load(at.sums + lane * dim + i) / at.total[lane]);
+        float *to = work->mixed +
+                    ((first_row + lane / group) * decoder->heads + kv_head * group + lane % group) *
+                        dim;
+        for (int64_t i = 0; i < dim; i += LANES)
+            store(to + i, load(at.sums + lane * dim + i) / at.total[lane]);
     }
 }
 #endif

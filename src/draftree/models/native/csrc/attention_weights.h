@@ -1,10 +1,11 @@
 /* Softmax of one tile of queries and one block of keys.
  *
- * A row keeps a reference, a power of two near the largest score so far; its weights are powers of two below that. The
- * reference moves only when a block's largest score is HEADROOM above it, which after the first blocks hardly happens,
- * so sums need not shrink: they stay where they are added up. Weights up to 2^HEADROOM cost no accuracy, as both the
- * sums of weights and those of values are divided by each other in the end. Whether and when a reference moves depends
- * on a row's own scores alone. All three ways to the weights below give the same bits.
+ * A row keeps a reference, a power of two near the largest score so far; its weights are powers of
+ * two below that. The reference moves only when a block's largest score is HEADROOM above it, which
+ * after the first blocks hardly happens, so sums need not shrink: they stay where they are added
+ * up. Weights up to 2^HEADROOM cost no accuracy, as both the sums of weights and those of values
+ * are divided by each other in the end. Whether and when a reference moves depends on a row's own
+ * scores alone. All three ways to the weights below give the same bits.
  */
 #pragma once
 #include "vectors.h"
@@ -18,10 +19,10 @@ typedef struct {
     uint16_t weights[QUERIES * KEY_BLOCK]; /* [query][key], or turned [pair of keys][query][2] */
     float factor[QUERIES];                 /* by which sums so far shrink */
     float *largest, *total;                /* references, and sums of weights */
-    vi low, high;                          /* keys that each lane sees; read only where not all do */
-    float scaling;                         /* of scores, to powers of two */
-    int first, end;                        /* lanes with a query */
-    int is_few;                            /* only these are weighed */
+    vi low, high;   /* keys that each lane sees; read only where not all do */
+    float scaling;  /* of scores, to powers of two */
+    int first, end; /* lanes with a query */
+    int is_few;     /* only these are weighed */
 } __attribute__((aligned(64))) Weighing;
 
 typedef float Scores[KEY_BLOCK][LANES];
@@ -37,20 +38,25 @@ INLINE vf power_of_two(vf x) {
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-INLINE vf upper(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); } /* a NaN in `one` gives `other` */
+/* the larger of each pair; a NaN in `one` gives `other` */
+INLINE vf upper(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); }
 
-/* Moves references for a block's largest scores. A score that is NaN makes its own weight NaN, and with it the row. */
+/* Moves references for a block's largest scores. A score that is NaN makes its own weight NaN, and
+ * with it the row. */
 INLINE vf moved_reference(Weighing *at, vf top, int *shrinks) {
     const vf before = load(at->largest), wanted = top * at->scaling;
     const vi grown = wanted > before + HEADROOM;
     const vf now = choose(grown, wanted, before);
     *shrinks = any_of(grown);
-    store(at->factor, *shrinks ? choose(grown, power_of_two(before - now), splat(1.0f)) : splat(1.0f));
+    store(at->factor,
+          *shrinks ? choose(grown, power_of_two(before - now), splat(1.0f)) : splat(1.0f));
     store(at->largest, now);
     return choose(now == -INFINITY, splat(0.0f), -now);
 }
 
-INLINE void add_to_total(const Weighing *at, vf sum) { store(at->total, fma16(load(at->total), load(at->factor), sum)); }
+INLINE void add_to_total(const Weighing *at, vf sum) {
+    store(at->total, fma16(load(at->total), load(at->factor), sum));
+}
 
 /* rows to columns */
 INLINE void transpose(vf *x) {
@@ -61,10 +67,14 @@ INLINE void transpose(vf *x) {
             x[i] = __builtin_shufflevector(a, b, __VA_ARGS__); \
             x[i + step] = TURNED_##step; \
         }
-#define TURNED_8 __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
-#define TURNED_4 __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
-#define TURNED_2 __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-#define TURNED_1 __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
+#define TURNED_8 \
+    __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#define TURNED_4 \
+    __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
+#define TURNED_2 \
+    __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define TURNED_1 \
+    __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
     TURN(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
     TURN(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
     TURN(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
@@ -75,18 +85,25 @@ INLINE void transpose(vf *x) {
 typedef uint16_t halves __attribute__((vector_size(64)));
 typedef halves halves_loose __attribute__((aligned(2), may_alias));
 
-#define LOWER_TURNS 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47
-#define UPPER_TURNS 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63
+#define LOWER_TURNS \
+    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, \
+        13, 45, 14, 46, 15, 47
+#define UPPER_TURNS \
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, \
+        59, 28, 60, 29, 61, 30, 62, 31, 63
 
 INLINE vf in_turns(vf even, vf odd) { /* to bfloat16: even0 odd0 even1 odd1 ... */
     const halves both = (halves)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    return (vf)__builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return (vf)__builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+                                       7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                                       15, 31);
 }
 
 INLINE void hide_unseen(const Weighing *at, Scores scores) {
     for (int key = 0; key < KEY_BLOCK; key++) {
         const vi number = (vi){0} + key;
-        store(scores[key], choose((number >= at->low) & (number < at->high), load(scores[key]), splat(-INFINITY)));
+        store(scores[key], choose((number >= at->low) & (number < at->high), load(scores[key]),
+                                  splat(-INFINITY)));
     }
 }
 
@@ -98,7 +115,8 @@ INLINE vf top_of_all(const Weighing *at, const Scores scores) {
     return upper(upper(top[0], top[1]), upper(top[2], top[3]));
 }
 
-/* sums of the weights of keys 0, 16, 32 and 48, of 1, 17, 33 and 49, and so on: added up in the order of sum_of */
+/* sums of the weights of keys 0, 16, 32 and 48, of 1, 17, 33 and 49, and so on: added up in the
+ * order of sum_of */
 INLINE vf sum_of_sums(vf *sums) {
     for (int key = 0; key < 8; key++) sums[key] += sums[key + 8];
     for (int key = 0; key < 4; key++) sums[key] += sums[key + 4];
@@ -106,24 +124,31 @@ INLINE vf sum_of_sums(vf *sums) {
 }
 
 #define SIXTEEN(what) \
-    what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) what(11) what(12) what(13) what(14) what(15)
+    what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) \
+        what(11) what(12) what(13) what(14) what(15)
 #define NO_SUM(key) vf sum##key = splat(0.0f);
 #define ADD_WEIGHT(key) \
     const vf weight##key = power_of_two(fma16(load(scores[group + key]), scaling, minus_base)); \
     sum##key += weight##key;
 #define SUM(key) sum##key,
 #define WEIGHT(key) weight##key,
-#define ADD_TWO(key, next) ADD_WEIGHT(key) ADD_WEIGHT(next) store(pairs + key / 2 * QUERIES, in_turns(weight##key, weight##next));
+#define ADD_TWO(key, next) \
+    ADD_WEIGHT(key) \
+    ADD_WEIGHT(next) \
+    store(pairs + key / 2 * QUERIES, in_turns(weight##key, weight##next));
 
 /* A query in each lane. Written out key by key, as the sums are to stay in registers. */
 static __attribute__((noinline)) int weigh_turned(Weighing *at, Scores scores, int is_masked) {
     int shrinks;
     if (is_masked) hide_unseen(at, scores);
-    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks), scaling = splat(at->scaling);
+    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks),
+             scaling = splat(at->scaling);
     float *pairs = (float *)at->weights;
     SIXTEEN(NO_SUM)
     for (int group = 0; group < KEY_BLOCK; group += LANES, pairs += LANES / 2 * QUERIES) {
-        ADD_TWO(0, 1) ADD_TWO(2, 3) ADD_TWO(4, 5) ADD_TWO(6, 7) ADD_TWO(8, 9) ADD_TWO(10, 11) ADD_TWO(12, 13) ADD_TWO(14, 15)
+        ADD_TWO(0, 1)
+        ADD_TWO(2, 3)
+        ADD_TWO(4, 5) ADD_TWO(6, 7) ADD_TWO(8, 9) ADD_TWO(10, 11) ADD_TWO(12, 13) ADD_TWO(14, 15)
     }
     vf sums[] = {SIXTEEN(SUM)};
     add_to_total(at, sum_of_sums(sums));
@@ -134,20 +159,24 @@ static __attribute__((noinline)) int weigh_turned(Weighing *at, Scores scores, i
 static __attribute__((noinline)) int weigh_in_rows(Weighing *at, Scores scores, int is_masked) {
     int shrinks;
     if (is_masked) hide_unseen(at, scores);
-    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks), scaling = splat(at->scaling);
+    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks),
+             scaling = splat(at->scaling);
     SIXTEEN(NO_SUM)
     for (int group = 0; group < KEY_BLOCK; group += LANES) {
         SIXTEEN(ADD_WEIGHT)
         vf rows[] = {SIXTEEN(WEIGHT)};
         transpose(rows);
-        for (int lane = 0; lane < QUERIES; lane++) store_half(at->weights + lane * KEY_BLOCK + group, rows[lane]);
+        for (int lane = 0; lane < QUERIES; lane++)
+            store_half(at->weights + lane * KEY_BLOCK + group, rows[lane]);
     }
     vf sums[] = {SIXTEEN(SUM)};
     add_to_total(at, sum_of_sums(sums));
     return shrinks;
 }
 
-static int weigh_few(Weighing *at, Scores scores) { /* a key in each lane, so that lanes without a query take no time */
+static int weigh_few(
+    Weighing *at,
+    Scores scores) { /* a key in each lane, so that lanes without a query take no time */
     const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     vf seen[QUERIES][KEY_GROUPS], tops = splat(-INFINITY), sums = splat(0.0f);
     int shrinks;
@@ -157,7 +186,8 @@ static int weigh_few(Weighing *at, Scores scores) { /* a key in each lane, so th
         for (int key = 0; key < KEY_BLOCK; key++) line[key] = scores[key][query];
         for (int group = 0; group < KEY_GROUPS; group++) {
             const vi number = lanes + group * LANES;
-            seen[query][group] = choose((number >= at->low[query]) & (number < at->high[query]), load(line + group * LANES), splat(-INFINITY));
+            seen[query][group] = choose((number >= at->low[query]) & (number < at->high[query]),
+                                        load(line + group * LANES), splat(-INFINITY));
             top = upper(seen[query][group], top);
         }
         tops[query] = _mm512_reduce_max_ps((__m512)top);
@@ -166,7 +196,8 @@ static int weigh_few(Weighing *at, Scores scores) { /* a key in each lane, so th
     for (int query = at->first; query < at->end; query++) {
         vf sum = splat(0.0f);
         for (int group = 0; group < KEY_GROUPS; group++) {
-            const vf weight = power_of_two(fma16(seen[query][group], scaling, splat(minus_base[query])));
+            const vf weight = power_of_two(
+                fma16(seen[query][group], scaling, splat(minus_base[query])));
             sum += weight;
             store_half(at->weights + query * KEY_BLOCK + group * LANES, weight);
         }

@@ -1,8 +1,9 @@
 /* A pass of a decoder over a few rows, as close to the speed of memory as it gets.
  *
- * Every row is computed by the same arithmetic in the same order, whatever stands beside it: the product of a row with
- * a weight adds up along the inner dimension only, and attention adds a row's keys in the order of their positions, in
- * blocks of 64, wherever they lie. So a token's logits are bit-identical whether it is scored alone or in any tree.
+ * Every row is computed by the same arithmetic in the same order, whatever stands beside it: the
+ * product of a row with a weight adds up along the inner dimension only, and attention adds a row's
+ * keys in the order of their positions, in blocks of 64, wherever they lie. So a token's logits are
+ * bit-identical whether it is scored alone or in any tree.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -21,145 +22,252 @@
 #include <sys/syscall.h>
 #endif
 
-static void add_normed(const Work *work, int64_t row, const float *norm) { /* a product's normed result to the stream */
+/* adds a product's normed result to the residual stream */
+static void add_normed(const Work *work, int64_t row, const float *norm) {
     const Decoder *decoder = work->decoder;
     const int64_t hidden = decoder->hidden;
     const float *from = work->wide + row * hidden;
     float *to = work->x + row * hidden;
     const vf inverse = splat(inverse_rms(from, hidden, decoder->epsilon));
     for (int64_t i = 0; i < hidden; i += LANES)
-        store(to + i, load(to + i) + load(from + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
+        store(to + i, load(to + i) + load(from + i) * inverse *
+                                         (load(norm + i) + splat(decoder->norm_offset)));
 }
 
-static void attention_part(Work *work, const Layer *layer, float *scratch, int phase) {
-    const Decoder *decoder = work->decoder;
+/* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
+enum { EMBED, CAPTURE_LAST, FINAL_NORM, HEAD, PASS_PHASES };
+enum {
+    ATTENTION_NORM,
+    QKV,
+    PLACE,
+    ATTEND,
+    OUTPUT_INPUT,
+    OUTPUT,
+    ATTENTION_POST_NORM,
+    MLP_NORM,
+    GATE_UP,
+    DOWN_INPUT,
+    DOWN,
+    MLP_POST_NORM,
+    LAYER_PHASES
+};
+
+INLINE int is_captured(const Pass *pass, int64_t index, int64_t from, int64_t to) {
+    return pass->captured_layers[index] >= from && pass->captured_layers[index] <= to;
+}
+
+INLINE int captures(const Pass *pass, int64_t from, int64_t to) {
+    int found = 0;
+    for (int64_t i = 0; i < pass->num_captured; i++) found |= is_captured(pass, i, from, to);
+    return found;
+}
+
+/* copies a row of the residual stream for the captured layers in a range, both ends included */
+static void capture_row(const Work *work, int64_t row, int64_t from, int64_t to) {
     const Pass *pass = work->pass;
-    EACH(row, work->rows, phase) put_input(work, row, work->x + row * decoder->hidden, decoder->hidden, layer->attention_norm);
-    product(work, &layer->qkv, work->rows, phase + 1, TO_WIDE);
-    EACH(row, work->rows, phase + 2) place_row(work, layer, row);
-    EACH(item, pass->num_chunks * decoder->kv_heads, phase + 3) {
-        /* the last rows see most: they go first */
+    const int64_t hidden = work->decoder->hidden;
+    for (int64_t i = 0; i < pass->num_captured; i++)
+        if (is_captured(pass, i, from, to))
+            memcpy(pass->captured + (row * pass->num_captured + i) * hidden, work->x + row * hidden,
+                   (size_t)hidden * sizeof(float));
+}
+
+/* The first step of a sublayer: reads the residual stream, which the layers since `from` have left
+ * as it is. */
+static void norm_and_capture(const Work *work, const float *norm, int64_t from, int64_t layer,
+                             int phase) {
+    const int64_t hidden = work->decoder->hidden;
+    EACH(row, work->rows, phase) {
+        capture_row(work, row, from, layer);
+        put_input(work, row, work->x + row * hidden, hidden, norm);
+    }
+}
+
+static void attention_part(Work *work, int64_t index, int64_t from, float *scratch, int phase) {
+    const Decoder *decoder = work->decoder;
+    const Layer *layer = decoder->layers + index;
+    const Pass *pass = work->pass;
+    norm_and_capture(work, layer->attention_norm, from, index, phase + ATTENTION_NORM);
+    product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
+    EACH(row, work->rows, phase + PLACE) place_row(work, layer, row);
+    EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
+        /* the last rows attend to most keys: they go first */
         int64_t chunk = pass->num_chunks - 1 - item / decoder->kv_heads;
-        const int64_t from = pass->chunks[chunk], to = pass->chunks[chunk + 1], kv_head = item % decoder->kv_heads;
+        const int64_t first = pass->chunks[chunk], end = pass->chunks[chunk + 1];
+        const int64_t kv_head = item % decoder->kv_heads;
 #if AMX
         if (decoder->kv_format == BFLOAT16) {
-            attend_by_tiles(work, layer, scratch, from, to, kv_head);
+            attend_by_tiles(work, layer, scratch, first, end, kv_head);
             continue;
         }
 #endif
-        attend(work, layer, scratch, from, to, kv_head);
+        attend(work, layer, scratch, first, end, kv_head);
     }
     const int64_t width = decoder->heads * decoder->head_dim;
-    EACH(row, work->rows, phase + 4) put_input(work, row, work->mixed + row * width, width, NULL);
-    product(work, &layer->output, work->rows, phase + 5, layer->attention_post_norm == NULL ? TO_STREAM : TO_WIDE);
+    EACH(row, work->rows, phase + OUTPUT_INPUT)
+        put_input(work, row, work->mixed + row * width, width, NULL);
+    product(work, &layer->output, work->rows, phase + OUTPUT,
+            layer->attention_post_norm == NULL ? TO_STREAM : TO_WIDE);
     if (layer->attention_post_norm == NULL) return;
-    EACH(row, work->rows, phase + 6) add_normed(work, row, layer->attention_post_norm);
+    EACH(row, work->rows, phase + ATTENTION_POST_NORM)
+        add_normed(work, row, layer->attention_post_norm);
 }
 
-static void mlp_part(Work *work, const Layer *layer, int phase) {
+static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
     const Decoder *decoder = work->decoder;
-    EACH(row, work->rows, phase) put_input(work, row, work->x + row * decoder->hidden, decoder->hidden, layer->mlp_norm);
-    product(work, &layer->gate_up, work->rows, phase + 1, TO_MLP);
+    const Layer *layer = decoder->layers + index;
+    norm_and_capture(work, layer->mlp_norm, from, index, phase + MLP_NORM);
+    product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
     Work down = *work;
     if (decoder->format != INT8) { /* already in the right format */
         down.inputs = work->mixed;
     } else {
-        EACH(row, work->rows, phase + 2) put_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
+        EACH(row, work->rows, phase + DOWN_INPUT)
+            put_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
     }
-    product(&down, &layer->down, work->rows, phase + 3, layer->mlp_post_norm == NULL ? TO_STREAM : TO_WIDE);
+    product(&down, &layer->down, work->rows, phase + DOWN,
+            layer->mlp_post_norm == NULL ? TO_STREAM : TO_WIDE);
     if (layer->mlp_post_norm == NULL) return;
-    EACH(row, work->rows, phase + 4) add_normed(work, row, layer->mlp_post_norm);
+    EACH(row, work->rows, phase + MLP_POST_NORM) add_normed(work, row, layer->mlp_post_norm);
 }
 
-enum { PHASES = 12 };
+static void run_layers(Work *work, float *scratch) {
+    const Pass *pass = work->pass;
+    const int64_t last = pass->last_layer;
+    int64_t from = pass->first_layer; /* the first layer whose input is not captured yet */
+    int phase = PASS_PHASES;
+    for (int64_t i = pass->first_layer; i < last; i++, phase += LAYER_PHASES) {
+        const uint8_t *skipped = pass->skipped == NULL ? NULL : pass->skipped + 2 * i;
+        if (skipped == NULL || !skipped[0]) {
+            attention_part(work, i, from, scratch, phase);
+            from = i + 1;
+        }
+        if (skipped == NULL || !skipped[1]) {
+            mlp_part(work, i, from, phase);
+            from = i + 1;
+        }
+    }
+    if (captures(pass, from, last))
+        EACH(row, work->rows, CAPTURE_LAST) capture_row(work, row, from, last);
+}
 
 static void run_thread(void *argument, int thread) {
     Work *work = argument;
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    float *scratch = work->scratch + thread * work->scratch_size;
 #if AMX
     TileConfig before;
     const int tiles = decoder->format != FLOAT32;
-    if (tiles) { _tile_storeconfig(&before); configure_tiles(); }
+    if (tiles) {
+        _tile_storeconfig(&before);
+        configure_tiles();
+    }
 #endif
-    EACH(row, work->rows, 0) {
+    const int64_t hidden = decoder->hidden;
+    EACH(row, work->rows, EMBED) {
         if (pass->hidden_in == NULL) embed(work, row);
-        else memcpy(work->x + row * decoder->hidden, pass->hidden_in + row * decoder->hidden, (size_t)decoder->hidden * sizeof(float));
+        else
+            memcpy(work->x + row * hidden, pass->hidden_in + row * hidden,
+                   (size_t)hidden * sizeof(float));
     }
-    int phase = 4;
-    for (int64_t i = pass->first_layer; i < pass->last_layer; i++, phase += PHASES) {
-        const Layer *layer = decoder->layers + i;
-        if (pass->skipped == NULL || !pass->skipped[2 * i]) attention_part(work, layer, scratch, phase);
-        if (pass->skipped == NULL || !pass->skipped[2 * i + 1]) mlp_part(work, layer, phase + 7);
-    }
-    if (pass->hidden_out != NULL)
-        EACH(row, work->rows, 1) memcpy(pass->hidden_out + row * decoder->hidden, work->x + row * decoder->hidden, (size_t)decoder->hidden * sizeof(float));
+    run_layers(work, work->scratch + thread * work->scratch_size);
     if (pass->num_logits) {
-        EACH(row, pass->num_logits, 2) put_input(work, row, work->x + pass->logit_rows[row] * decoder->hidden, decoder->hidden, decoder->final_norm);
-        product(work, &decoder->head, pass->num_logits, 3, TO_LOGITS);
+        EACH(row, pass->num_logits, FINAL_NORM)
+            put_input(work, row, work->x + pass->logit_rows[row] * hidden, hidden,
+                      decoder->final_norm);
+        product(work, &decoder->head, pass->num_logits, HEAD, TO_LOGITS);
     }
 #if AMX
     /* another library may believe that its own configuration still stands */
-    if (tiles) { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
+    if (tiles) {
+        if (before.palette) _tile_loadconfig(&before);
+        else _tile_release();
+    }
 #endif
 }
 
-static struct { char *memory; size_t size; } arena;
+static struct {
+    char *memory;
+    size_t size;
+} arena;
 static pthread_mutex_t one_pass = PTHREAD_MUTEX_INITIALIZER;
 
-static size_t put(char *base, size_t *used, size_t bytes) {
-    (void)base;
+static size_t put(size_t *used, int64_t bytes) {
     size_t at = *used;
-    *used += (bytes + 127) / 64 * 64;
+    *used += ((size_t)bytes + 127) / 64 * 64;
     return at;
+}
+
+static int has_memory(size_t bytes) { /* grows the arena if it is too small */
+    if (bytes <= arena.size) return 1;
+    free(arena.memory);
+    arena.size = bytes + bytes / 4;
+    arena.memory = NULL;
+    if (posix_memalign((void **)&arena.memory, 64, arena.size)) arena.memory = NULL;
+    if (arena.memory == NULL) {
+        arena.size = 0;
+        return 0;
+    }
+    memset(arena.memory, 0, arena.size);
+    return 1;
+}
+
+static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a thread, in floats */
+    const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
+    int64_t queries = 0;
+    for (int64_t i = 0; i < pass->num_chunks; i++)
+        queries = most(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
+    const int64_t size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
+#if AMX
+    const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
+    return most(size, (bytes + 127) / 64 * 16);
+#else
+    return size;
+#endif
+}
+
+static int place_work(Work *work) { /* in the arena; 0 if there is no memory */
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
+    const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
+    const int64_t widest = most(all_heads, decoder->hidden);
+    const int64_t inputs = most(most(decoder->hidden, decoder->heads * dim), decoder->mlp) + 64;
+    const int64_t mixed_width = most(decoder->heads * dim, decoder->mlp + 64);
+    const int64_t layers = pass->last_layer - pass->first_layer;
+    const int64_t phase_bytes = (PASS_PHASES + LAYER_PHASES * layers) * (int64_t)sizeof(Phase);
+    work->scratch_size = scratch_size(decoder, pass);
+    size_t used = 64;
+    const size_t x = put(&used, rows * decoder->hidden * 4), wide = put(&used, rows * widest * 4);
+    const size_t mixed = put(&used, rows * mixed_width * 4), input = put(&used, rows * inputs * 4);
+    const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
+    const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
+    if (!has_memory(used)) return 0;
+    char *base = arena.memory;
+    work->x = (float *)(base + x);
+    work->wide = (float *)(base + wide);
+    work->mixed = (float *)(base + mixed);
+    work->inputs = base + input;
+    work->input_scales = (float *)(base + scales);
+    work->scratch = (float *)(base + scratch);
+    work->phases = (Phase *)(base + phases);
+    memset(work->phases, 0, (size_t)phase_bytes);
+    return 1;
 }
 
 /* 0: done; 1: no memory */
 int draftree_pass(const Decoder *decoder, Pass *pass) {
     pthread_mutex_lock(&one_pass);
-    Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows};
-    const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
-    const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim, widest = most(all_heads, decoder->hidden);
-    const int64_t inputs = most(most(decoder->hidden, decoder->heads * dim), decoder->mlp) + 64;
-    const int64_t kept = most(decoder->heads * dim, decoder->mlp + 64);
-    int64_t queries = 0;
-    for (int64_t i = 0; i < pass->num_chunks; i++)
-        queries = most(queries, (pass->chunks[i + 1] - pass->chunks[i]) * (decoder->heads / decoder->kv_heads));
-    const int64_t phases = 4 + PHASES * (pass->last_layer - pass->first_layer);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
-    work.scratch_size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
-#if AMX
-    work.scratch_size = most(work.scratch_size, (int64_t)(tiles_bytes(dim, blocks_of(queries, QUERIES)) + 127) / 64 * 16);
-#endif
-    size_t used = 64;
-    size_t x = put(NULL, &used, (size_t)(rows * decoder->hidden) * 4), wide = put(NULL, &used, (size_t)(rows * widest) * 4);
-    size_t mixed = put(NULL, &used, (size_t)(rows * kept) * 4), input = put(NULL, &used, (size_t)(rows * inputs) * 4);
-    size_t scales = put(NULL, &used, (size_t)rows * 4), next = put(NULL, &used, (size_t)phases * sizeof(Phase));
-    size_t scratch = put(NULL, &used, (size_t)(work.scratch_size * pass->num_threads) * 4);
-    if (used > arena.size) {
-        free(arena.memory);
-        arena.size = used + used / 4;
-        arena.memory = NULL;
-        if (posix_memalign((void **)&arena.memory, 64, arena.size)) arena.memory = NULL;
-        if (arena.memory == NULL) {
-            arena.size = 0;
-            pthread_mutex_unlock(&one_pass);
-            return 1;
-        }
-        memset(arena.memory, 0, arena.size);
-    }
-    char *base = arena.memory;
-    work.x = (float *)(base + x); work.wide = (float *)(base + wide); work.mixed = (float *)(base + mixed);
-    work.inputs = base + input; work.input_scales = (float *)(base + scales);
-    work.scratch = (float *)(base + scratch); work.phases = (Phase *)(base + next);
-    memset(base + next, 0, (size_t)phases * sizeof(Phase));
-    draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
+    Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows};
+    const int has_place = place_work(&work);
+    if (has_place) draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
     pthread_mutex_unlock(&one_pass);
-    return 0;
+    return !has_place;
 }
 
-/* 1 if the tiles may be used; 0 if this build needs them and may not; asked once before the first pass */
+/* 1 if this build needs no matrix tiles or the system permits them; 0 if it does not. Called once
+ * before the first pass. */
 int draftree_ready(void) {
 #if AMX
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
@@ -185,10 +293,4 @@ const char *draftree_instructions(void) {
 #else
     return "plain vectors";
 #endif
-}
-
-/* sizes that the other side must agree on */
-void draftree_sizes(int64_t *sizes) {
-    sizes[0] = sizeof(Linear); sizes[1] = sizeof(Layer); sizes[2] = sizeof(Decoder); sizes[3] = sizeof(Pass);
-    sizes[4] = ATTENTION_ROWS;
 }

@@ -14,7 +14,8 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
 
 enum { TO_WIDE, TO_STREAM, TO_MLP, TO_LOGITS };
 
-INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t block, vf value, int target) {
+INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t block, vf value,
+                   int target) {
     const Decoder *decoder = work->decoder;
     value = with_bias(linear, block, value);
     if (target == TO_WIDE) {
@@ -27,12 +28,14 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
         int64_t left = decoder->vocab - block * LANES;
         value = value * decoder->logit_scale;
         if (left >= LANES) store(at, value);
-        else for (int64_t i = 0; i < left; i++) at[i] = value[i];
+        else
+            for (int64_t i = 0; i < left; i++) at[i] = value[i];
     }
 }
 
 /* gate and up lie in turns: block 2i is of the gate, block 2i + 1 of what it lets through */
-INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int64_t block, vf gate, vf up) {
+INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int64_t block, vf gate,
+                       vf up) {
     const Decoder *decoder = work->decoder;
     gate = with_bias(linear, block, gate);
     up = with_bias(linear, block + 1, up);
@@ -40,15 +43,19 @@ INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int6
     int64_t column = block / 2 * LANES;
     if (decoder->format == BFLOAT16) {
         int64_t units = blocks_of(decoder->mlp, 32);
-        store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) + column % 32, value);
+        store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
+                       column % 32,
+                   value);
     } else {
         store(work->mixed + row * decoder->mlp + column, value);
     }
 }
 
-INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, int64_t block, int count, const vf *values, int target) {
+INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, int64_t block,
+                          int count, const vf *values, int target) {
     if (target == TO_MLP)
-        for (int i = 0; i < count; i += 2) finish_mlp(work, linear, row, block + i, values[i], values[i + 1]);
+        for (int i = 0; i < count; i += 2)
+            finish_mlp(work, linear, row, block + i, values[i], values[i + 1]);
     else
         for (int i = 0; i < count; i++) finish(work, linear, row, block + i, values[i], target);
 }
@@ -58,10 +65,12 @@ INLINE vf dequantised(const Work *work, const Linear *linear, int64_t row, int64
 }
 
 INLINE vf of_both_bytes(vi high, vi low) {
-    return fma16(__builtin_convertvector(high, vf), splat(256.0f), __builtin_convertvector(low, vf));
+    return fma16(__builtin_convertvector(high, vf), splat(256.0f),
+                 __builtin_convertvector(low, vf));
 }
 
-/* blocks of outputs at once, and rows at once: as many sums as there are registers for, beside what is multiplied */
+/* blocks of outputs at once, and rows at once: as many sums as there are registers for, beside what
+ * is multiplied */
 #if defined(__AVX512F__)
 enum { GROUP = 4, ROWS_AT_ONCE = 6 };
 #else

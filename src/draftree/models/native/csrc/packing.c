@@ -13,10 +13,12 @@ INLINE float element(const void *weight, int64_t at, int64_t format) {
     return value;
 }
 
-/* outputs lie in rows of `weight`, of format `from`; block i of them becomes block first + step * i of `packed` */
-void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t inputs, void *packed, int64_t format,
-                   int64_t first, int64_t step, float *scales, int32_t *sums) {
-    const int64_t bytes = block_bytes(inputs, format), units = blocks_of(inputs, inner_block(format));
+/* outputs lie in rows of `weight`, of format `from`; block i of them becomes block first + step * i
+ * of `packed` */
+void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t inputs, void *packed,
+                   int64_t format, int64_t first, int64_t step, float *scales, int32_t *sums) {
+    const int64_t bytes = block_bytes(inputs, format),
+                  units = blocks_of(inputs, inner_block(format));
     for (int64_t block = 0; block * LANES < outputs; block++) {
         const int64_t to_block = first + step * block;
         char *to = (char *)packed + to_block * bytes;
@@ -24,20 +26,27 @@ void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t in
         for (int64_t lane = 0; lane < LANES && block * LANES + lane < outputs; lane++) {
             const int64_t row = (block * LANES + lane) * inputs;
             if (format == FLOAT32) {
-                for (int64_t k = 0; k < inputs; k++) ((float *)to)[k * LANES + lane] = element(weight, row + k, from);
+                for (int64_t k = 0; k < inputs; k++)
+                    ((float *)to)[k * LANES + lane] = element(weight, row + k, from);
             } else if (format == BFLOAT16) {
                 for (int64_t k = 0; k < inputs; k++) {
                     uint16_t bits;
                     if (from == BFLOAT16) bits = ((const uint16_t *)weight)[row + k];
-                    else { half_row narrowed = narrow(splat(element(weight, row + k, from))); bits = narrowed[0]; }
+                    else {
+                        half_row narrowed = narrow(splat(element(weight, row + k, from)));
+                        bits = narrowed[0];
+                    }
                     ((uint16_t *)to)[(k / 2 * LANES + lane) * 2 + k % 2] = bits;
                 }
             } else {
                 float largest = 0.0f;
                 int32_t sum = 0;
-                for (int64_t k = 0; k < inputs; k++) largest = fmaxf(largest, fabsf(element(weight, row + k, from)));
+                for (int64_t k = 0; k < inputs; k++)
+                    largest = fmaxf(largest, fabsf(element(weight, row + k, from)));
                 for (int64_t k = 0; k < inputs; k++) {
-                    float scaled = largest > 0.0f ? element(weight, row + k, from) * 127.0f / largest : 0.0f;
+                    float scaled = largest > 0.0f
+                                       ? element(weight, row + k, from) * 127.0f / largest
+                                       : 0.0f;
                     int8_t whole = (int8_t)lrintf(scaled);
                     ((int8_t *)to)[(k / 4 * LANES + lane) * 4 + k % 4] = whole;
                     sum += whole;
@@ -49,4 +58,3 @@ void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t in
     }
     (void)units;
 }
-

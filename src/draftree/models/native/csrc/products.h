@@ -4,16 +4,19 @@
 #include "products_tiles.h"
 #include "threads.h"
 
-INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block, int count, int target) {
+INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block,
+                             int count, int target) {
 #if AMX
     const int64_t format = work->decoder->format;
-    if (format == BFLOAT16 || (format == INT8 && rows > 1)) { /* int8 sums are the same either way, and tiles make one row wait */
+    /* int8 sums are the same either way, and tiles are slower for one row */
+    if (format == BFLOAT16 || (format == INT8 && rows > 1)) {
         product_by_tiles(work, linear, rows, block, count, target);
         return;
     }
 #endif
     for (int64_t row = 0; row < rows; row += ROWS_IN_TURN)
-        product_in_pieces(work, linear, row, lesser(ROWS_IN_TURN, rows - row), block, count, target);
+        product_in_pieces(work, linear, row, lesser(ROWS_IN_TURN, rows - row), block, count,
+                          target);
 }
 
 /* groups of blocks, by whichever thread comes for them */
@@ -25,7 +28,8 @@ INLINE void product(const Work *work, const Linear *linear, int64_t rows, int ph
             product_of_group(work, linear, rows, block, GROUP, target);
         } else { /* the mlp's blocks come in pairs */
             int64_t step = target == TO_MLP ? 2 : 1;
-            for (; block < blocks; block += step) product_of_group(work, linear, rows, block, (int)step, target);
+            for (; block < blocks; block += step)
+                product_of_group(work, linear, rows, block, (int)step, target);
         }
     }
 }

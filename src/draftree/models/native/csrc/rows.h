@@ -5,14 +5,17 @@
 
 INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     vf squares = splat(0.0f);
-    for (int64_t i = 0; i < size; i += LANES) squares = fma16(load(row + i), load(row + i), squares);
+    for (int64_t i = 0; i < size; i += LANES)
+        squares = fma16(load(row + i), load(row + i), squares);
     return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
 }
 
-#define ROUNDING 12582912.0f /* its last bit is 1: what is added to it is rounded to a whole number */
+#define ROUNDING \
+    12582912.0f /* its last bit is 1: what is added to it is rounded to a whole number */
 #define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: high and low byte fit when both are signed */
 
-INLINE float most_of(vi sizes) { /* of floats without their signs; NaN, whose bits are the largest, if one is among them */
+INLINE float most_of(vi sizes) { /* of floats without their signs; NaN, whose bits are the largest,
+                                    if one is among them */
     int32_t most = 0;
     float found;
     for (int lane = 0; lane < LANES; lane++) most = sizes[lane] > most ? sizes[lane] : most;
@@ -23,48 +26,58 @@ INLINE float most_of(vi sizes) { /* of floats without their signs; NaN, whose bi
 INLINE void store_whole(char *to, int64_t column, vi whole) {
 #if BYTES_APART
     typedef int8_t bytes __attribute__((vector_size(16)));
-    const bytes first = __builtin_convertvector(((whole + 128) >> 8) + INPUT_OFFSET, bytes), second = __builtin_convertvector(whole + INPUT_OFFSET, bytes);
+    const bytes first = __builtin_convertvector(((whole + 128) >> 8) + INPUT_OFFSET, bytes),
+                second = __builtin_convertvector(whole + INPUT_OFFSET, bytes);
     memcpy(to + column, &first, 16);
     memcpy(to + 64 + column, &second, 16);
 #else
     typedef int16_t shorts __attribute__((vector_size(32)));
-    const vi in_pairs = __builtin_shufflevector(whole, whole, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const vi in_pairs = __builtin_shufflevector(whole, whole, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11,
+                                                12, 14, 13, 15);
     const shorts out = __builtin_convertvector(in_pairs, shorts);
     memcpy(to + 2 * column, &out, 32);
 #endif
 }
 
 /* a row becomes the next product's input, normed first if there is a norm */
-static void put_input(const Work *work, int64_t row, const float *from, int64_t size, const float *norm) {
+static void put_input(const Work *work, int64_t row, const float *from, int64_t size,
+                      const float *norm) {
     const Decoder *decoder = work->decoder;
     const vf inverse = splat(norm == NULL ? 1.0f : inverse_rms(from, size, decoder->epsilon));
     const vf offset = splat(decoder->norm_offset);
-#define VALUE(i) (norm == NULL ? load(from + (i)) : load(from + (i)) * inverse * (load(norm + (i)) + offset))
+#define VALUE(i) \
+    (norm == NULL ? load(from + (i)) : load(from + (i)) * inverse * (load(norm + (i)) + offset))
     if (decoder->format == FLOAT32) {
         float *to = (float *)work->inputs + row * size;
         for (int64_t i = 0; i < size; i += LANES) store(to + i, VALUE(i));
     } else if (decoder->format == BFLOAT16) {
         int64_t units = blocks_of(size, 32);
         for (int64_t i = 0; i < size; i += LANES)
-            store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32, VALUE(i));
-        if (size % 32) store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16, splat(0.0f));
+            store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32,
+                       VALUE(i));
+        if (size % 32)
+            store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16,
+                       splat(0.0f));
     } else {
         vi largest = {0};
-        for (int64_t i = 0; i < size; i += LANES) largest = larger(largest, (vi)VALUE(i) & 0x7fffffff);
+        for (int64_t i = 0; i < size; i += LANES)
+            largest = larger(largest, (vi)VALUE(i) & 0x7fffffff);
         const float most = most_of(largest), scale = most / LARGEST_INPUT;
         work->input_scales[row] = scale;
         const vf inverse_scale = splat(most > 1e-30f ? LARGEST_INPUT / most : 0.0f);
         const int64_t units = blocks_of(size, 64);
         for (int64_t i = 0; i < units * 64; i += LANES) {
             const vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
-            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64, (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
+            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64,
+                        (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
         }
     }
 #undef VALUE
 }
 
 INLINE vf stored(const void *base, int64_t at, int64_t format) {
-    return format == FLOAT32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
+    return format == FLOAT32 ? load((const float *)base + at)
+                             : load_half((const uint16_t *)base + at);
 }
 
 static void embed(const Work *work, int64_t row) {
@@ -73,34 +86,41 @@ static void embed(const Work *work, int64_t row) {
     float *to = work->x + row * hidden;
     if (decoder->embedding != NULL) {
         for (int64_t i = 0; i < hidden; i += LANES)
-            store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) * decoder->embedding_scale);
+            store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) *
+                              decoder->embedding_scale);
         return;
     }
-    const char *block = (const char *)decoder->head.weight + token / LANES * block_bytes(hidden, decoder->format);
+    const char *block = (const char *)decoder->head.weight +
+                        token / LANES * block_bytes(hidden, decoder->format);
     const int64_t lane = token % LANES;
     for (int64_t i = 0; i < hidden; i++) {
         if (decoder->format == FLOAT32) {
             to[i] = ((const float *)block)[i * LANES + lane];
         } else {
-            uint32_t bits = (uint32_t)((const uint16_t *)block)[(i / 2 * LANES + lane) * 2 + i % 2] << 16;
+            uint32_t bits = (uint32_t)((const uint16_t *)block)[(i / 2 * LANES + lane) * 2 + i % 2]
+                            << 16;
             memcpy(to + i, &bits, 4);
         }
     }
-    for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) * decoder->embedding_scale);
+    for (int64_t i = 0; i < hidden; i += LANES)
+        store(to + i, load(to + i) * decoder->embedding_scale);
 }
 
 /* norm of one head, then its turn by position */
-static void place_head(const Work *work, float *head, const float *norm, int64_t row, int64_t rope) {
+static void place_head(const Work *work, float *head, const float *norm, int64_t row,
+                       int64_t rope) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, rotary = pass->rotary_dim, half = rotary / 2;
     if (norm != NULL) {
         const vf inverse = splat(inverse_rms(head, dim, decoder->epsilon));
         for (int64_t i = 0; i < dim; i += LANES)
-            store(head + i, load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
+            store(head + i,
+                  load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
     }
     if (rope < 0) return;
-    const float *cosine = pass->cosines[rope] + pass->position[row] * rotary, *sine = pass->sines[rope] + pass->position[row] * rotary;
+    const float *cosine = pass->cosines[rope] + pass->position[row] * rotary,
+                *sine = pass->sines[rope] + pass->position[row] * rotary;
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         const vf low = load(head + i), high = load(head + i + half);
@@ -118,11 +138,14 @@ static void place_row(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    float *query = work->wide + row * width, *key = query + decoder->heads * dim, *value = key + decoder->kv_heads * dim;
-    for (int64_t h = 0; h < decoder->heads; h++) place_head(work, query + h * dim, layer->query_norm, row, layer->rope);
+    float *query = work->wide + row * width, *key = query + decoder->heads * dim,
+          *value = key + decoder->kv_heads * dim;
+    for (int64_t h = 0; h < decoder->heads; h++)
+        place_head(work, query + h * dim, layer->query_norm, row, layer->rope);
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
         place_head(work, key + h * dim, layer->key_norm, row, layer->rope);
-        int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) * dim;
+        int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) *
+                     dim;
         for (int64_t i = 0; i < dim; i += LANES) {
             if (decoder->kv_format == FLOAT32) {
                 store((float *)layer->keys + at + i, load(key + h * dim + i));

@@ -1,27 +1,16 @@
 /* The largest entries of rows as wide as a vocabulary, with a request's noise added or without.
  *
- * The noise is the hash of core/noise.py; its logarithms are rounded otherwise than torch's, by less than 1e-4. Whoever
- * needs the one true largest entry asks for a few and decides between those that lie so close.
+ * The noise is the hash of core/noise.py; its logarithms are rounded otherwise than torch's, by
+ * less than 1e-4. Whoever needs the one true largest entry asks for a few and decides between those
+ * that lie so close.
  */
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "shared.h"
 #include "vectors.h"
 
-enum { GROUP = 64, MAX_COUNT = 64 };
+enum { GROUP = 64 };
 #define LARGEST_NOISE 22.3f
-
-typedef struct {
-    const float *logits; /* [rows][stride] */
-    int64_t rows, stride, vocab, count;
-    const uint32_t *keys;  /* [rows][2], the second odd */
-    const float *temperatures; /* [rows] what logits are divided by; 0: they stay, and have no noise */
-    int64_t *tokens;       /* [rows][count], the largest first, of equals the first */
-    float *scores;         /* [rows][count]; a NaN, if the row holds one, stands first and alone */
-    float *totals;         /* [rows] logarithms of the sums of exponentials; NULL: not asked for */
-    atomic_long next;
-    atomic_int failed;
-} Search;
 
 void draftree_in_parallel(void (*task)(void *, int), void *argument, int threads);
 
@@ -48,7 +37,8 @@ INLINE vf log16(vf x) {
     return fma16(e, splat(0.693359375f), f + y);
 }
 
-/* how far from its end the uniform lies that decides a token's noise: the smaller, the larger the noise */
+/* how far from its end the uniform lies that decides a token's noise: the smaller, the larger the
+ * noise */
 INLINE vi hash16(vu token, uint32_t first, uint32_t odd) {
     vu x = token * 0x9E3779B9u;
     x = (x ^ (x >> 15)) * 0x7FEB352Du + first;
@@ -58,14 +48,18 @@ INLINE vi hash16(vu token, uint32_t first, uint32_t odd) {
 }
 
 INLINE vf uniform16(vi hash) {
-    return __builtin_convertvector(0x80000000u - (vu)hash, vf) * 4.656612873e-10f - 2.328306437e-10f;
+    return __builtin_convertvector(0x80000000u - (vu)hash, vf) * 4.656612873e-10f -
+           2.328306437e-10f;
 }
 
 INLINE vf noise16(vi hash) {
     vf uniform = uniform16(hash);
     vf rest = __builtin_convertvector(hash, vf) * 4.656612873e-10f + 2.328306437e-10f;
     rest = choose(rest < 5.960464478e-8f, splat(5.960464478e-8f), rest);
-    vf series = uniform * fma16(uniform, fma16(uniform, fma16(uniform, splat(0.25f), splat(0.33333333f)), splat(0.5f)), splat(1.0f));
+    vf series = uniform *
+                fma16(uniform,
+                      fma16(uniform, fma16(uniform, splat(0.25f), splat(0.33333333f)), splat(0.5f)),
+                      splat(1.0f));
     return -log16(choose(uniform < 0.015625f, series, -log16(rest)));
 }
 
@@ -81,7 +75,8 @@ INLINE void lift(Highest *best, float value) {
     best->values[at] = value;
 }
 
-INLINE void insert(int64_t *tokens, float *scores, int64_t count, int64_t *held, int64_t token, float score) {
+INLINE void insert(int64_t *tokens, float *scores, int64_t count, int64_t *held, int64_t token,
+                   float score) {
     if (*held == count && !(score > scores[count - 1])) return;
     int64_t at = *held < count ? (*held)++ : count - 1;
     for (; at > 0 && score > scores[at - 1]; at--) {
@@ -93,11 +88,13 @@ INLINE void insert(int64_t *tokens, float *scores, int64_t count, int64_t *held,
 }
 
 /* scores of one group and their largest; 1 if one of them is NaN */
-INLINE int score_group(const Search *search, int64_t row, int64_t first, float bound, float *scores, float *largest) {
+INLINE int score_group(const Search *search, int64_t row, int64_t first, float bound, float *scores,
+                       float *largest) {
     const float *logits = search->logits + row * search->stride + first;
     float ragged[GROUP] __attribute__((aligned(64)));
     if (first + GROUP > search->vocab) {
-        for (int i = 0; i < GROUP; i++) ragged[i] = first + i < search->vocab ? logits[i] : -INFINITY;
+        for (int i = 0; i < GROUP; i++)
+            ragged[i] = first + i < search->vocab ? logits[i] : -INFINITY;
         logits = ragged;
     }
     vf x[GROUP / LANES], most = splat(-INFINITY);
@@ -158,9 +155,13 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
     Highest best = {.count = count};
     float bound = -INFINITY;
     for (int64_t group = 0; group < groups; group++) {
-        if (score_group(search, row, group * GROUP, bound, scores + group * GROUP, largest + group)) {
+        if (score_group(search, row, group * GROUP, bound, scores + group * GROUP,
+                        largest + group)) {
             const float *logits = search->logits + row * search->stride;
-            for (int64_t i = 0; i < count; i++) { tokens[i] = 0; found[i] = -INFINITY; }
+            for (int64_t i = 0; i < count; i++) {
+                tokens[i] = 0;
+                found[i] = -INFINITY;
+            }
             tokens[0] = group * GROUP;
             while (logits[tokens[0]] == logits[tokens[0]]) tokens[0]++;
             found[0] = NAN;
@@ -170,10 +171,12 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
         lift(&best, largest[group]);
         if (best.held == count) bound = best.values[count - 1];
     }
-    const float *values = search->temperatures[row] == 0.0f ? search->logits + row * search->stride : scores;
+    const float *values = search->temperatures[row] == 0.0f ? search->logits + row * search->stride
+                                                            : scores;
     for (int64_t group = 0; group < groups; group++) {
         if (largest[group] < bound) continue;
-        const int64_t end = group * GROUP + GROUP < search->vocab ? group * GROUP + GROUP : search->vocab;
+        const int64_t end = group * GROUP + GROUP < search->vocab ? group * GROUP + GROUP
+                                                                  : search->vocab;
         for (int64_t i = group * GROUP; i < end; i++)
             if (values[i] >= bound) insert(tokens, found, count, &held, i, values[i]);
     }
@@ -181,7 +184,10 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
 }
 
 /* fresh memory of this size costs more than the search; each thread keeps its own */
-static __thread struct { float *memory; int64_t size; } kept;
+static __thread struct {
+    float *memory;
+    int64_t size;
+} kept;
 
 static void search_rows(void *argument, int thread) {
     (void)thread;
@@ -190,7 +196,8 @@ static void search_rows(void *argument, int thread) {
     if (kept.size < groups) {
         free(kept.memory);
         kept.size = groups;
-        if (posix_memalign((void **)&kept.memory, 64, (size_t)(groups * (GROUP + 1)) * sizeof(float))) {
+        if (posix_memalign((void **)&kept.memory, 64,
+                           (size_t)(groups * (GROUP + 1)) * sizeof(float))) {
             kept.memory = NULL;
             kept.size = 0;
             atomic_store(&search->failed, 1);
@@ -209,6 +216,3 @@ int draftree_search(Search *search, int64_t threads) {
     draftree_in_parallel(search_rows, search, (int)threads);
     return atomic_load(&search->failed);
 }
-
-int64_t draftree_search_limit(void) { return MAX_COUNT; }
-int64_t draftree_search_size(void) { return sizeof(Search); }

@@ -1,7 +1,9 @@
-/* Threads that come when they can: they take pieces of the work, and only those that have come are waited for.
+/* Threads that come when they can: they take pieces of the work, and only those that have come are
+ * waited for.
  *
- * On a machine that does something else as well, a thread may get its core milliseconds late, several times as long as a
- * small pass. Whoever calls begins at once and does all that nobody else has taken.
+ * On a machine that does something else as well, a thread may get its core milliseconds late,
+ * several times as long as a small pass. Whoever calls begins at once and does all that nobody else
+ * has taken.
  */
 #pragma once
 #include <pthread.h>
@@ -12,7 +14,8 @@
 typedef void (*Task)(void *argument, int thread);
 
 enum {
-    PATIENCE = 20000, /* spins, some tenths of a millisecond: who yields to another program may wait for milliseconds */
+    PATIENCE = 20000, /* spins, some tenths of a millisecond: who yields to another program may wait
+                         for milliseconds */
     WAKEFUL = 60000   /* spins between two works before a thread sleeps */
 };
 
@@ -26,7 +29,9 @@ static struct {
     int wanted;
     atomic_long round; /* odd: who comes may enter */
     atomic_int inside, sleeping;
-} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER};
 
 INLINE void pause_briefly(void) {
 #if defined(__x86_64__)
@@ -49,7 +54,8 @@ static long next_round(long seen) {
     }
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.sleeping, 1);
-    while (!is_new(round = atomic_load(&pool.round), seen)) pthread_cond_wait(&pool.wake, &pool.lock);
+    while (!is_new(round = atomic_load(&pool.round), seen))
+        pthread_cond_wait(&pool.wake, &pool.lock);
     atomic_fetch_sub(&pool.sleeping, 1);
     pthread_mutex_unlock(&pool.lock);
     return round;
@@ -61,14 +67,15 @@ static void *member(void *argument) {
         seen = next_round(seen);
         atomic_fetch_add(&pool.inside, 1);
         /* still open: the caller cannot leave before this thread does */
-        if (atomic_load(&pool.round) == seen && thread < pool.wanted) pool.task(pool.argument, thread);
+        if (atomic_load(&pool.round) == seen && thread < pool.wanted)
+            pool.task(pool.argument, thread);
         atomic_fetch_sub(&pool.inside, 1);
     }
     return NULL;
 }
 
 static int start_threads(int wanted) { /* returns how many there are, the caller included */
-    if (pool.owner != getpid()) { /* threads do not survive a fork */
+    if (pool.owner != getpid()) {      /* threads do not survive a fork */
         pool.owner = getpid();
         pool.started = 0;
         atomic_store(&pool.inside, 0);
@@ -82,7 +89,8 @@ static int start_threads(int wanted) { /* returns how many there are, the caller
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        int failed = pthread_create(&thread, &attributes, member, (void *)(intptr_t)(pool.started + 1));
+        int failed = pthread_create(&thread, &attributes, member,
+                                    (void *)(intptr_t)(pool.started + 1));
         pthread_attr_destroy(&attributes);
         if (failed) break;
         pool.started++;
@@ -120,10 +128,12 @@ INLINE int64_t take(const Work *work, int phase) {
 static int complete(const Work *work, int phase, int64_t own, int64_t pieces) {
     atomic_long *done = &work->phases[phase].done;
     if (own) atomic_fetch_add_explicit(done, own, memory_order_release);
-    for (long spins = 0; atomic_load_explicit(done, memory_order_acquire) < pieces; spins++) wait_a_little(spins);
+    for (long spins = 0; atomic_load_explicit(done, memory_order_acquire) < pieces; spins++)
+        wait_a_little(spins);
     return 0;
 }
 
 /* every piece of a phase once, by whichever thread comes for it; behind the loop all are done */
 #define EACH(index, pieces, phase) \
-    for (int64_t own = 0, index; (index = take(work, phase)) < (pieces) || complete(work, phase, own, pieces); own++)
+    for (int64_t own = 0, index; \
+         (index = take(work, phase)) < (pieces) || complete(work, phase, own, pieces); own++)

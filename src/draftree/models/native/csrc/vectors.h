@@ -1,5 +1,6 @@
-/* Vectors of sixteen numbers on any processor, and the few functions of them that passes and searches need.
- * Contraction is off, so that a product is fused in every copy of a loop or in none. */
+/* Vectors of sixteen numbers on any processor, and the few functions of them that passes and
+ * searches need. Contraction is off, so that a product is fused in every copy of a loop or in none.
+ */
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -10,7 +11,6 @@
 #if defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
-
 
 enum { LANES = 16 };
 
@@ -42,13 +42,19 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-    typedef union { vf v; __m256 half[2]; } both;
+    typedef union {
+        vf v;
+        __m256 half[2];
+    } both;
     both x = {a}, y = {b}, z = {c};
     z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
     z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
     return z.v;
 #elif defined(__ARM_NEON)
-    typedef union { vf v; float32x4_t part[4]; } all;
+    typedef union {
+        vf v;
+        float32x4_t part[4];
+    } all;
     all x = {a}, y = {b}, z = {c};
     for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
     return z.v;
@@ -57,7 +63,8 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #endif
 }
 
-/* What one register holds: sums that live through a long loop are kept in these, as compilers spill wider ones. */
+/* What one register holds: sums that live through a long loop are kept in these, as compilers spill
+ * wider ones. */
 #if defined(__AVX512F__)
 enum { WIDTH = 64 };
 #elif defined(__AVX2__)
@@ -89,13 +96,18 @@ INLINE part_f fma_part(part_f a, part_f b, part_f c) {
 INLINE float sum_of(vf x) {
     typedef float v8 __attribute__((vector_size(32)));
     typedef float v4 __attribute__((vector_size(16)));
-    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
     v4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 INLINE float max_of(vf x) {
-#define LARGER(...) do { vf y = __builtin_shufflevector(x, x, __VA_ARGS__); x = choose(y > x, y, x); } while (0)
+#define LARGER(...) \
+    do { \
+        vf y = __builtin_shufflevector(x, x, __VA_ARGS__); \
+        x = choose(y > x, y, x); \
+    } while (0)
     LARGER(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     LARGER(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     LARGER(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
@@ -118,16 +130,24 @@ INLINE int any_of(vi mask) {
 INLINE vf sums_of(vf *x) {
     vf a[8], b[4], c[2];
     for (int i = 0; i < 8; i++)
-        a[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-               __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+        a[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24,
+                                       10, 26, 12, 28, 14, 30) +
+               __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25,
+                                       11, 27, 13, 29, 15, 31);
     for (int i = 0; i < 4; i++)
-        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24,
+                                       25, 12, 13, 28, 29) +
+               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
+                                       26, 27, 14, 15, 30, 31);
     for (int i = 0; i < 2; i++)
-        c[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(b[2 * i], b[2 * i + 1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    return __builtin_shufflevector(c[0], c[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(c[0], c[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        c[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10,
+                                       11, 24, 25, 26, 27) +
+               __builtin_shufflevector(b[2 * i], b[2 * i + 1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13,
+                                       14, 15, 28, 29, 30, 31);
+    return __builtin_shufflevector(c[0], c[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22,
+                                   23) +
+           __builtin_shufflevector(c[0], c[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29,
+                                   30, 31);
 }
 
 /* e to the x; relative error about 1e-7; 0 below -87 */

@@ -1,0 +1,46 @@
+"""How a model uses its embedding and its output head: the facts that a draft head needs beside the two tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingFacts:
+    """What happens to embeddings before the first layer, and to the product with the output head.
+
+    Attributes:
+        embedding_scale: factor of a token's embedding where it enters the first layer. Learned positions, if the
+            model has any, are added after it.
+        logit_scale: factor of the product with the head.
+        soft_cap: logits are `soft_cap * tanh(logits / soft_cap)`; None for no cap.
+        bias: added to the product before it is scaled, shape (vocab,), float32; None for none.
+    """
+
+    embedding_scale: float
+    logit_scale: float
+    soft_cap: float | None = None
+    bias: Tensor | None = None
+
+    def logits(self, states: Tensor, head: Tensor) -> Tensor:
+        """Logits of hidden states.
+
+        Args:
+            states: outputs of the final norm, shape (..., hidden).
+            head: of the model, shape (vocab, hidden).
+
+        Returns:
+            Shape (..., vocab), float32.
+        """
+        found = states.float() @ head.float().T
+        if self.bias is not None:
+            found = found + self.bias
+        return self.capped(found)
+
+    def capped(self, products: Tensor) -> Tensor:
+        """Logits from products with the head, bias included."""
+        found = products * self.logit_scale
+        return found if self.soft_cap is None else self.soft_cap * torch.tanh(found / self.soft_cap)

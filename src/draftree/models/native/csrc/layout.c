@@ -1,0 +1,47 @@
+/* The layout of the shared structures, and constants that Python must agree on. */
+#include <stdio.h>
+#include "structures.h"
+
+#define LINE(kind, field) \
+    add("%s %s %zu %zu\n", #kind, #field, offsetof(kind, field), sizeof(((kind *)0)->field));
+#define LINEAR_LINE(type, name) LINE(Linear, name)
+#define LAYER_LINE(type, name) LINE(Layer, name)
+#define DECODER_LINE(type, name) LINE(Decoder, name)
+#define PASS_LINE(type, name) LINE(Pass, name)
+#define SEARCH_LINE(type, name) LINE(Search, name)
+#define SIZE(kind) add("%s %s %zu %zu\n", #kind, "-", (size_t)0, sizeof(kind));
+#define CONSTANT(name) add("%s %s %zu %zu\n", "-", #name, (size_t)0, (size_t)name);
+
+static char text[8192];
+static size_t used;
+
+static void add(const char *format, const char *kind, const char *name, size_t offset,
+                size_t size) {
+    if (used >= sizeof text) return;
+    used += (size_t)snprintf(text + used, sizeof text - used, format, kind, name, offset, size);
+}
+
+/* Lines of four words: structure, field, offset, size. Field "-" gives the size of the structure;
+ * structure "-" gives a constant, whose value stands for the size. Called once, by one thread. */
+const char *draftree_layout(void) {
+    used = 0;
+    LINEAR_FIELDS(LINEAR_LINE)
+    SIZE(Linear)
+    LAYER_FIELDS(LAYER_LINE)
+    SIZE(Layer)
+    DECODER_FIELDS(DECODER_LINE)
+    SIZE(Decoder)
+    PASS_FIELDS(PASS_LINE)
+    SIZE(Pass)
+    SEARCH_FIELDS(SEARCH_LINE)
+    SIZE(Search)
+    CONSTANT(FLOAT32)
+    CONSTANT(BFLOAT16)
+    CONSTANT(INT8)
+    CONSTANT(SILU)
+    CONSTANT(GELU_TANH)
+    CONSTANT(LANES)
+    CONSTANT(ATTENTION_ROWS)
+    CONSTANT(MAX_COUNT)
+    return used < sizeof text ? text : "";
+}

@@ -1,0 +1,156 @@
+/* Structures that Python fills in. Each has one list of fields: the declaration is made from it,
+ * and so is the layout in layout.c, which Python compares with its own structures. */
+#pragma once
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum { SILU = 0, GELU_TANH = 1 };
+
+typedef const float *TablePair[2];
+
+#define DECLARE(type, name) type name;
+
+/* A linear layer.
+ *   weight   packed blocks of 16 outputs
+ *   scale    int8: one for each output
+ *   sums     int8: sum of each output's weights
+ *   bias     one for each output, or NULL */
+#define LINEAR_FIELDS(FIELD) \
+    FIELD(const void *, weight) \
+    FIELD(const float *, scale) \
+    FIELD(const int32_t *, sums) \
+    FIELD(const float *, bias) \
+    FIELD(int64_t, inputs) \
+    FIELD(int64_t, outputs)
+
+typedef struct {
+    LINEAR_FIELDS(DECLARE)
+} Linear;
+
+/* A layer. Norms that it does not have are NULL.
+ *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart
+ *   window         positions that a row attends to, its own included; 0: all
+ *   rope           index of the pass's tables; negative: no rotary positions */
+#define LAYER_FIELDS(FIELD) \
+    FIELD(const float *, attention_norm) \
+    FIELD(const float *, attention_post_norm) \
+    FIELD(const float *, mlp_norm) \
+    FIELD(const float *, mlp_post_norm) \
+    FIELD(const float *, query_norm) \
+    FIELD(const float *, key_norm) \
+    FIELD(Linear, qkv) \
+    FIELD(Linear, output) \
+    FIELD(Linear, gate_up) \
+    FIELD(Linear, down) \
+    FIELD(void *, keys) \
+    FIELD(void *, values) \
+    FIELD(int64_t, window) \
+    FIELD(int64_t, rope) \
+    FIELD(float, scaling)
+
+typedef struct {
+    LAYER_FIELDS(DECLARE)
+} Layer;
+
+/* A model.
+ *   format      of packed weights; kv_format: of keys, values and the embedding
+ *   embedding   [vocab][hidden]; NULL: the rows of the packed head */
+#define DECODER_FIELDS(FIELD) \
+    FIELD(int64_t, hidden) \
+    FIELD(int64_t, heads) \
+    FIELD(int64_t, kv_heads) \
+    FIELD(int64_t, head_dim) \
+    FIELD(int64_t, mlp) \
+    FIELD(int64_t, num_layers) \
+    FIELD(int64_t, vocab) \
+    FIELD(int64_t, format) \
+    FIELD(int64_t, kv_format) \
+    FIELD(int64_t, activation) \
+    FIELD(float, epsilon) \
+    FIELD(float, embedding_scale) \
+    FIELD(float, norm_offset) \
+    FIELD(float, residual_scale) \
+    FIELD(float, logit_scale) \
+    FIELD(const void *, embedding) \
+    FIELD(const float *, final_norm) \
+    FIELD(const Layer *, layers) \
+    FIELD(Linear, head)
+
+typedef struct {
+    DECODER_FIELDS(DECLARE)
+} Decoder;
+
+/* A pass over rows, which run through the layers from first_layer to last_layer, exclusive.
+ *   places             positions that a slot and head has room for
+ *   slot_step          places from one slot to the next
+ *   tokens ... list    of each row; see models/native/rows.py
+ *   identical          of a row: keys before this position lie at their position
+ *   list_start, list   of a row: where its list of the other keys' places starts, and all lists
+ *   chunks             first row of each run of rows of one slot, and the total after the last
+ *   cosines, sines     [position][rotary_dim]
+ *   hidden_in          [row][hidden], what enters the first layer; NULL: the tokens' embeddings
+ *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
+ *   captured           [row][num_captured][hidden], written by the pass
+ *   skipped            NULL, or for every layer whether attention and mlp are left out
+ *   logits             [num_logits][vocab], written by the pass */
+#define PASS_FIELDS(FIELD) \
+    FIELD(int64_t, rows) \
+    FIELD(int64_t, num_threads) \
+    FIELD(int64_t, first_layer) \
+    FIELD(int64_t, last_layer) \
+    FIELD(int64_t, num_logits) \
+    FIELD(int64_t, num_chunks) \
+    FIELD(int64_t, num_captured) \
+    FIELD(int64_t, places) \
+    FIELD(int64_t, slot_step) \
+    FIELD(int64_t, rotary_dim) \
+    FIELD(const int64_t *, tokens) \
+    FIELD(const int64_t *, slot) \
+    FIELD(const int64_t *, place) \
+    FIELD(const int64_t *, position) \
+    FIELD(const int64_t *, identical) \
+    FIELD(const int64_t *, list_start) \
+    FIELD(const int64_t *, list) \
+    FIELD(const int64_t *, chunks) \
+    FIELD(TablePair, cosines) \
+    FIELD(TablePair, sines) \
+    FIELD(const float *, hidden_in) \
+    FIELD(const int64_t *, captured_layers) \
+    FIELD(float *, captured) \
+    FIELD(const uint8_t *, skipped) \
+    FIELD(const int64_t *, logit_rows) \
+    FIELD(float *, logits)
+
+typedef struct {
+    PASS_FIELDS(DECLARE)
+} Pass;
+
+/* A search for the largest entries of rows of logits.
+ *   logits         [rows][stride]
+ *   keys           [rows][2], the second odd
+ *   temperatures   [rows], divisors of the logits; 0: no division and no noise
+ *   tokens         [rows][count], descending by score; of equal scores the lower token first
+ *   scores         [rows][count]; if a row holds a NaN, it comes first and alone
+ *   totals         [rows], logarithms of the sums of exponentials; NULL: not wanted
+ *   next, failed   used by the search */
+#define SEARCH_FIELDS(FIELD) \
+    FIELD(const float *, logits) \
+    FIELD(int64_t, rows) \
+    FIELD(int64_t, stride) \
+    FIELD(int64_t, vocab) \
+    FIELD(int64_t, count) \
+    FIELD(const uint32_t *, keys) \
+    FIELD(const float *, temperatures) \
+    FIELD(int64_t *, tokens) \
+    FIELD(float *, scores) \
+    FIELD(float *, totals) \
+    FIELD(atomic_long, next) \
+    FIELD(atomic_int, failed)
+
+typedef struct {
+    SEARCH_FIELDS(DECLARE)
+} Search;
+
+enum { MAX_COUNT = 64 /* largest count of a search */ };

@@ -1,0 +1,126 @@
+"""The structures of a pass in C, as `csrc/shared.h` declares them, and the comparison of both declarations."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+
+from draftree.models.native.build import NativeUnavailableError
+
+Layout = Mapping[tuple[str, str], tuple[int, int]]
+"""Offset and size in bytes by structure and field; field "-" for a whole structure, structure "-" for a constant."""
+
+_size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+class CLinear(ctypes.Structure):
+    """`Linear`."""
+
+    _fields_ = (
+        ("weight", _pointer),
+        ("scale", _pointer),
+        ("sums", _pointer),
+        ("bias", _pointer),
+        ("inputs", _size),
+        ("outputs", _size),
+    )
+
+
+class CLayer(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = (
+        ("attention_norm", _pointer),
+        ("attention_post_norm", _pointer),
+        ("mlp_norm", _pointer),
+        ("mlp_post_norm", _pointer),
+        ("query_norm", _pointer),
+        ("key_norm", _pointer),
+        ("qkv", CLinear),
+        ("output", CLinear),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("window", _size),
+        ("rope", _size),
+        ("scaling", _float),
+    )
+
+
+class CDecoder(ctypes.Structure):
+    """`Decoder`."""
+
+    _fields_ = (
+        *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
+        *((name, _size) for name in ("format", "kv_format", "activation")),
+        *((name, _float) for name in ("epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale")),
+        ("embedding", _pointer),
+        ("final_norm", _pointer),
+        ("layers", ctypes.POINTER(CLayer)),
+        ("head", CLinear),
+    )
+
+
+class CPass(ctypes.Structure):
+    """`Pass`."""
+
+    _fields_ = (
+        *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
+        *((name, _size) for name in ("num_captured", "places", "slot_step", "rotary_dim")),
+        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "identical", "list_start", "list")),
+        ("chunks", _pointer),
+        ("cosines", _pointer * 2),
+        ("sines", _pointer * 2),
+        ("hidden_in", _pointer),
+        ("captured_layers", _pointer),
+        ("captured", _pointer),
+        ("skipped", _pointer),
+        ("logit_rows", _pointer),
+        ("logits", _pointer),
+    )
+
+
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass)
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout that the library describes: lines of structure, field, offset and size."""
+    rows = (line.split() for line in text.splitlines())
+    return {(kind, field): (int(offset), int(size)) for kind, field, offset, size in rows}
+
+
+def layout_of(structures: Iterable[type[ctypes.Structure]]) -> Layout:
+    """The layout of these structures. A structure's name in C is its name here without the leading C."""
+    found = {}
+    for structure in structures:
+        kind = structure.__name__.removeprefix("C")
+        for name in (entry[0] for entry in structure._fields_):
+            field = getattr(structure, name)
+            found[kind, name] = (field.offset, field.size)
+        found[kind, "-"] = (0, ctypes.sizeof(structure))
+    return found
+
+
+def require_same_layout(
+    layout: Layout, structures: Sequence[type[ctypes.Structure]], constants: Mapping[str, int]
+) -> None:
+    """Compare the library's layout with these structures and constants, field by field.
+
+    Raises:
+        NativeUnavailableError: a field or a constant differs or is missing on one side; the message names the first.
+    """
+    expected = {**layout_of(structures), **{("-", name): (0, value) for name, value in constants.items()}}
+    keys = [key for key in layout if key[0] != "-" or key in expected]
+    for kind, field in (*keys, *(key for key in expected if key not in layout)):
+        found, wanted = layout.get((kind, field)), expected.get((kind, field))
+        if found != wanted:
+            name = f"constant {field}" if kind == "-" else kind if field == "-" else f"{kind}.{field}"
+            raise NativeUnavailableError(
+                f"the C library declares '{name}' with {_described(found)}, expected {_described(wanted)}: "
+                "files of several versions are mixed, so reinstall draftree"
+            )
+
+
+def _described(entry: tuple[int, int] | None) -> str:
+    return "nothing" if entry is None else f"offset {entry[0]} and size or value {entry[1]}"

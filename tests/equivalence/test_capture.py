@@ -1,0 +1,225 @@
+"""Captured hidden states: equal to those of transformers, and the same in any batch, tree, chunk or partial pass."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.core.tree import path
+from draftree.models.base import Extend, LanguageModel, LayerSubset
+from draftree.models.kv.slotted import SlottedModel
+from draftree.models.native.model import NativeModel
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.own_forward import prompt_inputs
+from draftree.models.torch.static.buckets import Shapes
+from families import CACHED, SLOTTED, fresh, peer, target
+from model_subjects import PARENTS, PREFIX, TREE
+from native_samples import DTYPES, lower
+from native_samples import FAMILIES as NATIVE_FAMILIES
+from native_samples import SIZES as NATIVE_SIZES
+from slot_samples import filled
+
+LAYERS = 4
+ALL = tuple(range(LAYERS + 1))
+SIZES: dict[str, Any] = {**NATIVE_SIZES, "num_hidden_layers": LAYERS}
+UNCAPTURED = frozenset({"gemma3n_text"})
+"""Families whose residual stream has several parts."""
+
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+
+@functools.cache
+def through_torch(kind: str = "float32") -> HFModel:
+    return HFModel(fresh("qwen3", dtype=DTYPES[kind], **SIZES))
+
+
+@functools.cache
+def through_c(kind: str = "float32") -> NativeModel:
+    model = HFModel(fresh("qwen3", dtype=DTYPES[kind], **SIZES))
+    return lower(model, quantization="int8" if kind == "int8" else None)
+
+
+@torch.inference_mode()
+def expected(model: Any, tokens: Sequence[int]) -> Tensor:
+    """What enters each layer and leaves the last one, by transformers, shape (tokens, layers + 1, hidden)."""
+    ends: list[Tensor] = []
+    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1)
+    hook = layers[-1].register_forward_hook(
+        lambda module, args, output: ends.append(output[0] if isinstance(output, tuple) else output)
+    )
+    try:
+        output = model(**prompt_inputs(model, torch.tensor([list(tokens)]), use_cache=False, output_hidden_states=True))
+    finally:
+        hook.remove()
+    # the last entry of transformers lies after the final norm
+    return torch.stack([*output.hidden_states[: len(layers)], ends[0]], dim=2)[0].float()
+
+
+def expected_in_tree(model: Any) -> Tensor:
+    rows = [expected(model, [*PREFIX, *(TREE[node] for node in path(PARENTS, leaf))])[-1] for leaf in range(len(TREE))]
+    return torch.stack(rows)
+
+
+def captured(model: SlottedModel, jobs: Sequence[Extend], capture: tuple[int, ...] = ALL) -> Tensor:
+    found = model.extend_and_capture(jobs, capture).captured
+    assert found is not None
+    return found
+
+
+def chunk(slot: Any, tokens: Sequence[int], start: int = 0) -> Extend:
+    return Extend(slot, tokens, range(start - 1, start - 1 + len(tokens)), logits_at=())
+
+
+def slotted(model: LanguageModel) -> SlottedModel:
+    assert isinstance(model, SlottedModel)
+    return model
+
+
+@pytest.mark.parametrize("family", sorted(set(SLOTTED) - UNCAPTURED))
+def test_chunks_and_trees_through_torch_equal_transformers(family: str) -> None:
+    model, other = slotted(target(family)), peer(family)
+    layers = tuple(range(model.num_layers + 1))
+    model.require_capture(layers)
+    slot = model.open()
+    rows = [captured(model, [chunk(slot, PREFIX[:4])], layers)]
+    model.commit(slot, range(4))
+    rows.append(captured(model, [chunk(slot, PREFIX[4:])], layers))
+    model.commit(slot, range(len(PREFIX) - 4))
+    tree = captured(model, [Extend(slot, TREE, PARENTS, logits_at=[0])], layers)
+    model.close(slot)
+    assert tree.dtype == torch.float32
+    assert torch.allclose(torch.cat(rows), expected(other, PREFIX), atol=2e-4)
+    assert torch.allclose(tree, expected_in_tree(other), atol=2e-4)
+
+
+@in_c
+@pytest.mark.parametrize("family", sorted(NATIVE_FAMILIES))
+def test_chunks_and_trees_in_c_equal_transformers(family: str) -> None:
+    changes = NATIVE_SIZES | NATIVE_FAMILIES[family]
+    model, other = lower(HFModel(fresh(family, **changes))), fresh(family, **changes)
+    layers = tuple(range(model.num_layers + 1))
+    slot = model.open()
+    prefix = captured(model, [chunk(slot, PREFIX)], layers)
+    model.commit(slot, range(len(PREFIX)))
+    tree = captured(model, [Extend(slot, TREE, PARENTS)], layers)
+    assert torch.allclose(prefix, expected(other, PREFIX), atol=2e-4)
+    assert torch.allclose(tree, expected_in_tree(other), atol=2e-4)
+
+
+@in_c
+@pytest.mark.parametrize(("kind", "error"), [("bfloat16", 0.03), ("int8", 0.06)])
+def test_half_precision_and_int8_in_c_are_near_transformers(kind: str, error: float) -> None:
+    model, other = through_c(kind), fresh("qwen3", dtype=torch.bfloat16, **SIZES)
+    slot = model.open()
+    found, wanted = captured(model, [chunk(slot, PREFIX)]), expected(other, PREFIX)
+    model.close(slot)
+    assert found.dtype == torch.float32
+    assert torch.equal(found[:, 0], wanted[:, 0]), "embeddings are exact"
+    assert float((found - wanted).norm()) <= error * float(wanted.norm())
+
+
+@in_c
+@pytest.mark.parametrize("kind", sorted(DTYPES))
+def test_captured_rows_in_c_are_bit_identical_in_every_pass(kind: str) -> None:
+    model = through_c(kind)
+    slots = [filled(model, PREFIX) for _ in range(3)]
+    alone = captured(model, [Extend(slots[0], TREE, PARENTS)])
+    logits = model.extend([Extend(slots[1], TREE, PARENTS)]).logits
+    model.commit_many(slots, [()] * 3)
+    outcome = model.extend_and_capture([chunk(slots[2], PREFIX), Extend(slots[0], TREE, PARENTS)], (3, 0))
+    assert outcome.captured is not None
+    assert torch.equal(outcome.captured[len(PREFIX) :], alone[:, [3, 0]])
+    parts = [captured(model, [chunk(slots[1], TREE[:1])]), captured(model, [Extend(slots[1], [TREE[1]], [0])])]
+    assert torch.equal(torch.cat(parts), alone[:2])
+    model.commit_many(slots, [()] * 3)
+    captured(model, [Extend(slots[0], TREE, PARENTS)])
+    model.commit(slots[0], ())
+    assert torch.equal(model.extend([Extend(slots[0], TREE, PARENTS)]).logits, logits), "a capture changes nothing"
+    for slot in slots:
+        model.close(slot)
+
+
+@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+def test_rows_of_a_batch_stand_in_the_order_of_the_jobs(build: Any) -> None:
+    model = build()
+    slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2)]
+    jobs = [Extend(slot, TREE[: 2 + i], PARENTS[: 2 + i]) for i, slot in enumerate(slots)]
+    wanted = [captured(model, [job]) for job in jobs]
+    model.commit_many(slots, [()] * 3)
+    found = captured(model, [jobs[2], jobs[0], jobs[1]])
+    assert torch.allclose(found, torch.cat([wanted[2], wanted[0], wanted[1]]), atol=2e-4)
+    for slot in slots:
+        model.close(slot)
+
+
+@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+def test_partial_passes_capture_the_layers_that_they_run(build: Any) -> None:
+    model = build()
+    slot = filled(model, PREFIX)
+    whole = captured(model, [Extend(slot, TREE, PARENTS)])
+    model.commit(slot, ())
+    part = model.sketch_and_capture([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2), (0, 2, 1))
+    assert torch.allclose(part.captured, whole[:3, [0, 2, 1]], atol=2e-4)
+    before = model.num_sublayer_runs
+    resumed = captured(model, [Extend(slot, TREE, PARENTS)], (2, 3, 4))
+    known = 4  # nodes 0 to 2, and node 3, which has the token and the parent of node 0
+    assert model.num_sublayer_runs - before == 2 * LAYERS * len(TREE) - 2 * 2 * known
+    assert torch.allclose(resumed, whole[:, 2:], atol=2e-4)
+    model.commit(slot, ())
+    model.sketch([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2))
+    assert torch.allclose(captured(model, [Extend(slot, TREE, PARENTS)], (1, 4)), whole[:, [1, 4]], atol=2e-4)
+    model.close(slot)
+
+
+@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+def test_a_layer_without_sublayers_passes_on_what_enters_it(build: Any) -> None:
+    model = build()
+    slot = filled(model, PREFIX)
+    part = LayerSubset(attention=frozenset({1, 3}), mlp=frozenset({1, 2, 3}))
+    found = model.sketch_and_capture([Extend(slot, TREE, PARENTS)], part, ALL).captured
+    model.close(slot)
+    assert torch.equal(found[:, 1], found[:, 2])
+    assert torch.equal(found[:, 3], found[:, 4])
+    for before, after in ((0, 1), (2, 3)):
+        assert not torch.allclose(found[:, before], found[:, after], atol=1e-2)
+
+
+def test_fixed_shapes_capture_through_dynamic_passes() -> None:
+    model = HFModel(fresh("llama"), shapes=Shapes(shortest=32))
+    slot = filled(model, PREFIX)
+    tree = captured(model, [Extend(slot, TREE, PARENTS)], (0, 1, 2))
+    assert torch.allclose(tree, expected_in_tree(peer("llama")), atol=2e-4)
+    model.close(slot)
+
+
+@in_c
+def test_a_pass_without_capture_returns_none() -> None:
+    for model in (through_torch(), through_c()):
+        slot = model.open()
+        assert model.extend_and_capture([chunk(slot, PREFIX)], ()).captured is None
+        model.close(slot)
+
+
+def test_layers_that_do_not_occur_are_refused() -> None:
+    model = through_torch()
+    for capture in ((5,), (0, -1)):
+        with pytest.raises(ConfigurationError, match="choose indices from 0 to 4"):
+            model.require_capture(capture)
+    slot = filled(model, PREFIX)
+    with pytest.raises(ConfigurationError, match="layer 3 cannot be captured: this pass runs layers 0 to 1"):
+        model.sketch_and_capture([Extend(slot, [7], [-1])], LayerSubset(end=2), (3,))
+    model.close(slot)
+
+
+def test_models_that_capture_nothing_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="4 axes from layer to layer"):
+        target("gemma3n_text").require_capture((0,))
+    with pytest.raises(UnsupportedModelError, match="cannot capture hidden states"):
+        target(sorted(CACHED)[0]).require_capture((0,))
