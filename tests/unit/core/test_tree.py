@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, ancestor_mask, chain, depths, is_chain, path, prune
+from draftree.core.node_map import prune
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, ancestor_mask, chain, depths, is_chain, path
 
 #        root ── 0 ── 1 ── 4
 #          │      └── 2
