@@ -145,11 +145,17 @@ def is_chain(parents: Sequence[int]) -> bool:
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
     """Which node may see which: bool of shape (nodes, nodes), row = the node, column = itself or an ancestor."""
     count = len(parents)
-    mask = np.eye(count, dtype=bool)
+    bits = ancestor_bits(parents, num_bytes=-(-count // 8))
+    return np.unpackbits(bits, axis=1, count=count, bitorder="little").view(bool)
+
+
+def ancestor_bits(parents: Sequence[int], *, num_bytes: int) -> np.ndarray:
+    """Bits of each node itself and its ancestors: uint8 of shape (nodes, num_bytes), node 0 in the lowest bit."""
+    rows = [0]  # the root's, which comes before node 0's
     for node, parent in enumerate(parents):
-        if parent != ROOT:
-            mask[node] |= mask[parent]
-    return mask
+        rows.append(rows[1 + parent] | 1 << node)
+    packed = b"".join([row.to_bytes(num_bytes, "little") for row in rows[1:]])
+    return np.frombuffer(packed, dtype=np.uint8).reshape(len(parents), num_bytes)
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
