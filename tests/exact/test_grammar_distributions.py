@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftree.core.node_map import prune
 from draftree.core.noise import Noise
-from draftree.core.tree import EMPTY, Draw, TokenTree, prune
+from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.drafters.wrappers.guided import GuidedDrafter

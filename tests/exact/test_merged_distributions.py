@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from draftree.core.joining import join
-from draftree.core.tree import Draw, TokenTree, chain, first_levels
+from draftree.core.node_map import first_levels
+from draftree.core.tree import Draw, TokenTree, chain
 from draftree.models.table import hashed, near
 from oracle import Drafts, Written, child_tuples, trees, written
 from table_cases import Case, joint, rule, variation
@@ -42,7 +43,8 @@ def with_chain(shape: tuple[int, ...], tokens: Sequence[int], *, budget: int = 9
     """A model's draws beside a copied chain, which the spec names first."""
     copied = chain(tokens, draw=POINT)
     for tree, probability in trees(CASES[0], shape, IID):
-        yield first_levels(join([copied, tree], ["ngram", "model"], vocab_size=VOCAB), budget), probability
+        joined = join([copied, tree], ["ngram", "model"], vocab_size=VOCAB).tree
+        yield first_levels(joined.parents, budget).cut(joined), probability
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -58,7 +60,7 @@ def test_a_copied_chain_beside_draws_keeps_the_distribution_and_never_costs_acce
 @pytest.mark.parametrize("name", RULES)
 def test_a_right_chain_keeps_its_depth_where_the_draws_agree_with_it(name: str) -> None:
     """A drawn token that the chain copied as well goes on with the rest of the chain."""
-    joined = join([chain([1, 2, 0], draw=POINT), next(drawn((1,)))], ["ngram", "model"], vocab_size=VOCAB)
+    joined = join([chain([1, 2, 0], draw=POINT), next(drawn((1,)))], ["ngram", "model"], vocab_size=VOCAB).tree
     assert joined.tokens == (1, 2, 0)
     assert joined.parents == (-1, 0, 1)
     assert joined.sources == (("model", "ngram"), ("ngram",), ("ngram",))
@@ -76,7 +78,8 @@ def of_two(shapes: Sequence[tuple[int, ...]], *, budget: int = 99, copied: Seque
         parts, names = [one, other], ["a", "b"]
         if copied is not None:
             parts, names = [one, chain(copied, draw=POINT), other], ["a", "ngram", "b"]
-        yield first_levels(join(parts, names, vocab_size=VOCAB), budget), p_one * p_other
+        joined = join(parts, names, vocab_size=VOCAB).tree
+        yield first_levels(joined.parents, budget).cut(joined), p_one * p_other
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -112,7 +115,7 @@ def test_a_second_drawn_twin_stays_a_draw() -> None:
                 second, p_second = next((t, p) for t, p in trees(CASES[1], (1,), IID) if t.tokens == (token,))
                 assert p_second == pytest.approx(share)
                 parts = [tree] if tree.tokens == second.tokens else [tree, second]
-                yield join(parts, ["a", "b"][: len(parts)], vocab_size=VOCAB), probability * share
+                yield join(parts, ["a", "b"][: len(parts)], vocab_size=VOCAB).tree, probability * share
 
     result = written(CASES[0], without_twins(), rule("multistep").verify, length=2)
     assert variation(result.distribution, joint(CASES[0], 2)) > 1e-3

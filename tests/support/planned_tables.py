@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from draftree.core.tree import EMPTY, TokenTree, depths, merge, prune
+from draftree.core.joining import merge
+from draftree.core.node_map import prune
+from draftree.core.tree import EMPTY, TokenTree, depths
 from draftree.core.types import Budget, DraftPart, RoundRecord, SequenceRecord
 from draftree.planners.auto import AutoPlanner
 
@@ -106,7 +108,7 @@ class Table:
                 own[name] = TokenTree(tuple(tokens), tuple(parents))
         if len(self.right) == 1:
             return own, next(iter(own.values()), EMPTY)
-        return own, merge(list(own.values()), list(own)) if own else EMPTY
+        return own, merge(list(own.values()), list(own)).tree if own else EMPTY
 
     def walk(self, offered: TokenTree, tree: TokenTree) -> SequenceRecord:
         path: list[int] = []

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.analysis.trace import Step, Trace, TracedRound
 from draftree.analysis.trace_costs import CostModel
-from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, first_levels, follow, prune
+from draftree.core.node_map import NodeMap, first_levels, prune
+from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
 from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
 
@@ -101,19 +102,8 @@ def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
     if len(way) < len(tokens):
         return None
     root = way[-1]
-    kept: list[int] = []
-    place = {root: ROOT}
-    for node, parent in enumerate(tree.parents):
-        if parent in place:
-            place[node] = len(kept)
-            kept.append(node)
-    return TokenTree(
-        tuple(tree.tokens[node] for node in kept),
-        tuple(place[tree.parents[node]] for node in kept),
-        tuple(tree.scores[node] - tree.scores[root] for node in kept) if tree.scores else (),
-        tree.draw,
-        sources=tuple(tree.sources[node] for node in kept) if tree.sources else (),
-    )
+    rest = NodeMap.below(tree.parents, root).cut(tree)
+    return replace(rest, scores=tuple(score - tree.scores[root] for score in rest.scores))
 
 
 def scripts_of(trace: Trace) -> list[Script]:
@@ -220,7 +210,8 @@ class Simulation:
                 kept.append(node)
                 if not budget.min_confidence or _confidence(tree, node) >= budget.min_confidence:
                     whole.add(node)
-        return first_levels(tree if len(kept) == len(tree) else prune(tree, kept), budget.num_nodes)
+        held = NodeMap.keeping(tree.parents, kept).cut(tree)
+        return first_levels(held.parents, budget.num_nodes).cut(held)
 
     def _part_seconds(
         self, budgets: Sequence[Budget], trees: Sequence[TokenTree], one: TracedRound | None

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import TokenTree, places
+from draftree.core.node_map import NodeMap
+from draftree.core.tree import TokenTree, first_children
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
 
 FORMAT = 1
@@ -130,7 +131,10 @@ class TraceWriter:
 def step_line(row: SequenceRecord) -> dict[str, Any]:
     """One sequence's part of a round's line."""
     tree, is_cut = row.drafted, len(row.tree) < len(row.drafted)
-    kept = [node for node in places(row.tree, tree) if node is not None] if is_cut else None
+    nodes = NodeMap.identity(tree.parents)
+    if is_cut:
+        known = first_children(tree)
+        nodes = NodeMap.by_tokens(row.tree.tokens, row.tree.parents, known, num_targets=len(tree))
     return {
         "sequence": f"{row.request_id}/{row.index}",
         "prefix": row.prefix_length,
@@ -139,8 +143,8 @@ def step_line(row: SequenceRecord) -> dict[str, Any]:
         "parents": tree.parents,
         "scores": tree.scores,
         "sources": tree.sources,
-        "kept": kept,
-        "path": [kept[node] for node in row.path] if kept is not None else row.path,
+        "kept": nodes.targets if is_cut else None,
+        "path": nodes.apply(row.path),
         "bonus": row.bonus,
         "written": row.num_written,
     }

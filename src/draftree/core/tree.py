@@ -130,8 +130,9 @@ def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
 
 def is_rooted(parents: Sequence[int], nodes: Sequence[int]) -> bool:
     """Whether these are nodes of the tree, in their order, each with its parent among them or at the root."""
+    kept = {ROOT, *nodes}
     return all(
-        0 <= node < len(parents) and before < node and (parents[node] == ROOT or parents[node] in nodes)
+        before < node < len(parents) and parents[node] in kept
         for node, before in zip(nodes, (ROOT, *nodes), strict=False)
     )
 
@@ -144,35 +145,17 @@ def is_chain(parents: Sequence[int]) -> bool:
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
     """Which node may see which: bool of shape (nodes, nodes), row = the node, column = itself or an ancestor."""
     count = len(parents)
-    mask = np.eye(count, dtype=bool)
+    bits = ancestor_bits(parents, num_bytes=-(-count // 8))
+    return np.unpackbits(bits, axis=1, count=count, bitorder="little").view(bool)
+
+
+def ancestor_bits(parents: Sequence[int], *, num_bytes: int) -> np.ndarray:
+    """Bits of each node itself and its ancestors: uint8 of shape (nodes, num_bytes), node 0 in the lowest bit."""
+    rows = [0]  # the root's, which comes before node 0's
     for node, parent in enumerate(parents):
-        if parent != ROOT:
-            mask[node] |= mask[parent]
-    return mask
-
-
-def prune(tree: TokenTree, keep: Iterable[int]) -> TokenTree:
-    """The tree of the nodes in `keep`, in their old order; a kept node needs its parent kept.
-
-    Raises:
-        ValueError: a kept node's parent is not kept.
-    """
-    kept = sorted(set(keep))
-    place = {node: new for new, node in enumerate(kept)}
-    place[ROOT] = ROOT
-    parents = []
-    for node in kept:
-        if tree.parents[node] not in place:
-            raise ValueError(f"node {node} is kept but its parent {tree.parents[node]} is not")
-        parents.append(place[tree.parents[node]])
-    return TokenTree(
-        tuple(tree.tokens[n] for n in kept),
-        tuple(parents),
-        tuple(tree.scores[n] for n in kept) if tree.scores else (),
-        tree.draw,
-        None if tree.distributions is None else tree.distributions[kept],
-        tuple(tree.sources[n] for n in kept) if tree.sources else (),
-    )
+        rows.append(rows[1 + parent] | 1 << node)
+    packed = b"".join([row.to_bytes(num_bytes, "little") for row in rows[1:]])
+    return np.frombuffer(packed, dtype=np.uint8).reshape(len(parents), num_bytes)
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
@@ -187,52 +170,9 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
     return tree.path(reached)
 
 
-def places(tree: TokenTree, whole: TokenTree) -> list[int | None]:
-    """For every node the node of `whole` with the same tokens from the root down, the first of twins; None without."""
-    known: dict[tuple[int, int], int] = {}
-    for node in reversed(range(len(whole))):
-        known[whole.parents[node], whole.tokens[node]] = node
-    found: list[int | None] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        above = ROOT if parent == ROOT else found[parent]
-        found.append(None if above is None else known.get((above, token)))
+def first_children(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """By parent and token the first child."""
+    found: dict[tuple[int, int], int] = {}
+    for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+        found.setdefault(key, node)
     return found
-
-
-def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> TokenTree:
-    """One tree that holds every path of all; common prefixes are shared, and a node names all that guessed it.
-
-    A drafter that tells its own sources apart is named with them, as "name/source". A shared node has the highest of
-    its scores, a tree without scores counts as sure of itself. Draft distributions are lost: a shared node is no draw
-    of any of them.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    sources: list[tuple[str, ...]] = []
-    known: dict[tuple[int, int], int] = {}
-    for tree, name in zip(trees, names, strict=True):
-        place = {ROOT: ROOT}
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            key = (place[parent], token)
-            score = tree.scores[node] if tree.scores else 0.0
-            own = tuple(f"{name}/{source}" for source in tree.sources[node]) if tree.sources else (name,)
-            if key not in known:
-                known[key] = len(tokens)
-                tokens.append(token)
-                parents.append(place[parent])
-                scores.append(score)
-                sources.append(own)
-            else:
-                scores[known[key]] = max(scores[known[key]], score)
-                sources[known[key]] = tuple(dict.fromkeys((*sources[known[key]], *own)))
-            place[node] = known[key]
-    return TokenTree(tuple(tokens), tuple(parents), tuple(scores), Draw.FREE, None, tuple(sources))
-
-
-def first_levels(tree: TokenTree, num_nodes: int) -> TokenTree:
-    """The tree without its deepest, latest nodes, so that no more than `num_nodes` are left; looks at no token."""
-    if len(tree) <= num_nodes:
-        return tree
-    level = depths(tree.parents)
-    return prune(tree, sorted(range(len(tree)), key=lambda node: (level[node], node))[:num_nodes])

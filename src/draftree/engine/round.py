@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.node_map import NodeMap
 from draftree.core.threads import Alone, one_thread
-from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
+from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.parts import Parts
@@ -39,8 +40,8 @@ class Turn:
     """As it was drafted."""
     tree: TokenTree = EMPTY
     """What of it is scored."""
-    kept: Series[int] | None = None
-    """Which nodes of `drafted` those are; None for all."""
+    nodes: NodeMap | None = None
+    """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
     verdict: Verdict | None = None
     """None until there is one, and where the sequence failed."""
 
@@ -48,15 +49,7 @@ class Turn:
     def verdict_on_drafted(self) -> Verdict:
         """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
         assert self.verdict is not None, "failed sequences have no verdict"
-        if self.kept is None:
-            return self.verdict
-        path = tuple(self.kept[node] for node in self.verdict.path)
-        if not self.verdict.picks:
-            return Verdict(path, self.verdict.bonus)
-        picks: list[int | None] = [self.verdict.picks[0]] + [None] * len(self.drafted)
-        for node, pick in zip(self.kept, self.verdict.picks[1:], strict=True):
-            picks[1 + node] = pick
-        return Verdict(path, self.verdict.bonus, tuple(picks))
+        return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
 
 
 def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
@@ -198,7 +191,8 @@ def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds:
         return
     for turn, nodes in zip(turns, parts.planner.trim(states, trees, draft_seconds=draft_seconds), strict=True):
         if nodes is not None:
-            turn.kept, turn.tree = nodes, prune(turn.drafted, nodes)
+            turn.nodes = NodeMap.keeping(turn.drafted.parents, nodes)
+            turn.tree = turn.nodes.cut(turn.drafted)
 
 
 def _job(turn: Turn) -> Extend:

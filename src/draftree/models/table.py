@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import ROOT, path
+from draftree.core.node_map import NodeMap
+from draftree.core.tree import ROOT, depths, path
 from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
 
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -234,7 +235,7 @@ class TableLM(LanguageModel):
         self._check_length(slot, parents)
 
     def _check_length(self, slot: _TableSlot, parents: Sequence[int]) -> None:
-        depth = max(len(path(parents, node)) for node in range(slot.num_tentative, len(parents)))
+        depth = max(depths(parents)[slot.num_tentative :])
         if slot.length + depth > self.max_length:
             raise ValueError(f"position {slot.length + depth} is beyond max_length={self.max_length}")
         if self._room is not None and slot.length + len(parents) > self._room[1]:
@@ -254,13 +255,12 @@ class TableLM(LanguageModel):
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
         """Keep these nodes, in their old order."""
         held = self._checked(slot)
-        kept = sorted(set(keep))
-        place = {node: new for new, node in enumerate(kept)} | {ROOT: ROOT}
-        for node in kept:
-            if not 0 <= node < held.num_tentative or held.parents[node] not in place:
-                raise ValueError(f"prune to {list(keep)}: node {node} does not exist, or its parent is not kept")
-        held.parents = [place[held.parents[node]] for node in kept]
-        held.tokens = [held.tokens[node] for node in kept]
+        try:
+            nodes = NodeMap.keeping(held.parents, keep)
+        except ValueError as error:
+            raise ValueError(f"prune to {list(keep)}: {error}") from error
+        held.parents = nodes.derived_parents
+        held.tokens = [held.tokens[node] for node in nodes.kept]
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Keep the first tokens of the prefix, and no tree."""

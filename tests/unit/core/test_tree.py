@@ -8,7 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, ancestor_mask, chain, depths, is_chain, path, prune
+from draftree.core.node_map import prune
+from draftree.core.tree import (
+    EMPTY,
+    ROOT,
+    Draw,
+    TokenTree,
+    ancestor_bits,
+    ancestor_mask,
+    chain,
+    depths,
+    is_chain,
+    is_rooted,
+    path,
+)
 
 #        root ── 0 ── 1 ── 4
 #          │      └── 2
@@ -122,6 +135,20 @@ def test_mask_rows_are_paths(parents: tuple[int, ...]) -> None:
     mask = ancestor_mask(parents)
     for node in range(len(parents)):
         assert np.flatnonzero(mask[node]).tolist() == path(parents, node)
+
+
+@given(parent_lists(max_size=70), st.integers(0, 3))
+def test_bits_are_the_mask(parents: tuple[int, ...], more: int) -> None:
+    bits = ancestor_bits(parents, num_bytes=-(-len(parents) // 8) + more)
+    for node in range(len(parents)):
+        assert int.from_bytes(bits[node].tobytes(), "little") == sum(1 << above for above in path(parents, node))
+
+
+@given(parent_lists(), st.sets(st.integers(-2, 17)))
+def test_a_rooted_set_has_every_parent(parents: tuple[int, ...], nodes: set[int]) -> None:
+    is_closed = all(0 <= node < len(parents) and {*path(parents, node)} <= nodes for node in nodes)
+    assert is_rooted(parents, sorted(nodes)) is is_closed
+    assert len(nodes) < 2 or not is_rooted(parents, sorted(nodes, reverse=True))
 
 
 @given(parent_lists())

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.joining import join
-from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, first_levels, follow, merge, path, places
+from draftree.core.joining import join, merge
+from draftree.core.node_map import first_levels
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, follow, path
 
 SMALL_TOKENS = st.integers(0, 3)
 
@@ -24,7 +25,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 
 
 def test_common_prefixes_are_shared_and_remember_all_sources() -> None:
-    merged = merge([chain([5, 6, 7]), chain([5, 6, 8]), EMPTY], ["a", "b", "c"])
+    merged = merge([chain([5, 6, 7]), chain([5, 6, 8]), EMPTY], ["a", "b", "c"]).tree
     assert merged.tokens == (5, 6, 7, 8)
     assert merged.parents == (-1, 0, 1, 1)
     assert merged.sources == (("a", "b"), ("a", "b"), ("a",), ("b",))
@@ -32,7 +33,7 @@ def test_common_prefixes_are_shared_and_remember_all_sources() -> None:
 
 @given(st.lists(trees(), min_size=1, max_size=4))
 def test_a_merged_tree_has_every_path_of_all_once(parts: list[TokenTree]) -> None:
-    merged = merge(parts, [str(i) for i in range(len(parts))])
+    merged = merge(parts, [str(i) for i in range(len(parts))]).tree
     assert paths(merged) == set().union(*(paths(part) for part in parts))
     assert len(paths(merged)) == len(merged)
     for index, part in enumerate(parts):
@@ -46,23 +47,8 @@ def test_a_merged_tree_has_every_path_of_all_once(parts: list[TokenTree]) -> Non
 
 def test_sources_of_one_drafter_are_named_behind_it() -> None:
     own = TokenTree((5, 6), (-1, 0), sources=(("near", "far"), ("far",)))
-    merged = merge([chain([5]), own], ["a", "b"])
+    merged = merge([chain([5]), own], ["a", "b"]).tree
     assert merged.sources == (("a", "b/near", "b/far"), ("b/far",))
-
-
-@given(trees(), trees())
-def test_places_finds_nodes_by_their_way_from_the_root(part: TokenTree, whole: TokenTree) -> None:
-    known = {}
-    for node in range(len(whole)):
-        known.setdefault(tuple(whole.tokens[n] for n in path(whole.parents, node)), node)
-    found = places(part, merge([whole], ["w"]))
-    assert len(found) == len(part)
-    for node, place in enumerate(found):
-        way = tuple(part.tokens[n] for n in path(part.parents, node))
-        assert (place is not None) == (way in known)
-        if place is not None:
-            shared = merge([whole], ["w"])
-            assert tuple(shared.tokens[n] for n in path(shared.parents, place)) == way
 
 
 @given(trees(), st.lists(SMALL_TOKENS, max_size=6))
@@ -76,7 +62,7 @@ def test_follow_goes_as_far_as_any_path(tree: TokenTree, tokens: list[int]) -> N
 
 @given(trees(), st.integers(0, 8))
 def test_first_levels_keeps_the_highest_nodes(tree: TokenTree, count: int) -> None:
-    cut = first_levels(tree, count)
+    cut = first_levels(tree.parents, count).cut(tree)
     assert len(cut) == min(count, len(tree))
     assert sorted(depths(cut.parents)) == sorted(depths(tree.parents))[: len(cut)]
 
@@ -86,7 +72,7 @@ DISTRIBUTIONS = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0]])
 
 def test_joined_draws_come_before_points_which_get_their_distribution() -> None:
     drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS)
-    joined = join([chain([2, 0], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3)
+    joined = join([chain([2, 0], draw=Draw.POINT), drawn], ["a", "b"], vocab_size=3).tree
     assert joined.tokens == (1, 0, 2, 0)
     assert joined.parents == (-1, 0, -1, 2)
     assert joined.draw is Draw.IID
@@ -98,7 +84,7 @@ def test_joined_draws_come_before_points_which_get_their_distribution() -> None:
 def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
     drawn = TokenTree((1, 0), (-1, 0), scores=(-0.5, -1.5), draw=Draw.IID, distributions=DISTRIBUTIONS)
     copied = chain([1, 2], scores=[-0.1, -0.3], draw=Draw.POINT)
-    joined = join([copied, drawn], ["a", "b"], vocab_size=3)
+    joined = join([copied, drawn], ["a", "b"], vocab_size=3).tree
     assert joined.tokens == (1, 0, 2)
     assert joined.parents == (-1, 0, 0)
     assert joined.sources == (("b", "a"), ("b",), ("a",))
@@ -108,7 +94,7 @@ def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
 def test_a_token_that_two_parts_drew_is_two_draws_and_both_go_on_behind_the_first() -> None:
     drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS)
     other = TokenTree((1, 1), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS.flip(0))
-    joined = join([drawn, other], ["a", "b"], vocab_size=3)
+    joined = join([drawn, other], ["a", "b"], vocab_size=3).tree
     assert joined.tokens == (1, 0, 1, 1)
     assert joined.parents == (-1, 0, -1, 0)
     assert joined.distributions is not None
@@ -116,4 +102,4 @@ def test_a_token_that_two_parts_drew_is_two_draws_and_both_go_on_behind_the_firs
 
 
 def test_draws_of_nothing_join_to_nothing() -> None:
-    assert join([EMPTY, EMPTY], ["a", "b"], vocab_size=3) == TokenTree((), (), draw=Draw.IID)
+    assert join([EMPTY, EMPTY], ["a", "b"], vocab_size=3).tree == TokenTree((), (), draw=Draw.IID)

@@ -8,7 +8,7 @@ import pytest
 
 from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import prune
+from draftree.core.node_map import prune
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.planners.auto import AutoPlanner, Known
 from planned_tables import FLAT, STEEP, Table, lone

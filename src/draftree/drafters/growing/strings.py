@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, prune
+from draftree.core.node_map import prune
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.core.node_map import NodeMap
 from draftree.core.noise import Noise
 from draftree.core.threads import Alone
-from draftree.core.tree import ROOT, Draw, TokenTree, prune
+from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.partial import PartialStepper
@@ -252,10 +253,9 @@ class Growth:
         tree = TokenTree(tuple(g.tokens), tuple(g.parents), tuple(g.scores), self._draw, distributions)
         if self._shape.num_best is None or len(tree) <= g.budget.num_nodes:
             return tree
-        kept = g.best(g.budget.num_nodes)
-        place = {node: new for new, node in enumerate(kept)}
-        g.state.fed = {place[node]: fed for node, fed in g.state.fed.items() if node in place}
-        return prune(tree, kept)
+        nodes = NodeMap.keeping(tree.parents, g.best(g.budget.num_nodes))
+        g.state.fed = nodes.carry(g.state.fed)
+        return nodes.cut(tree)
 
 
 def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ not asked. Where children are drawn from distributions nothing is taken out, sin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, path, prune
+from draftree.core.node_map import NodeMap
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, path
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.memory import Footprint
@@ -39,8 +40,8 @@ class GuidedSequence:
     view: SequenceView
     drafted: TokenTree = EMPTY
     """What the wrapped drafter gave."""
-    places: list[int | None] = field(default_factory=list)
-    """For every node of the tree that was scored the drafter's node; None for forced ones."""
+    nodes: NodeMap | None = None
+    """Where its nodes are in the tree that was returned; None if there was none."""
     trust: float = 1.0
     """How often the longest of several spellings was the model's, lately."""
     guess: int | None = None
@@ -129,10 +130,10 @@ class GuidedDrafter(Drafter[GuidedSequence]):
 
     def _fitted(self, state: GuidedSequence, guide: Guide, run: Sequence[int], budget: Budget) -> TokenTree:
         tree = state.drafted
-        kept = list(range(len(tree)))
+        nodes = NodeMap.identity(tree.parents)
         if self._draw in (Draw.FREE, Draw.POINT):
-            kept = self._allowed(guide, state.view, tree)
-            tree = prune(tree, kept) if len(kept) < len(tree) else tree
+            nodes = NodeMap.keeping(tree.parents, self._allowed(guide, state.view, tree))
+            tree = nodes.cut(tree)
         growing = _Growing(tree, self._name)
         if self._grafts or not len(tree):
             growing.graft(ROOT, run)
@@ -141,7 +142,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         room = budget.room - max(len(growing.tokens), growing.depth_of(leaf))
         tail = [] if leaf == ROOT else self._forced(state, guide, growing.path(leaf), min(LONGEST_TAIL, room))
         growing.graft(leaf, tail)
-        state.places = [*kept, *[None] * (len(growing.tokens) - len(tree))]
+        state.nodes = nodes.widened(len(growing.tokens))
         return growing.tree(self._draw, self._vocab_size)
 
     def _allowed(self, guide: Guide, view: SequenceView, tree: TokenTree) -> list[int]:
@@ -152,33 +153,21 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         self, states: Sequence[GuidedSequence], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]
     ) -> None:
         """Tell the wrapped drafter how far the text went along its own trees."""
-        heard = [
+        own = [
             verdict if state.guide is None else self._own_verdict(state, verdict)
             for state, verdict in zip(states, verdicts, strict=True)
         ]
         drafted = [tree if state.guide is None else state.drafted for state, tree in zip(states, trees, strict=True)]
-        self._drafter.observe([state.own for state in states], drafted, heard)
+        self._drafter.observe([state.own for state in states], drafted, own)
         for state in states:
-            state.drafted, state.places, state.guess = EMPTY, [], None
+            state.drafted, state.nodes, state.guess = EMPTY, None, None
 
     def _own_verdict(self, state: GuidedSequence, verdict: Verdict) -> Verdict:
         if state.guess is None:
             state.trust = min(1.0, state.trust + RECOVERY)
         else:
             state.trust = MEMORY * state.trust + (1 - MEMORY) * (state.guess in verdict.path)
-        path: list[int] = []
-        for node in verdict.path:
-            place = state.places[node]
-            if place is None:
-                break
-            path.append(place)
-        picks: list[int | None] = []
-        if self.wants_picks and verdict.picks:
-            picks = [verdict.picks[0], *[None] * len(state.drafted)]
-            for node, place in enumerate(state.places):
-                if place is not None:
-                    picks[1 + place] = verdict.picks[1 + node]
-        return Verdict(tuple(path), verdict.bonus, tuple(picks))
+        return verdict if state.nodes is None else state.nodes.verdict_on_source(verdict)
 
     @property
     def note(self) -> str:

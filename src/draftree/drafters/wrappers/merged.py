@@ -11,12 +11,14 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.joining import join
-from draftree.core.tree import EMPTY, Draw, TokenTree, first_levels, follow, merge, places
+from draftree.core.joining import join, merge
+from draftree.core.node_map import NodeMap, first_levels
+from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.memory import Footprint, total
@@ -53,7 +55,8 @@ class MergedDrafter(Drafter[list[Any]]):
         self._clock = clock
         self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
         self.wants_picks = any(drafter.wants_picks for drafter in drafters)
-        self._trees: dict[int, list[TokenTree]] = {}
+        self._drafted: dict[int, list[tuple[TokenTree, NodeMap]]] = {}
+        """The parts' trees by id of the state, each with where its nodes are in the tree that was returned."""
 
     @classmethod
     def draws(cls, config: Any) -> frozenset[Draw]:
@@ -89,12 +92,15 @@ class MergedDrafter(Drafter[list[Any]]):
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             trees = [part[row] for part in parts]
-            self._trees[id(state)] = trees
             if self._draw is Draw.FREE:
-                tree = merge(trees, self._names)
+                whole = merge(trees, self._names)
             else:
-                tree = join(trees, self._names, vocab_size=self._vocab_size)
-            merged.append(first_levels(tree, budget.num_nodes))
+                whole = join(trees, self._names, vocab_size=self._vocab_size)
+            fitting = first_levels(whole.tree.parents, budget.num_nodes)
+            self._drafted[id(state)] = [
+                (tree, nodes.compose(fitting)) for tree, nodes in zip(trees, whole.maps, strict=True)
+            ]
+            merged.append(fitting.cut(whole.tree))
         return merged
 
     def _draft_part(self, index: int, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
@@ -109,20 +115,17 @@ class MergedDrafter(Drafter[list[Any]]):
 
     def observe(self, states: Sequence[list[Any]], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         """Tell every part how far the text went along its own tree."""
-        own = [self._trees.pop(id(state), None) for state in states]
-        tokens = [[t.tokens[node] for node in v.path] for t, v in zip(trees, verdicts, strict=True)]
-        asked = [row for row, part in enumerate(own) if part is not None]
+        drafted = [self._drafted.pop(id(state), None) for state in states]
+        rows = [(state, own, v) for state, own, v in zip(states, drafted, verdicts, strict=True) if own is not None]
         for index, drafter in enumerate(self._drafters):
-            parts = [own[row][index] for row in asked]  # type: ignore[index]
-            heard = [
-                Verdict(
-                    tuple(follow(part, tokens[row])),
-                    verdicts[row].bonus,
-                    _own_picks(part, trees[row], verdicts[row].picks) if drafter.wants_picks else (),
-                )
-                for part, row in zip(parts, asked, strict=True)
-            ]
-            drafter.observe([states[row][index] for row in asked], parts, heard)
+            drafter.observe(
+                [state[index] for state, _, _ in rows],
+                [own[index][0] for _, own, _ in rows],
+                [
+                    own[index][1].verdict_on_source(verdict if drafter.wants_picks else replace(verdict, picks=()))
+                    for _, own, verdict in rows
+                ],
+            )
 
     @property
     def note(self) -> str:
@@ -131,7 +134,7 @@ class MergedDrafter(Drafter[list[Any]]):
 
     def close(self, state: list[Any]) -> None:
         """Close every part."""
-        self._trees.pop(id(state), None)
+        self._drafted.pop(id(state), None)
         for drafter, own in zip(self._drafters, state, strict=True):
             drafter.close(own)
 
@@ -139,13 +142,6 @@ class MergedDrafter(Drafter[list[Any]]):
         """Let every part forget."""
         for drafter in self._drafters:
             drafter.forget()
-
-
-def _own_picks(part: TokenTree, whole: TokenTree, picks: Sequence[int | None]) -> tuple[int | None, ...]:
-    """The picks of a merged tree, as those of one of its parts."""
-    if not picks:
-        return ()
-    return (picks[0], *(None if node is None else picks[1 + node] for node in places(part, whole)))
 
 
 def common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import ROOT
+from draftree.core.node_map import NodeMap
 from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import KVSlot
 from draftree.sampling.searcher import RowsAt
@@ -181,10 +181,6 @@ class PartialTree:
 
     def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
         """Which nodes of a tree have the same tokens from the prefix on as a sketched node."""
-        nodes: list[int | None] = []
-        for token, parent in zip(tokens, parents, strict=True):
-            above = ROOT if parent == ROOT else nodes[parent]
-            nodes.append(None if above is None else self._places.get((above, int(token))))
-        pairs = [(place, node) for place, node in enumerate(nodes) if node is not None]
-        missing = [place for place, node in enumerate(nodes) if node is None]
-        return Found([place for place, _ in pairs], [node for _, node in pairs], missing)
+        nodes = NodeMap.by_tokens(tokens, parents, self._places, num_targets=self.nodes.num_tentative)
+        missing = [node for node, sketched in enumerate(nodes.targets) if sketched is None]
+        return Found(nodes.kept, [sketched for sketched in nodes.targets if sketched is not None], missing)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.node_map import NodeMap
 from draftree.core.threads import one_thread
 from draftree.core.transfer import to_device
 from draftree.core.tree import ROOT
@@ -69,8 +70,8 @@ class KVSlot(Slot):
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Renumber the tentative tree to these nodes."""
-        place = {node: new for new, node in enumerate(nodes)} | {ROOT: ROOT}
-        self.parents, self.depths = [place[self.parents[n]] for n in nodes], [self.depths[n] for n in nodes]
+        self.parents = NodeMap.keeping(self.parents, nodes).derived_parents
+        self.depths = [self.depths[node] for node in nodes]
 
     def truncate(self, length: int) -> None:
         """The first `length` stored tokens are the prefix now; the rest and the tree are forgotten."""

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
-from draftree.core.tree import ROOT
+from draftree.core.tree import ancestor_bits
 from draftree.models.kv.slots import KVSlot
 from draftree.models.torch.static.buckets import WORD_BITS, Bucket
 
@@ -106,16 +106,8 @@ def pack_inputs(
         into.row_of_cell[line, :count] = np.arange(row, row + count)
         into.prefixes[line] = slot.length
         into.tree_positions[line, : len(positions)] = positions
-        into.seen[line, :count] = _bits_of(slot.parents, bucket.words)[chosen]
+        bits = ancestor_bits(slot.parents, num_bytes=bucket.words * WORD_BITS // 8)
+        into.seen[line, :count] = bits.view("<i8")[chosen]
         row += count
     into.cell_of_row[row:] = into.cell_of_row[0]
     return array
-
-
-def _bits_of(parents: Sequence[int], words: int) -> np.ndarray:
-    """For every node the bits of itself and its ancestors, shape (nodes, words)."""
-    bits: list[int] = []
-    for node, parent in enumerate(parents):
-        bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
-    size = words * WORD_BITS // 8
-    return np.frombuffer(b"".join(b.to_bytes(size, "little") for b in bits), dtype="<i8").reshape(-1, words)

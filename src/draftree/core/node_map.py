@@ -1,0 +1,196 @@
+"""Renumbering of tree nodes: where the nodes of one tree are in another one that was made from it.
+
+Trees are pruned, merged, extended by forced tokens and moved below committed nodes. Each of these makes a `NodeMap`,
+which carries paths forward and verdicts back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TypeVar
+
+from draftree.core.tree import ROOT, TokenTree, depths, path
+from draftree.core.types import Verdict
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMap:
+    """Where the nodes of a tree, the source, are in a derived tree. The root is the derived tree's root.
+
+    The parent of a mapped node is mapped to the parent of its target, or is the root.
+
+    Attributes:
+        parents: of the source's nodes.
+        targets: node of the derived tree for every source node; None where there is none. Source nodes with the same
+            tokens from the root down may have the same target.
+        num_targets: nodes of the derived tree.
+        root: the source node that is the derived tree's root: the last one of a committed path, else ROOT.
+    """
+
+    parents: tuple[int, ...]
+    targets: tuple[int | None, ...]
+    num_targets: int
+    root: int = ROOT
+
+    @classmethod
+    def identity(cls, parents: Sequence[int]) -> NodeMap:
+        """Every node stays where it is."""
+        return cls(tuple(parents), tuple(range(len(parents))), len(parents))
+
+    @classmethod
+    def keeping(cls, parents: Sequence[int], keep: Iterable[int], *, root: int = ROOT) -> NodeMap:
+        """Only some nodes stay, in their old order.
+
+        Args:
+            parents: of the source's nodes.
+            keep: the nodes that stay.
+            root: the node that is the derived tree's root.
+
+        Raises:
+            ValueError: a node does not exist, or its parent is neither kept nor the root.
+        """
+        targets: list[int | None] = [None] * len(parents)
+        kept = sorted(set(keep))
+        for new, node in enumerate(kept):
+            if not 0 <= node < len(parents):
+                raise ValueError(
+                    f"node {node} is kept, but there are {len(parents)} nodes: name 0 to {len(parents) - 1}"
+                )
+            parent = parents[node]
+            if parent != root and (parent == ROOT or targets[parent] is None):
+                raise ValueError(f"node {node} is kept but its parent {parent} is not")
+            targets[node] = new
+        return cls(tuple(parents), tuple(targets), len(kept), root)
+
+    @classmethod
+    def below(cls, parents: Sequence[int], root: int) -> NodeMap:
+        """Only what is below a node stays; that node is the derived tree's root."""
+        known = {root}
+        for node, parent in enumerate(parents):
+            if parent in known:
+                known.add(node)
+        return cls.keeping(parents, known - {root}, root=root)
+
+    @classmethod
+    def by_tokens(
+        cls, tokens: Sequence[int], parents: Sequence[int], known: Mapping[tuple[int, int], int], *, num_targets: int
+    ) -> NodeMap:
+        """Every node is mapped to the node with the same tokens from the root down.
+
+        Args:
+            tokens: of the source's nodes.
+            parents: of the source's nodes.
+            known: nodes of the derived tree by parent and token.
+            num_targets: nodes of the derived tree.
+        """
+        targets: list[int | None] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            above = ROOT if parent == ROOT else targets[parent]
+            targets.append(None if above is None else known.get((above, int(token))))
+        return cls(tuple(parents), tuple(targets), num_targets)
+
+    def widened(self, num_targets: int) -> NodeMap:
+        """The same map into a tree with more nodes, which have no source."""
+        return replace(self, num_targets=num_targets)
+
+    def compose(self, then: NodeMap) -> NodeMap:
+        """A map followed by another one, whose source is the derived tree of the first."""
+        targets = tuple([None if target is None else then.targets[target] for target in self.targets])
+        root = self.root
+        if then.root != ROOT:
+            source = self.sources[then.root]
+            assert source is not None, "the root of a composed map has a source"
+            root = source
+        return NodeMap(self.parents, targets, then.num_targets, root)
+
+    @property
+    def sources(self) -> list[int | None]:
+        """For every derived node the first source node that is mapped to it; None without."""
+        found: list[int | None] = [None] * self.num_targets
+        for node in reversed(range(len(self.targets))):
+            target = self.targets[node]
+            if target is not None:
+                found[target] = node
+        return found
+
+    @property
+    def kept(self) -> list[int]:
+        """Source nodes that are mapped, ascending."""
+        return [node for node, target in enumerate(self.targets) if target is not None]
+
+    @property
+    def derived_parents(self) -> list[int]:
+        """Parents of the mapped nodes in the derived tree, where no two have one target and none was added."""
+        places = [*self.targets, ROOT]  # ROOT is the last index
+        places[self.root] = ROOT
+        found = [places[self.parents[node]] for node in self.kept]
+        return [parent for parent in found if parent is not None]
+
+    def cut(self, tree: TokenTree) -> TokenTree:
+        """The derived tree of a source of which some nodes were kept."""
+        if self.root == ROOT and self.num_targets == len(tree):
+            return tree
+        kept = self.kept
+        return TokenTree(
+            tuple([tree.tokens[node] for node in kept]),
+            tuple(self.derived_parents),
+            tuple([tree.scores[node] for node in kept]) if tree.scores else (),
+            tree.draw,
+            None if tree.distributions is None else tree.distributions[kept],
+            tuple([tree.sources[node] for node in kept]) if tree.sources else (),
+        )
+
+    def apply(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """A path of the source in the derived tree, below its root, up to the first node that is not mapped."""
+        if self.root != ROOT:
+            nodes = nodes[nodes.index(self.root) + 1 :] if self.root in nodes else ()
+        targets = takewhile(lambda target: target is not None, (self.targets[node] for node in nodes))
+        return tuple(target for target in targets if target is not None)
+
+    def carry(self, values: Mapping[int, T]) -> dict[int, T]:
+        """Values by source node as values by derived node; those of nodes that are not mapped are dropped."""
+        pairs = ((self.targets[node], value) for node, value in values.items())
+        return {target: value for target, value in pairs if target is not None}
+
+    def path_on_source(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """A path of the derived tree in the source, from the source's root up to the first node without a source."""
+        sources, last = self.sources, self.root
+        for node in nodes:
+            source = sources[node]
+            if source is None:
+                break
+            last = source
+        return tuple(path(self.parents, last))
+
+    def picks_on_source(self, picks: Sequence[int | None]) -> tuple[int | None, ...]:
+        """Picks by row of the derived tree as picks by row of the source; None where no row was scored."""
+        if not picks:
+            return ()
+        rows = [None, *(None if target is None else picks[1 + target] for target in self.targets)]
+        rows[1 + self.root] = picks[0]
+        return tuple(rows)
+
+    def verdict_on_source(self, verdict: Verdict) -> Verdict:
+        """A verdict on the derived tree as one on the source."""
+        return Verdict(self.path_on_source(verdict.path), verdict.bonus, self.picks_on_source(verdict.picks))
+
+
+def prune(tree: TokenTree, keep: Iterable[int]) -> TokenTree:
+    """The tree of the nodes in `keep`, in their old order; a kept node needs its parent kept.
+
+    Raises:
+        ValueError: a node does not exist, or its parent is not kept.
+    """
+    return NodeMap.keeping(tree.parents, keep).cut(tree)
+
+
+def first_levels(parents: Sequence[int], num_nodes: int) -> NodeMap:
+    """Only the first `num_nodes` nodes stay, level by level; depends on no token."""
+    if len(parents) <= num_nodes:
+        return NodeMap.identity(parents)
+    level = depths(parents)
+    return NodeMap.keeping(parents, sorted(range(len(parents)), key=lambda node: (level[node], node))[:num_nodes])
