@@ -49,7 +49,7 @@ class TraceCosts:
         deepest = max(max(depths(step.tree.parents), default=0) for step in one.steps)
         for costs, seconds in zip(self._drafts, one.part_seconds or (one.seconds["draft"],), strict=False):
             if deepest:
-                costs.observe(seconds, deepest, behind=0)
+                costs.observe(seconds, deepest, unread=0)
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
         """From the cell of this batch and prefix."""

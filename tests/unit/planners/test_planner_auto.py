@@ -10,7 +10,7 @@ from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import prune
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.planners.auto import AutoPlanner, Known
+from draftree.planners.auto import AutoPlanner, SequenceEstimates
 from planned_tables import FLAT, STEEP, Table, lone
 
 
@@ -145,7 +145,7 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
 
 def test_states_are_apart() -> None:
     table = lone(FLAT, 0.5, level=0.01)
-    assert isinstance(table.states[0], Known)
+    assert isinstance(table.states[0], SequenceEstimates)
     assert table.planner.open() is not table.planner.open()
 
 

@@ -15,26 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draftree.core.tree import TokenTree
+from draftree.planners.estimates.constants import AUTO
 
-EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97, 0.99)
-"""Of a drafter's own probability behind the parent."""
-LOG_EDGES = tuple(math.log(edge) for edge in EDGES)
-CENTRES = tuple(0.95 * (low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True))
-"""What a bin counts as before anything was seen: drafters are a little too sure."""
-CERTAIN = -1e-4
-"""A log-probability above says nothing: the drafter gives none."""
-BY_RANK = (0.6, 0.15, 0.06, 0.04, 0.02)
-DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4)
-"""The bin of each depth; deeper ones share one more."""
-PRIOR_WEIGHT = 2.5
-FIRST_WEIGHT = 1.5
-LATER_WEIGHT = 4.0
-"""Tries that what is assumed counts: less for first guesses, which are seen often, more for later ones, which a few
-misses would cut for good."""
-OWN_WEIGHT = 6.0
-OWN_MEMORY = 32.0
-ASSUMED_MEMORY = 200.0
-UNSCORED = 100
+LOG_EDGES = tuple(math.log(edge) for edge in AUTO.score_edges)
+CENTRES = tuple(
+    AUTO.score_discount * (low + high) / 2
+    for low, high in zip((0.0, *AUTO.score_edges), (*AUTO.score_edges, 1.0), strict=True)
+)
+"""Assumed acceptance of each bin."""
+NO_SCORE = -1e-4
+"""A conditional log-probability above this carries no information: the drafter gives none."""
+FIRST_UNSCORED = 100
+"""Number of the first bin of unscored guesses."""
 
 Sources = tuple[str, ...]
 Key = tuple[Sources, int]
@@ -62,7 +54,7 @@ class Bin:
         """
         if self.assumed is None:
             return self.hits / self.tries
-        return (self.hits + PRIOR_WEIGHT * shifted(self.assumed, odds)) / (self.tries + PRIOR_WEIGHT)
+        return (self.hits + AUTO.score_weight * shifted(self.assumed, odds)) / (self.tries + AUTO.score_weight)
 
 
 def shifted(chance: float, odds: float) -> float:
@@ -71,13 +63,13 @@ def shifted(chance: float, odds: float) -> float:
 
 
 @dataclass(slots=True)
-class Own:
+class Deviation:
     """What one sequence showed: hits and misses beside those that were expected. Mutated by `Acceptance`."""
 
-    hits: float = OWN_WEIGHT
-    expected_hits: float = OWN_WEIGHT
-    misses: float = OWN_WEIGHT
-    expected_misses: float = OWN_WEIGHT
+    hits: float = AUTO.sequence_weight
+    expected_hits: float = AUTO.sequence_weight
+    misses: float = AUTO.sequence_weight
+    expected_misses: float = AUTO.sequence_weight
 
     @property
     def odds(self) -> float:
@@ -87,7 +79,7 @@ class Own:
     def observe(self, expected: float, hit: float, *, memory: float) -> None:
         """One node, and how likely it was."""
         # towards the prior, not towards zero: what is forgotten was as expected
-        rest, keep = OWN_WEIGHT / memory, 1.0 - 1.0 / memory
+        rest, keep = AUTO.sequence_weight / memory, 1.0 - 1.0 / memory
         self.hits = keep * self.hits + rest + hit
         self.expected_hits = keep * self.expected_hits + rest + expected
         self.misses = keep * self.misses + rest + 1.0 - hit
@@ -95,16 +87,16 @@ class Own:
 
 
 @dataclass(slots=True)
-class OwnAcceptance:
+class SequenceAcceptance:
     """One sequence's shifts, by sources."""
 
-    by_sources: dict[Sources, Own] = field(default_factory=dict)
+    by_sources: dict[Sources, Deviation] = field(default_factory=dict)
 
-    def of(self, sources: Sources) -> Own:
+    def of(self, sources: Sources) -> Deviation:
         """The shift for these."""
         found = self.by_sources.get(sources)
         if found is None:
-            found = self.by_sources[sources] = Own()
+            found = self.by_sources[sources] = Deviation()
         return found
 
 
@@ -118,9 +110,9 @@ class Acceptance:
     def __init__(self, memory: float) -> None:
         self._keep = 1.0 - 1.0 / memory
         self._bins: dict[Key, Bin] = {}
-        self._assumed = OwnAcceptance()
+        self._assumed = SequenceAcceptance()
 
-    def survivals(self, own: OwnAcceptance, tree: TokenTree) -> list[float]:
+    def survivals(self, own: SequenceAcceptance, tree: TokenTree) -> list[float]:
         """How likely each node is to be written, its ancestors with it."""
         if not len(tree):
             return []
@@ -136,7 +128,7 @@ class Acceptance:
             found.append(chance if parent < 0 else chance * found[parent])
         return found
 
-    def observe(self, own: OwnAcceptance, tree: TokenTree, path: Sequence[int]) -> None:
+    def observe(self, own: SequenceAcceptance, tree: TokenTree, path: Sequence[int]) -> None:
         """Learn from a verdict on a scored tree: from the children of the root and of accepted nodes."""
         visited = {-1, *path}
         for node, (parent, key) in enumerate(zip(tree.parents, keys_of(tree), strict=True)):
@@ -145,21 +137,21 @@ class Acceptance:
             bin_, hit = self._bins.get(key) or self._new(key), 1.0 if node in visited else 0.0
             # drafters that are too sure are so in all bins: few tries tell it of all that were not seen yet
             assumed = self._assumed.of(key[0])
-            own.of(key[0]).observe(bin_.chance(assumed.odds), hit, memory=OWN_MEMORY)
+            own.of(key[0]).observe(bin_.chance(assumed.odds), hit, memory=AUTO.sequence_memory)
             if bin_.assumed is not None:
-                assumed.observe(bin_.assumed, hit, memory=ASSUMED_MEMORY)
+                assumed.observe(bin_.assumed, hit, memory=AUTO.calibration_memory)
             bin_.hits = self._keep * bin_.hits + hit
             bin_.tries = self._keep * bin_.tries + 1.0
 
     def _new(self, key: Key) -> Bin:
         sources, kind = key
-        if kind < UNSCORED:
+        if kind < FIRST_UNSCORED:
             self._bins[key] = Bin(0.0, 0.0, CENTRES[kind])
             return self._bins[key]
-        depth, rank = divmod(kind - UNSCORED, len(BY_RANK))
-        above = self._bins.get((sources, kind - len(BY_RANK))) if depth else None
-        chance = BY_RANK[rank] if above is None else above.chance(1.0)
-        weight = LATER_WEIGHT if rank else FIRST_WEIGHT
+        depth, rank = divmod(kind - FIRST_UNSCORED, len(AUTO.rank_chances))
+        above = self._bins.get((sources, kind - len(AUTO.rank_chances))) if depth else None
+        chance = AUTO.rank_chances[rank] if above is None else above.chance(1.0)
+        weight = AUTO.later_rank_weight if rank else AUTO.first_rank_weight
         self._bins[key] = Bin(weight * chance, weight)
         return self._bins[key]
 
@@ -175,10 +167,12 @@ def keys_of(tree: TokenTree) -> list[Key]:
         rank = num_children[parent + 1]
         num_children[parent + 1] += 1
         certainty = scores[node] - (scores[parent] if parent >= 0 else 0.0) if scores else 0.0
-        if certainty < CERTAIN:
+        if certainty < NO_SCORE:
             kind = bisect_left(LOG_EDGES, certainty)
         else:
-            depth = DEPTHS[depths[node] - 1] if depths[node] <= len(DEPTHS) else DEPTHS[-1] + 1
-            kind = UNSCORED + depth * len(BY_RANK) + min(rank, len(BY_RANK) - 1)
+            depth = (
+                AUTO.depth_bins[depths[node] - 1] if depths[node] <= len(AUTO.depth_bins) else AUTO.depth_bins[-1] + 1
+            )
+            kind = FIRST_UNSCORED + depth * len(AUTO.rank_chances) + min(rank, len(AUTO.rank_chances) - 1)
         keys.append((sources[node] if sources else (), kind))
     return keys

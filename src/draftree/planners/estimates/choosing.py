@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CLEAR = 1.004
-"""How many times as fast as none nodes must be expected to be: what was measured is not known better."""
-FAINT = 0.01
-"""Survival under which a node is not looked at."""
+from draftree.planners.estimates.constants import AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,12 @@ def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float],
         (-survival, tree, node)
         for tree, row in enumerate(survivals)
         for node, survival in enumerate(row)
-        if survival >= FAINT
+        if survival >= AUTO.min_survival
     )
     del ranked[max(0, len(seconds) - 1 - batch) :]
     tokens = float(batch)
     plain = Chosen(((),) * batch, tokens, sunk + seconds[batch])
-    best_speed, best, best_tokens = CLEAR * plain.speed, 0, tokens
+    best_speed, best, best_tokens = AUTO.node_margin * plain.speed, 0, tokens
     for count, (negative, _, _) in enumerate(ranked, 1):
         tokens -= negative
         speed = tokens / (sunk + seconds[batch + count])

@@ -11,19 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-LIKELY_SLOPE = 0.02
-"""What one more row costs, as a share of a plain pass, before anything was measured."""
-FARTHEST = 4096
-MEMORY = 12
-"""Rounds over which a level or a point of the shape is averaged."""
-SETTLED, RENEWED = 16, 4
-"""Rounds of a cell from which on its curve is drawn anew every few rounds only: that costs more than the rest."""
-MAX_JUMP = 1.5
-"""A round that took longer than this times what was expected counts as this: something else ran beside."""
+from draftree.planners.estimates.constants import AUTO
 
-
-CAUGHT_UP = 16
-"""Tokens behind the text from which a draft is no measure of what a level costs."""
+MAX_ROWS = 4096
+"""Rows up to which the curve is extrapolated."""
 
 
 @dataclass(slots=True)
@@ -58,9 +49,9 @@ class PassCosts:
         self._last = _Cell(1, 1.0 if known else None)
         self._cells = {}
         known, seconds = known or [1], seconds or [1.0]
-        slope = seconds[-1] / known[-1] if len(known) > 1 else LIKELY_SLOPE * seconds[0]
-        points = [*known, known[-1] + FARTHEST], [*seconds, seconds[-1] + slope * FARTHEST]
-        self._base = _between(*points, FARTHEST)
+        slope = seconds[-1] / known[-1] if len(known) > 1 else AUTO.unknown_row_share * seconds[0]
+        points = [*known, known[-1] + MAX_ROWS], [*seconds, seconds[-1] + slope * MAX_ROWS]
+        self._base = _between(*points, MAX_ROWS)
 
     @property
     def is_known(self) -> bool:
@@ -82,15 +73,15 @@ class PassCosts:
         """Learn from a round."""
         cell = self._cell(batch, prefix)
         mean, count = cell.shape.get(rows, (1.0, 0))
-        base = self._base[min(rows, FARTHEST)]
+        base = self._base[min(rows, MAX_ROWS)]
         if cell.level is None:
             cell.level = seconds / base
-        ratio = min(seconds / base / cell.level, MAX_JUMP * mean)
-        cell.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / MEMORY
-        cell.shape[rows] = mean + (ratio - mean) / min(count + 1, MEMORY), min(count + 1, MEMORY)
+        ratio = min(seconds / base / cell.level, AUTO.max_jump * mean)
+        cell.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / AUTO.cost_memory
+        cell.shape[rows] = mean + (ratio - mean) / min(count + 1, AUTO.cost_memory), min(count + 1, AUTO.cost_memory)
         cell.centre()
         cell.rounds += 1
-        if cell.rounds < SETTLED or cell.rounds % RENEWED == 0:
+        if cell.rounds < AUTO.settled_rounds or cell.rounds % AUTO.renew_rounds == 0:
             cell.curve = []
         self._last = cell
 
@@ -131,38 +122,46 @@ class DraftCosts:
     call: float | None = None
     guessed: float = 0.0
     """What a level took, as far as a call that had to catch up first can tell."""
-    unread: float = 0.0
+    unread_token: float = 0.0
     """Seconds for each token that it had to catch up with before it could draft."""
     is_rough: bool = True
     """Whether `call` is of a draft that had to catch up first."""
 
-    def observe(self, seconds: float, depth: int, *, behind: int) -> None:
+    def observe(self, seconds: float, depth: int, *, unread: int) -> None:
         """Learn from a round.
 
         Args:
             seconds: of this drafter.
             depth: levels that it drafted; 0 if it had nothing to offer.
-            behind: tokens that it had to catch up with: a call with many is no measure of those without.
+            unread: tokens that it had to catch up with: a call with many is no measure of those without.
         """
-        is_first = behind > CAUGHT_UP
+        is_first = unread > AUTO.min_unread
         if is_first:
             # a guess: that catching up took as long as a level
             self.guessed = self.guessed or seconds / (1 + depth)
-            each = max(0.0, seconds - self.of(depth)) / behind
-            self.unread = each if not self.unread else self.unread + (min(each, 3 * self.unread) - self.unread) / 2
+            each = max(0.0, seconds - self.of(depth)) / unread
+            self.unread_token = (
+                each
+                if not self.unread_token
+                else self.unread_token + (min(each, AUTO.max_draft_jump * self.unread_token) - self.unread_token) / 2
+            )
         if is_first and self.call is not None:
             return
         if self.call is None or self.is_rough:
             self.call, self.is_rough = seconds, is_first
         else:
-            self.call += (min(seconds, 3 * self.call) - self.call) / MEMORY
+            self.call += (min(seconds, AUTO.max_draft_jump * self.call) - self.call) / AUTO.cost_memory
         if depth and not is_first:
             each = seconds / depth
-            self.level = each if self.level is None else self.level + (min(each, 3 * self.level) - self.level) / MEMORY
+            self.level = (
+                each
+                if self.level is None
+                else self.level + (min(each, AUTO.max_draft_jump * self.level) - self.level) / AUTO.cost_memory
+            )
 
-    def catching_up(self, behind: Sequence[int]) -> float:
+    def catching_up(self, unread: Sequence[int]) -> float:
         """Seconds until it has read so many tokens of each text; a few are part of every call."""
-        return self.unread * sum(count for count in behind if count > CAUGHT_UP)
+        return self.unread_token * sum(count for count in unread if count > AUTO.min_unread)
 
     def of(self, depth: int, *, otherwise: float = 0.0) -> float:
         """Seconds of a draft of so many levels; each counts as `otherwise` where nothing was seen yet."""

@@ -1,4 +1,4 @@
-"""Whose a node is: which of merged drafters guessed it, and what each drafter's levels brought."""
+"""Attribution of nodes to merged drafters, and what each drafter's levels added."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from draftree.core.types import DraftPart
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What one drafter's levels brought in one sequence's round: survival and scored nodes of each."""
+    """Summed survival and number of scored nodes of each level of one drafter, for one sequence's round."""
 
     gains: list[float]
     rows: list[float]
 
 
 class Credits:
-    """Tells drafters apart by the names that trees carry.
+    """Attributes nodes to drafters by the names that trees carry.
 
     Args:
         parts: the drafters.
@@ -30,7 +30,7 @@ class Credits:
         self._guessers: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def depth_of(self, part: int, tree: TokenTree) -> int:
-        """Levels of a tree that a drafter had a share in."""
+        """The deepest level of a tree with a node of this drafter."""
         levels = depths(tree.parents)
         if len(self._parts) == 1 or not tree.sources:
             return max(levels, default=0)
@@ -44,7 +44,7 @@ class Credits:
         )
 
     def guessers(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        """The drafters that are named; the first if none is."""
+        """The drafters with these names; the first if there is none."""
         found = self._guessers.get(names)
         if found is None:
             found = tuple(
@@ -55,15 +55,15 @@ class Credits:
             self._guessers[names] = found = found or (0,)
         return found
 
-    def of(self, tree: TokenTree, survivals: Sequence[float], *, dear: Sequence[bool]) -> list[Credit]:
-        """Every drafter's credit for a scored tree; a node that several guessed is that of one that is not dear."""
+    def of(self, tree: TokenTree, survivals: Sequence[float], *, costly: Sequence[bool]) -> list[Credit]:
+        """Every drafter's credit for a scored tree; a node of several drafters counts for one that is not costly."""
         if not len(tree):
             return self._nothing
         credits = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in self._parts]
         is_alone = len(self._parts) == 1 or not tree.sources
         for node, (level, survival) in enumerate(zip(depths(tree.parents), survivals, strict=True)):
             named = (0,) if is_alone else self.guessers(tree.sources[node])
-            owner = named[0] if len(named) == 1 else next((part for part in named if not dear[part]), named[0])
+            owner = named[0] if len(named) == 1 else next((part for part in named if not costly[part]), named[0])
             if level <= len(credits[owner].gains):
                 credits[owner].gains[level - 1] += survival
                 credits[owner].rows[level - 1] += 1.0

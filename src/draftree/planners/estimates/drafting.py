@@ -1,204 +1,137 @@
-"""What one drafter brings and takes, level by level, and whether it is asked in a round.
+"""What one drafter's levels add and cost, and how many of them are drafted in a round.
 
-The gain of a level is the survival of its nodes that were worth scoring, so it is what the level adds to a round,
-chance left out. Gains are averaged over all sequences, and each sequence's own count beside these for as much as it has
-shown. What was not tried lately is believed less, and deeper levels are then judged by the ones above them.
+The gain of a level is the summed survival of its scored nodes, so it is the expected number of tokens that the level
+adds to a round. Gains are averaged over all sequences; each sequence's own average counts by its number of drafts.
+Levels that were not drafted lately lose weight, and deeper ones are then estimated from the ones above them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draftree.core.types import DraftPart
+from draftree.planners.estimates.choosing import Depth, choose_depth
+from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts
 from draftree.planners.estimates.credit import Credit
-
-FIRST_GAIN = 0.5
-"""What the first level brings before anything was seen."""
-FADING = 0.98
-"""What is left, a round later, of the weight of a level that was not tried."""
-KNOWN = 8.0
-"""Weight that the first level keeps: what is off because it was bad is not believed to be good for want of news."""
-MEMORY = 16
-SHARED_WEIGHT = 4.0
-"""Rounds that all sequences' gains count beside a sequence's own."""
-PATIENCE = 6
-"""Drafts in a row of which nothing is worth scoring, before a drafter rests."""
-PROBE_SHARE = 0.004
-"""Share of all time that may be spent on trying again what did not pay."""
-FIRST_TRIES = 1.0
-"""Plain passes that may be spent on it before any time has passed."""
-MAX_GAP = 512
-PROBE_DEPTH = 2
-DEAR_LEVEL = 0.2
-"""Share of a plain pass from which a level is tried alone."""
-INSTANT, INSTANT_AT_ONCE = 0.02, 0.15
-"""Shares of a plain pass up to which a draft is made first and judged then: by a drafter whose levels are passes, and
-by one that answers at once. What that one would bring is better seen in its draft than told from earlier ones."""
-LIKELY_LEVEL = 0.08
-"""What a level costs before one was seen, as a share of a plain pass."""
-SURE_OF, SURE = 1.0, 50.0
-"""First guesses that are taken to have come as expected before any was seen, and those that are remembered."""
-SOON = 32
-"""Rounds within which what it takes to catch up with a text must come back."""
+from draftree.planners.estimates.trials import TrialSchedule
 
 
 @dataclass(slots=True)
 class Levels:
-    """Averages of each level's gain and rows. Mutated by its methods."""
+    """Averages of each level's gain and rows. Mutated by its methods.
+
+    Attributes:
+        gains: tokens a round, by level.
+        rows: scored nodes a round, by level.
+        weights: drafts that each average counts as.
+        last_round: number of the round to which the weights are faded.
+    """
 
     gains: list[float]
     rows: list[float]
     weights: list[float]
-    rounds_ago: int = 0
-    """Rounds since weights were brought up to date."""
+    last_round: int = 0
 
     @classmethod
     def of_depth(cls, depth: int) -> Levels:
-        """Nothing seen."""
+        """Averages without an observation."""
         return cls([0.0] * depth, [1.0] * depth, [0.0] * depth)
 
-    def observe(self, gains: Sequence[float], rows: Sequence[float], depth: int, *, count: int = 1) -> None:
-        """What `count` drafts of so many levels brought in the mean; depth 0: none was asked for."""
-        if not depth:
-            self.fade(1)
-            return
-        self._settle()
+    def observe(self, now: int, credits: Sequence[Credit], depth: int) -> None:
+        """Average what drafts of `depth` levels brought in round `now`."""
+        self._fade(now - 1)
+        count = len(credits)
         for level in range(depth):
-            weight = min(self.weights[level] + count, max(MEMORY, count))
+            weight = min(self.weights[level] + count, max(AUTO.gain_memory, count))
             self.weights[level] = weight
-            self.gains[level] += (gains[level] - self.gains[level]) * count / weight
-            self.rows[level] += (rows[level] - self.rows[level]) * count / weight
-        self._fade(1, depth)
+            self.gains[level] += sum(credit.gains[level] - self.gains[level] for credit in credits) / weight
+            self.rows[level] += sum(credit.rows[level] - self.rows[level] for credit in credits) / weight
+        self._fade(now, start=depth)
 
-    def fade(self, rounds: int) -> None:
-        """So many rounds without news."""
-        self.rounds_ago += rounds
-
-    def _settle(self) -> None:
-        if self.rounds_ago:
-            self._fade(self.rounds_ago, 0)
-            self.rounds_ago = 0
-
-    def _fade(self, rounds: int, start: int) -> None:
-        kept = FADING**rounds
+    def _fade(self, now: int, *, start: int = 0) -> None:
+        keep, self.last_round = AUTO.untried_keep ** max(0, now - self.last_round), max(now, self.last_round)
         for level in range(start, len(self.weights)):
-            weight = self.weights[level]
-            self.weights[level] = max(kept * weight, 0.0 if level else min(weight, KNOWN))
+            # the first level keeps some weight, or a useless drafter would be taken for an unknown one
+            least = 0.0 if level else min(self.weights[0], AUTO.min_first_weight)
+            self.weights[level] = max(keep * self.weights[level], least)
 
-    def expected(self) -> list[float]:
-        """The gain of every level; where little was seen, as those above suggest."""
-        self._settle()
+    def expected(self, now: int) -> list[float]:
+        """The gain of every level; with little weight, extrapolated from the levels above."""
+        self._fade(now)
         found: list[float] = []
-        above, ratio = 1.0, FIRST_GAIN
+        above, ratio = 1.0, AUTO.first_gain
         for gain, weight in zip(self.gains, self.weights, strict=True):
             found.append((weight * gain + above * ratio) / (weight + 1.0))
             ratio = min(0.95, found[-1] / above) if above > 0 else 0.0
             above = found[-1]
         return found
 
-    def beside(self, shared: Sequence[float]) -> list[float]:
-        """One sequence's gains, held to those of all the more the less it has shown."""
-        self._settle()
+    def mixed_with(self, shared: Sequence[float], now: int) -> list[float]:
+        """One sequence's gains, held closer to those of all sequences the fewer drafts it has had."""
+        self._fade(now)
         return [
-            (weight * own + SHARED_WEIGHT * gain) / (weight + SHARED_WEIGHT)
+            (weight * own + AUTO.shared_weight * gain) / (weight + AUTO.shared_weight)
             for own, weight, gain in zip(self.gains, self.weights, shared, strict=True)
         ]
 
 
 @dataclass(slots=True)
-class OwnLevels:
-    """One sequence's view of one drafter: its gains, and how many tokens of the text the drafter has read."""
+class SequenceLevels:
+    """One sequence's gains from one drafter, and the number of its tokens that the drafter has read."""
 
     levels: Levels
-    read: int = 0
-
-
-@dataclass(slots=True)
-class Rest:
-    """Growing intervals between tries of what does not pay, and what may be spent on these. Mutated by its methods.
-
-    Attributes:
-        idle: rounds since the last try.
-        gap: rounds that a rest takes at least.
-        saved: plain passes that tries may take.
-    """
-
-    idle: int = 0
-    gap: int = 1
-    saved: float = FIRST_TRIES
-
-    def goes_on(self, plain_seconds: float, try_seconds: float, rounds: int = 1) -> bool:
-        """Whether the rest goes on behind so many rounds; if not, the next is twice as long, up to what tries cost."""
-        self.idle += rounds
-        self.saved = min(self.saved + PROBE_SHARE * rounds, FIRST_TRIES + try_seconds / plain_seconds)
-        if self.left(plain_seconds, try_seconds):
-            return True
-        self.saved = max(0.0, self.saved - try_seconds / plain_seconds)
-        longest = math.ceil(try_seconds / (PROBE_SHARE * plain_seconds))
-        self.idle, self.gap = 0, max(1, min(2 * self.gap, longest, MAX_GAP))
-        return False
-
-    def left(self, plain_seconds: float, try_seconds: float) -> int:
-        """Rounds until the next try."""
-        missing = try_seconds / plain_seconds - self.saved
-        # a text that goes on unread becomes dearer to try than is saved meanwhile
-        return max(0, self.gap - self.idle, min(MAX_GAP - self.idle, math.ceil(missing / PROBE_SHARE)))
-
-    def again(self, plain_seconds: float, try_seconds: float) -> None:
-        """Try once more: the last try was right, which may be luck."""
-        self.idle, self.gap, self.saved = 0, 1, max(self.saved, try_seconds / plain_seconds)
-
-    def end(self) -> None:
-        """It pays."""
-        self.idle, self.gap, self.saved = 0, 1, max(self.saved, FIRST_TRIES)
+    num_read: int = 0
 
 
 @dataclass(slots=True)
 class PartPlan:
-    """One drafter in the planner's books. Mutated every round."""
+    """One drafter's estimates and its plan for the current round. Mutated every round.
+
+    Attributes:
+        part: the drafter.
+        levels: gains of its levels, averaged over all sequences.
+        costs: of its drafts.
+        trials: schedule of trials while it is off.
+        depth: levels of the current round; 0 if it does not draft.
+        is_trial: whether it drafts though it is not expected to pay.
+        hits: drafts whose first token was accepted.
+        expected_hits: how many were expected; gains are corrected by the ratio.
+    """
 
     part: DraftPart
     levels: Levels
     costs: DraftCosts = field(default_factory=DraftCosts)
+    trials: TrialSchedule = field(default_factory=TrialSchedule)
     depth: int = 0
-    """Levels asked for in the last round; 0: not asked."""
-    is_probe: bool = False
-    rest: Rest = field(default_factory=Rest)
-    fruitless: int = 0
-    """Drafts in a row of which nothing was worth scoring."""
-    hits: float = SURE_OF
-    """Drafts whose first token was written; all gains are counted by these over those that were expected."""
-    expected_hits: float = SURE_OF
-    try_seconds: float = 0.0
-    """What the next try is expected to take, while it rests."""
-    repeat_seconds: float = 0.0
-    """And one more right behind it."""
+    is_trial: bool = False
+    hits: float = AUTO.hit_prior
+    expected_hits: float = AUTO.hit_prior
 
     @classmethod
     def of(cls, part: DraftPart) -> PartPlan:
-        """Nothing seen."""
+        """A plan without an observation."""
         return cls(part, Levels.of_depth(part.depth))
 
     @property
-    def luck(self) -> float:
-        """First guesses that were written, over those that were expected."""
+    def hit_ratio(self) -> float:
+        """Accepted first tokens over expected ones: averages of expected gains follow a bad drafter late."""
         return self.hits / self.expected_hits
 
-    def is_instant(self, plain_seconds: float) -> bool:
-        """Whether a draft is made before it is judged."""
-        return self.costs.is_below(INSTANT if self.part.runs_model else INSTANT_AT_ONCE, plain_seconds)
+    def is_cheap(self, plain_seconds: float) -> bool:
+        """Whether it drafts first and its tree is judged then, which tells more than its earlier trees do."""
+        share = AUTO.cheap_model_share if self.part.runs_model else AUTO.cheap_lookup_share
+        return self.costs.is_below(share, plain_seconds)
 
-    def gains(self, owns: Sequence[OwnLevels]) -> list[list[float]]:
-        """Every sequence's expected gains, level by level: its own held to those of all."""
-        shared = self.levels.expected()
-        return [[self.luck * gain for gain in own.levels.beside(shared)] for own in owns]
+    def gains(self, owns: Sequence[SequenceLevels], now: int) -> list[list[float]]:
+        """Expected gains by sequence and level."""
+        shared = self.levels.expected(now)
+        return [[self.hit_ratio * gain for gain in own.levels.mixed_with(shared, now)] for own in owns]
 
     def level_seconds(self, curve: Sequence[float], batch: int) -> list[float]:
-        """What each level costs: drafting it, and its rows in the target's pass."""
-        drafting = self.costs.of(1, otherwise=LIKELY_LEVEL * curve[batch])
+        """Cost of each level: drafting it, and its rows in the target's pass."""
+        drafting = self.costs.of(1, otherwise=AUTO.unknown_level_share * curve[batch])
         rows, seconds, found = float(batch), curve[batch], []
         for of_level in self.levels.rows:
             rows += batch * of_level
@@ -207,69 +140,89 @@ class PartPlan:
             seconds = now
         return found
 
-    def decide(
-        self, levels: int, curve: Sequence[float], batch: int, *, catching_up: float = 0.0, rounds: int = 1
-    ) -> None:
-        """Draft as many levels as pay; if none does, try it again now and then.
+    def choose(
+        self,
+        gains: Sequence[float],
+        curve: Sequence[float],
+        plain: Depth,
+        *,
+        batch: int,
+        catching_up: float,
+        now: int,
+    ) -> Depth:
+        """Plan as many levels as pay, or a trial if one is due.
 
         Args:
-            levels: that pay.
+            gains: expected tokens of the whole batch by level.
             curve: seconds of a pass by rows.
-            batch: sequences that are written at once.
+            plain: the round without this drafter.
+            batch: sequences of the round.
             catching_up: seconds until the drafter has read the texts.
-            rounds: since the last decision.
+            now: number of the round.
+
+        Returns:
+            The levels that pay, with the round's expected tokens and seconds.
         """
-        self.is_probe = False
-        if levels and self.costs.call is None:
-            levels = 1  # what it costs is not known yet
-        elif levels:
-            self.rest.end()
+        levels = self.level_seconds(curve, batch)
+        levels[0] += catching_up / AUTO.catch_up_rounds
+        bias = AUTO.stay_on if self.depth else AUTO.turn_on
+        best = choose_depth(gains, levels, tokens=plain.tokens, seconds=plain.seconds, bias=bias)
+        if best.levels and self.costs.call is None:
+            self._set(1)  # its cost is unknown
+        elif best.levels:
+            self.trials.restart()
+            self._set(best.levels)
         else:
-            tried = self._tried(curve[batch])
-            row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
-            self.try_seconds = catching_up + self.costs.of(tried, otherwise=self.costs.call or 0.0) + row
-            self.repeat_seconds = self.try_seconds - catching_up
-            if not self.rest.goes_on(curve[batch], self.try_seconds, rounds):
-                levels, self.is_probe = tried, True
-        self.depth = levels
+            is_due = not self.trials.rounds_left(self.trial_cost(curve, batch, catching_up=catching_up), now)
+            self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
+        return best
 
-    def _tried(self, plain_seconds: float) -> int:
-        is_dear = self.costs.of(1) > DEAR_LEVEL * plain_seconds
-        return min(1 if is_dear else PROBE_DEPTH, self.part.depth)
-
-    def decide_instant(self, curve: Sequence[float], batch: int, *, rounds: int = 1) -> None:
-        """Draft first and judge then; when nothing is worth scoring again and again, not every time."""
-        self.try_seconds = self.costs.call or 0.0
-        rests = self.fruitless >= PATIENCE and self.rest.goes_on(curve[batch], self.try_seconds, rounds)
-        self.is_probe, self.depth = False, 0 if rests else self.part.depth
-
-    def learn(self, credits: Sequence[Credit], hits: int) -> None:
-        """What the drafts of a round brought; without any it is a round without news.
+    def choose_cheap(self, gains: Sequence[float], curve: Sequence[float], *, batch: int, now: int) -> None:
+        """Plan a draft in full if drafts pay on average, or if a trial is due.
 
         Args:
-            credits: of the drafts.
-            hits: of how many the first token was written.
+            gains: expected tokens of one sequence by level.
+            curve: seconds of a pass by rows.
+            batch: sequences of the round.
+            now: number of the round.
         """
-        if not credits:
-            self.levels.fade(1)
-            return
-        count = len(credits)
-        # averages of what was expected follow late: at first, hits tell sooner
+        is_on = self.pays(Credit(list(gains), [batch * rows for rows in self.levels.rows]), curve, batch)
+        is_due = not is_on and not self.trials.rounds_left(self.trial_cost(curve, batch), now)
+        self._set(self.part.depth if is_on or is_due else 0, is_trial=is_due)
+        if is_on:
+            self.trials.restart()
+
+    def _set(self, depth: int, *, is_trial: bool = False) -> None:
+        self.depth, self.is_trial = depth, is_trial
+
+    def _trial_depth(self, plain_seconds: float) -> int:
+        is_single = self.costs.of(1) > AUTO.single_level_share * plain_seconds
+        return min(1 if is_single else AUTO.trial_depth, self.part.depth)
+
+    def trial_cost(self, curve: Sequence[float], batch: int, *, catching_up: float = 0.0) -> float:
+        """Cost of a trial in plain passes; of a cheap drafter the draft alone."""
+        call = self.costs.call or 0.0
+        if not self.is_cheap(curve[1]):
+            row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
+            call = self.costs.of(self._trial_depth(curve[batch]), otherwise=call) + row
+        return (catching_up + call) / curve[batch]
+
+    def observe(self, now: int, credits: Sequence[Credit], hits: int) -> None:
+        """Learn from the drafts of a round.
+
+        Args:
+            now: number of the round.
+            credits: of the drafts.
+            hits: number of drafts whose first token was accepted.
+        """
         self.expected_hits += sum(credit.gains[0] for credit in credits)
         self.hits += hits
-        if self.expected_hits > SURE:
-            self.hits *= SURE / self.expected_hits
-            self.expected_hits = SURE
-        gains = [sum(column) / count for column in zip(*(credit.gains for credit in credits), strict=True)]
-        rows = [sum(column) / count for column in zip(*(credit.rows for credit in credits), strict=True)]
-        self.levels.observe(gains, rows, self.depth, count=count)
+        if self.expected_hits > AUTO.hit_memory:
+            self.hits *= AUTO.hit_memory / self.expected_hits
+            self.expected_hits = AUTO.hit_memory
+        self.levels.observe(now, credits, self.depth)
 
-    def has_paid(self, credit: Credit, curve: Sequence[float], batch: int) -> bool:
-        """Whether a sequence's draft was worth its seconds, and not only worth scoring once it was made."""
+    def pays(self, credit: Credit, curve: Sequence[float], batch: int) -> bool:
+        """Whether such a draft is worth its seconds and those of its rows."""
         rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
         return sum(credit.gains) * curve[batch] > (self.costs.call or 0.0) + rows
-
-    def wake(self) -> None:
-        """Something of it was worth scoring."""
-        self.rest.end()
-        self.fruitless = 0

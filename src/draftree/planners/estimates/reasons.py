@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in numbers a reader can check."""
+"""The reason for a plan, in numbers that a reader can check."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from collections.abc import Sequence
 from draftree.planners.estimates.drafting import PartPlan
 
 WORTH_SAYING = 0.001
+"""Cost of an unread token, in passes, from which it is named."""
 
 
-def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int) -> str:
-    """What each drafter costs and brings, and what follows.
+def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int, *, now: int) -> str:
+    """The cost and the gain of each drafter, and what follows.
 
     Args:
         plans: of all drafters.
         curve: seconds of a pass by rows.
-        batch: sequences that are written at once.
+        batch: sequences of a round.
+        now: number of the round.
     """
-    return "; ".join(_of(plan, curve, batch, is_alone=len(plans) == 1) for plan in plans)
+    return "; ".join(_of(plan, curve, batch, is_alone=len(plans) == 1, now=now) for plan in plans)
 
 
-def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool) -> str:
+def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool, now: int) -> str:
     name = "" if is_alone or not plan.part.name else f"{plan.part.name}: "
     if plan.costs.call is None:
-        return f"{name}nothing was drafted yet"
+        return f"{name}nothing has been drafted yet"
     plain = curve[batch]
     row = (curve[min(batch + 1, len(curve) - 1)] - plain) / plain
-    gains = plan.levels.expected()
-    if plan.is_instant(curve[1]):
-        state = "rests, tried again now and then" if plan.depth == 0 or plan.is_probe else "on"
+    gains = plan.levels.expected(now)
+    if plan.is_cheap(curve[1]):
+        state = "off, tried at growing intervals" if plan.depth == 0 or plan.is_trial else "on"
         return (
-            f"{name}a draft costs {plan.costs.call / plain:.3f} of a target pass, so it is made before it is judged; "
-            f"a node more costs {row:.3f}, and what is scored brings {sum(gains):.2f} tokens a round: {state}"
+            f"{name}a draft costs {plan.costs.call / plain:.3f} of a target pass, so its tree is judged afterwards; "
+            f"a further node costs {row:.3f}, and scored nodes add {sum(gains):.2f} tokens a round: {state}"
         )
     level = plan.costs.of(1, otherwise=plan.costs.call) / plain
     break_even = (plan.level_seconds(curve, batch)[0]) / plain
-    state = "off" if plan.depth == 0 or plan.is_probe else f"{plan.depth} level{'s' if plan.depth > 1 else ''}"
-    unread = plan.costs.unread / plain
-    reading = f", a token that it has not read yet {unread:.3f}" if unread >= WORTH_SAYING else ""
+    state = "off" if plan.depth == 0 or plan.is_trial else f"{plan.depth} level{'s' if plan.depth > 1 else ''}"
+    unread = plan.costs.unread_token / plain
+    reading = f", an unread token {unread:.3f}" if unread >= WORTH_SAYING else ""
     return (
         f"{name}a draft level costs {level:.2f} of a target pass{reading}; break-even acceptance {break_even:.2f}; "
         f"measured {gains[0]:.2f}: {state}"

@@ -1,0 +1,104 @@
+"""Tuned numbers of the planner `auto`, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AutoConstants:
+    """Numbers that `auto` and its estimates are tuned by.
+
+    A pass is a plain round's pass of the target. Shares are fractions of its seconds unless another unit is named.
+    Section numbers refer to docs/lab/2026-11-21-auto.md, which has the measurements.
+    """
+
+    # Trials of what does not pay
+    first_trial_share: float = 0.04
+    """Share of the time since the last trial that the second trial may cost; halves with every fruitless trial."""
+    trial_share: float = 0.004
+    """Least such share: what a useless drafter costs in the long run."""
+    trial_depth: int = 2
+    """Levels of a trial."""
+    single_level_share: float = 0.2
+    """Cost of a level from which a trial has one level."""
+    max_idle_rounds: int = 16
+    """Rounds in a row without any decision while no trial is due; a decision takes 0.1 ms."""
+    idle_sample_rounds: int = 4
+    """One in so many idle rounds updates the cost of a pass."""
+
+    # Decisions
+    turn_on: float = 1.03
+    """Speed relative to no draft from which a drafter is turned on."""
+    stay_on: float = 1.01
+    """Speed relative to no draft below which it is turned off."""
+    node_margin: float = 1.004
+    """Speed relative to no nodes from which nodes are scored."""
+    min_survival: float = 0.01
+    """Survival probability below which a node is not considered."""
+    cheap_model_share: float = 0.02
+    """Cost of a draft below which a drafter that runs a model drafts first and its tree is judged then."""
+    cheap_lookup_share: float = 0.15
+    """The same for a drafter without a model."""
+    catch_up_rounds: int = 32
+    """Rounds over which the cost of reading the unread text must be regained."""
+
+    # Costs of drafts and passes
+    unknown_level_share: float = 0.08
+    """Cost of a level before one was measured."""
+    unknown_row_share: float = 0.02
+    """Cost of a further row before one was measured."""
+    cost_memory: int = 12
+    """Rounds over which a cost is averaged."""
+    max_jump: float = 1.5
+    """Ratio to the expected seconds at which a round's seconds are clipped."""
+    max_draft_jump: float = 3.0
+    """The same for a draft's seconds."""
+    min_unread: int = 16
+    """Unread tokens above which a draft's seconds do not count as the cost of its levels."""
+    settled_rounds: int = 16
+    """Rounds of a cell after which its curve is computed anew every `renew_rounds` rounds only."""
+    renew_rounds: int = 4
+    """See `settled_rounds`."""
+
+    # Gains of levels
+    first_gain: float = 0.5
+    """Tokens that a level is assumed to add per token of the level above, with the weight of one draft."""
+    gain_memory: int = 16
+    """Drafts over which gains are averaged."""
+    untried_keep: float = 0.98
+    """Factor of a level's weight for every round without a trial of it."""
+    min_first_weight: float = 8.0
+    """Weight in drafts that the first level keeps without trials."""
+    shared_weight: float = 4.0
+    """Weight in drafts of all sequences' gains beside a sequence's own."""
+    hit_prior: float = 1.0
+    """Accepted first guesses assumed before any was seen, in the ratio of accepted to expected ones."""
+    hit_memory: float = 50.0
+    """Expected first guesses over which this ratio is averaged."""
+
+    # Acceptance of nodes
+    score_edges: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97, 0.99)
+    """Edges of the bins of the drafter's own conditional probability."""
+    score_discount: float = 0.95
+    """Assumed acceptance of a bin relative to its centre: drafters are overconfident."""
+    score_weight: float = 2.5
+    """Weight in guesses of what is assumed of a scored bin."""
+    rank_chances: tuple[float, ...] = (0.6, 0.15, 0.06, 0.04, 0.02)
+    """Assumed acceptance of an unscored guess by rank among its siblings."""
+    first_rank_weight: float = 1.5
+    """Weight in guesses of what is assumed of first siblings."""
+    later_rank_weight: float = 4.0
+    """The same for other siblings, which a few misses would exclude for good."""
+    depth_bins: tuple[int, ...] = (0, 1, 2, 3, 3, 4, 4, 4, 4)
+    """Bin of each depth of unscored guesses; deeper ones share one more."""
+    sequence_weight: float = 6.0
+    """Weight in guesses of all sequences' acceptance beside a sequence's own."""
+    sequence_memory: float = 32.0
+    """Guesses over which a sequence's own deviation is averaged."""
+    calibration_memory: float = 200.0
+    """Guesses over which a drafter's overconfidence in all bins is averaged."""
+
+
+AUTO = AutoConstants()
+"""The numbers in use."""

@@ -1,0 +1,49 @@
+"""When something that does not pay is tried again: exponential back-off, bounded by a share of the time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from draftree.planners.estimates.constants import AUTO
+
+
+@dataclass(slots=True)
+class TrialSchedule:
+    """Schedule of the trials of one drafter, or of rows that are not expected to pay. Mutated by its methods.
+
+    A trial is due once its cost is at most a share of the time since the last one. The share halves with every
+    fruitless trial, down to a least one. So waits grow geometrically up to a cap that depends on the cost of a trial.
+
+    Attributes:
+        fruitless: trials in a row that brought nothing.
+        last_round: number of the round of the last trial.
+    """
+
+    fruitless: int = 0
+    last_round: float = 0
+
+    def rounds_left(self, cost: float, now: int) -> int:
+        """Rounds until the next trial.
+
+        Args:
+            cost: of a trial, in plain passes.
+            now: number of the round.
+        """
+        share = max(AUTO.trial_share, AUTO.first_trial_share * 0.5**self.fruitless)
+        return math.ceil(max(0.0, self.last_round + cost / share - now))
+
+    def record(self, now: int, *, paid: bool, hit: bool = False) -> None:
+        """Record a trial.
+
+        Args:
+            now: number of the round.
+            paid: whether it was worth its cost; the back-off starts anew.
+            hit: whether its first guess was accepted, which may be chance: the next trial is due at once.
+        """
+        self.last_round = -math.inf if paid or hit else now
+        self.fruitless = 0 if paid else self.fruitless + (not hit)
+
+    def restart(self) -> None:
+        """Start the back-off anew: it pays."""
+        self.fruitless = 0
