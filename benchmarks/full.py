@@ -84,7 +84,8 @@ def jobs_of(prompts: tuple[Path, ...], peers: tuple[str, ...]) -> Iterator[Job]:
     files = repeated("--prompts", tuple(map(str, prompts)))
     yield Job("doctor", (*DRAFTREE, "doctor", SMALL, "--measure", "--json"), prints=True)
     for model in (SMALL, LARGE):
-        yield Job(f"passes-{model}", bench("passes", model, "--trees", "2-2-2,3-3-1-1,4-2-2-1"))
+        yield Job(f"passes-{model}", bench("passes", model))
+        yield Job(f"trees-{model}", script("trees", model, "--trees", "2-2-2,3-3-1-1,4-2-2-1", out="--output"))
         yield Job(f"start-{model}", script("long_tail", "start", model, out="--output"))
     for part in ("prompts", "prefixes", "batches"):
         yield Job(f"long-{part}", script("long_tail", part, SMALL, out="--output"))
@@ -105,7 +106,10 @@ def jobs_of(prompts: tuple[Path, ...], peers: tuple[str, ...]) -> Iterator[Job]:
         yield Job(f"trees-{category}", bench("run", LARGE, *fixed, *planned, *of))
     yield Job(
         "distributions",
-        bench("distributions", LARGE, "--draft-model", "stories15m", "--category", "story", "--category", "chat"),
+        script(
+            *("distributions", LARGE, "--draft-model", "stories15m", "--category", "story", "--category", "chat"),
+            out="--output",
+        ),
     )
     for scenario in ("at-once", "beside", "costs"):
         yield Job(f"load-{scenario}", script("load", SMALL, "--scenario", scenario))

@@ -132,7 +132,7 @@ def test_users_criteria_see_every_token_and_cut_behind_the_stop(inputs: dict[str
 
 
 @pytest.mark.parametrize("inputs", [ONE, BATCH], ids=["one", "batch"])
-def test_a_streamer_hears_what_generate_would_tell_it(inputs: dict[str, Any]) -> None:
+def test_a_bound_streamer_gets_what_generate_puts(inputs: dict[str, Any]) -> None:
     wanted, heard = Listener(), Listener()
     plain(model_of(), inputs, streamer=wanted, eos_token_id=EOS)
     ours(model_of(), inputs, streamer=heard, eos_token_id=EOS)

@@ -9,9 +9,9 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.models.sequential import SequentialModel
 from families import SLOTTED, drafter_folder, prompts, target
 from paced import steady
+from sequential import SequentialModel
 
 RAGGED = prompts(3, 17, 9)
 SHAPES = ("1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")

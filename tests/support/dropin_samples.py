@@ -48,11 +48,16 @@ def plain(model: Any, inputs: dict[str, Tensor], **settings: Any) -> Any:
     return model.generate(**inputs, **({"max_new_tokens": 24, "pad_token_id": PAD, "do_sample": False} | settings))
 
 
+BOUND = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
+"""Arguments that transformers drops: they are bound."""
+
+
 def ours(model: Any, inputs: dict[str, Tensor], **settings: Any) -> Any:
-    """What it writes through the drop-in; a drafter that is right now and then, if none is named."""
-    named = {"draft", "assistant_model", "prompt_lookup_num_tokens"} & settings.keys()
-    drafting = {} if named else {"assistant_model": assistant_of()}
-    return plain(model, inputs, custom_generate=draftree.generate, **drafting, **settings)
+    """What it writes through the drop-in; an assistant that is sometimes right drafts, if no drafter is named."""
+    if not {"draft", "assistant_model", "prompt_lookup_num_tokens"} & settings.keys():
+        settings["assistant_model"] = assistant_of()
+    bound = functools.partial(draftree.generate, **{name: settings.pop(name) for name in BOUND if name in settings})
+    return plain(model, inputs, custom_generate=bound, **settings)
 
 
 class Recorder(LogitsProcessor):

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import LanguageModel
-from draftree.models.sequential import SequentialModel
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static.buckets import Shapes
 from families import VOCAB_SIZE, fresh, peer, target
 from native_samples import lower
+from sequential import SequentialModel
 
 PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
 """Longer than the window of the families that have one."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from draftree.core.extras import EXTRAS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,6 +29,19 @@ def versions() -> dict[str, str]:
 @pytest.mark.parametrize("requirement", wanted(), ids=str)
 def test_the_newest_of_every_package_is_named_and_allowed(requirement: Requirement) -> None:
     assert requirement.specifier.contains(versions()[requirement.name])
+
+
+TOOLS = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter"}
+"""Development packages that are run, not imported."""
+
+
+@pytest.mark.parametrize("requirement", wanted(), ids=str)
+def test_every_package_is_used(requirement: Requirement) -> None:
+    folders = ("src", "tests", "benchmarks")
+    sources = "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    imported = re.search(rf"^\s*(import|from) {requirement.name}\b", sources, re.MULTILINE)
+    found = imported or requirement.name in {*TOOLS, *EXTRAS.values()}
+    assert found, f"{requirement.name} is not used: remove it from pyproject.toml"
 
 
 def test_torch_has_one_in_the_makefile() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from draftree.assembly import choose_methods
 from draftree.bench.divergence import explain
 from draftree.bench.engines import OnRound, OurWriter, RunParams, Writer
 from draftree.bench.methods import (
@@ -29,9 +29,9 @@ from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped
 from draftree.bench.settings import load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import DRAFTERS
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
+from draftree.loading.targets import eos_ids_of
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -216,10 +216,7 @@ def _writers(
     batch: int,
     on_round: Callable[[str], OnRound | None] | None,
 ) -> dict[str, Writer]:
-    eos_ids = eos_ids_of(target, tokenizer)
-    writers: dict[str, Writer] = {
-        OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, eos_ids=eos_ids, on_round=on_round)
-    }
+    writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, on_round=on_round)}
     if peers:
         assert target.folder is not None
         writers[PEER] = PeerWriter(
@@ -229,15 +226,9 @@ def _writers(
             dtype=target.model.dtype,
             device=target.model.device,
             trust_remote_code=target.runs_code,
-            eos_ids=eos_ids,
+            eos_ids=eos_ids_of(target, tokenizer),
         )
     return writers
-
-
-def eos_ids_of(target: LoadedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end a text: the model's and the tokenizer's."""
-    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    return tuple(dict.fromkeys((*target.eos_ids, *own)))
 
 
 def _explain(target: LoadedModel, asked: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
@@ -283,8 +274,7 @@ def _header(
 
 
 def _draft_models(methods: Sequence[Method]) -> list[str]:
-    drafts = [m.how.draft for m in methods if isinstance(m.how, OurMethod) and not m.is_plain]
-    configs = [DRAFTERS.configure(spec)[1] for draft in drafts for spec in DRAFTERS.parse(draft)]
-    named = [str(getattr(c, f.name)) for c in configs for f in dataclasses.fields(c) if f.metadata.get("names_model")]
+    ours = [m.how for m in methods if isinstance(m.how, OurMethod)]
+    named = [name for how in ours for name in choose_methods(how.draft, how.verify, how.plan).draft_models]
     assistants = [m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None]
     return list(dict.fromkeys([*named, *assistants]))

@@ -69,7 +69,6 @@ class OurWriter(Writer):
         tokenizer: its tokenizer.
         methods: ours; drafters are loaded here, one for each.
         batch: prompts that are written at once at most.
-        eos_ids: tokens that end a text, beside the tokenizer's own.
         on_round: returns the listener for the rounds of a method, by name; None for no listener.
     """
 
@@ -80,10 +79,8 @@ class OurWriter(Writer):
         *,
         methods: Sequence[Method],
         batch: int,
-        eos_ids: Sequence[int],
         on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
-        self._eos_ids = tuple(eos_ids)
         heard = on_round or (lambda name: None)
         self._llms = {
             method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=heard(method.name))
@@ -103,7 +100,6 @@ class OurWriter(Writer):
             max_tokens=asked.max_tokens,
             temperature=asked.temperature,
             seed=asked.seed,
-            stop_token_ids=self._eos_ids,
         )
         return [
             Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])

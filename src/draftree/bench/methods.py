@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from draftree.assembly import choose_methods
 from draftree.bench.records import OURS, PEER
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.paths import expanded
+from draftree.core.paths import shown_name
 from draftree.core.registry import Spec
 from draftree.drafters import NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
@@ -187,9 +186,7 @@ def _job(specs: Sequence[Spec]) -> str:
 
 
 def _without_folder(spec: Spec) -> Spec:
-    if spec.argument is None or not expanded(spec.argument).exists():
-        return spec
-    return Spec(spec.name, Path(spec.argument).name, spec.options)
+    return spec if spec.argument is None else Spec(spec.name, shown_name(spec.argument), spec.options)
 
 
 def _peers_of(method: Method) -> list[Method]:

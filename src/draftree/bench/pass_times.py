@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
-from draftree.bench.records import FORMAT, PassRecord, TreeRecord
+from draftree.bench.records import FORMAT, PassRecord
 from draftree.bench.runner import collector_off
 from draftree.bench.settings import load_for, require_positive
 from draftree.bench.speeds import read_bandwidth
 from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind
-from draftree.bench.trees import scored_shape, time_drafting, time_scoring
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.growing.shapes import parse_shape
+from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import LanguageModel
 
@@ -37,8 +36,6 @@ class PassSettings:
         rows: tokens in a pass; 1 is always among them.
         prefix: committed tokens before them.
         repeats: passes of each kind that count.
-        trees: shapes of trees that are scored, as trees and leaf by leaf.
-        drafts: shapes of trees that the model drafts.
         dtype: of the model.
         device: of the model.
         kernels: what computes passes: "auto", "native", "torch" or "graphs".
@@ -51,8 +48,6 @@ class PassSettings:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefix: int = 256
     repeats: int = 20
-    trees: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"
@@ -66,19 +61,11 @@ class PassSettings:
             raise ConfigurationError(f"rows are {list(self.rows)}: each must be at least 1")
         object.__setattr__(self, "rows", tuple(sorted({1, *self.rows})))
 
-    @property
-    def most_rows(self) -> int:
-        """Tokens behind the prefix at most."""
-        scored = [scored_shape(text).num_nodes for text in self.trees]
-        # a drafter's slot holds what it read, and while it is timed the text grows
-        drafted = [parse_shape(text, None).num_fed + self.repeats + WARM_UP_PASSES for text in self.drafts]
-        return max([*self.rows, *scored, *drafted])
-
 
 def measure(
     settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
-) -> tuple[dict[str, Any], list[PassRecord], list[TreeRecord]]:
-    """Load the model and time its passes; the header, a record for each number of rows, and those of trees.
+) -> tuple[dict[str, Any], list[PassRecord]]:
+    """Load the model and time its passes; the header, and a record for each number of rows.
 
     Args:
         settings: which passes.
@@ -88,28 +75,38 @@ def measure(
         ConfigurationError: the prefix and the widest pass do not fit into the model's context.
         ModelError: the model cannot be had or used.
     """
-    shapes = [scored_shape(text) for text in settings.trees]
     fetch(settings.model)
+    loaded = load_fitting(settings, max(settings.rows))
+    header = header_of(settings, loaded)
+    return header, time_passes(loaded.model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
+
+
+def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
+    """Load the model, into whose context the prefix and `num_rows` more tokens fit.
+
+    Raises:
+        ConfigurationError: they do not fit.
+        ModelError: the model cannot be had or used.
+    """
     loaded = load_for(settings)
+    context = loaded.model.max_length
+    if settings.prefix + num_rows > context:
+        raise ConfigurationError(
+            f"a prefix of {settings.prefix} and {num_rows} rows do not fit into the model's context of "
+            f"{context}: lower one of them"
+        )
+    return loaded
+
+
+def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
+    """The header of a results file; measures the bandwidth of memory."""
     assert loaded.folder is not None
     model = loaded.model
-    most = settings.most_rows
-    if settings.prefix + most > model.max_length:
-        raise ConfigurationError(
-            f"a prefix of {settings.prefix} and {most} rows do not fit into the model's context of "
-            f"{model.max_length}: lower one of them"
-        )
-    if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
-        raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
     weight_bytes = weight_bytes_read(
         loaded.folder, model.dtype, loaded.quantization, trust_remote_code=loaded.runs_code
     )
     load_before = load_average()
-    bandwidth = read_bandwidth(model.device)
-    records = time_passes(model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
-    trees = time_scoring(model, settings.trees, prefix=settings.prefix, repeats=settings.repeats) if shapes else []
-    trees += time_drafting(model, settings.drafts, prefix=settings.prefix, repeats=settings.repeats)
-    header = {
+    return {
         "format": FORMAT,
         "job": "passes",
         "date": now(),
@@ -125,10 +122,9 @@ def measure(
         "repeats": settings.repeats,
         "warm_up": {"rounds": WARM_UP_PASSES},
         "weight_bytes": weight_bytes,
-        "read_bytes_per_second": bandwidth,
+        "read_bytes_per_second": read_bandwidth(model.device),
         "load_average": load_before,
     }
-    return header, records, trees
 
 
 def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:

@@ -37,7 +37,7 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
     if not drawn:
         raise ConfigurationError(
             "plots were asked for, but these files hold nothing that is drawn: give runs of several temperatures, "
-            "distributions, or passes with --trees"
+            "or results of benchmarks/distributions.py or benchmarks/trees.py"
         )
     return drawn
 

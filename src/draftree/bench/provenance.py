@@ -17,7 +17,7 @@ import torch
 
 import draftree
 from draftree.core.errors import WeightsError
-from draftree.core.paths import expanded
+from draftree.core.paths import shown_name
 from draftree.weights.cache import Cache
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.progress import silent
@@ -93,12 +93,6 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
     for path in sorted(_files_that_count(folder)):
         digest.update(f"{path.name} {_sha256(path)}\n".encode())
     return {"name": shown_name(name), "sha256": digest.hexdigest()}
-
-
-def shown_name(name: str) -> str:
-    """A model's name without the folders it lies in."""
-    path = expanded(name)
-    return path.resolve().name if path.exists() else name
 
 
 def load_average() -> list[float] | None:

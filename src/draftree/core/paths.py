@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
 
-__all__ = ["expanded", "home_folder"]
+__all__ = ["expanded", "home_folder", "shown_name"]
 
 
 def home_folder() -> Path | None:
@@ -44,3 +44,9 @@ def expanded(spelled: str | os.PathLike[str]) -> Path:
 
 def _homeless(path: Path) -> Path:
     raise ConfigurationError(f"'{path}' begins with a home folder that this system does not know: give a full path")
+
+
+def shown_name(name: str) -> str:
+    """A model's name for rows, headers and reports: of a path that exists its last part, else the name itself."""
+    path = expanded(name)
+    return path.resolve().name if path.exists() else name

@@ -13,10 +13,11 @@ import torch
 
 from draftree.assembly import Methods, build_parts
 from draftree.bench.pass_times import QUANTIZED_BYTES, time_passes, weights_of_pass
-from draftree.bench.provenance import machine, shown_name, versions
+from draftree.bench.provenance import machine, versions
 from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
+from draftree.core.paths import shown_name
 from draftree.doctor.expectations import expectations
 from draftree.doctor.records import (
     Diagnosis,

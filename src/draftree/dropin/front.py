@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from draftree.assembly import build_parts, choose_methods
@@ -18,9 +19,18 @@ from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
-from draftree.dropin.handover import NO_SYNC, AskedSignature, dropped_arguments
 from draftree.dropin.prompts import openers, read_prompts
-from draftree.dropin.refusals import has_images, num_pads, refuse_config, refuse_inputs, refuse_lookbehind, refuse_model
+from draftree.dropin.refusals import (
+    has_images,
+    how_to_bind,
+    num_pads,
+    refuse_config,
+    refuse_inputs,
+    refuse_lookbehind,
+    refuse_model,
+    refuse_sync,
+    refuse_unbound,
+)
 from draftree.dropin.steps import Callbacks, Row, Steps
 from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
@@ -64,44 +74,51 @@ def generate(
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
     tokenizer: Any = None,
+    stop_strings: str | list[str] | None = None,
+    token_healing: bool = False,
     **model_kwargs: Any,
 ) -> Tensor | DraftreeOutput:
     """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
 
-    The same tokens where the likeliest one is taken, the same distribution where tokens are sampled
-    (`torch.manual_seed` decides the draw); batches, logits processors, stopping criteria, streamers, scores and
-    `num_return_sequences` included. What cannot be honoured is refused. The model is yours: after the call it is as it
-    was.
+    Greedy decoding gives the same tokens; sampling gives the same distribution (`torch.manual_seed` decides the
+    draw). Batches, logits processors, stopping criteria, streamers, scores and `num_return_sequences` work as in
+    `generate`. Unsupported settings are refused. After the call the model is unchanged.
+
+    transformers does not pass its arguments `streamer`, `assistant_model`, `tokenizer` and `assistant_tokenizer` to a
+    `custom_generate` callable. Bind them with `functools.partial`; do not give them to `model.generate`.
 
     Args:
-        model: given by transformers, as all up to `streamer`.
+        model: given by transformers, as are `input_ids` to `generation_config`.
         input_ids: shape (batch, length).
-        logits_processor: those that transformers made, and yours.
+        logits_processor: those of transformers and those of the call.
         stopping_criteria: likewise.
         generation_config: complete.
         synced_gpus: refused.
-        streamer: gets every token, in order.
-        draft: what guesses ahead: `ngram`, `model:NAME` and others, as for `LLM`; None is `ngram`.
-        plan: how many tokens are guessed a round, as for `LLM`.
-        assistant_model: a loaded model that drafts, in the place of `draft`.
-        assistant_tokenizer: the assistant's.
-        tokenizer: the model's; needed for stop strings, as in transformers.
-        **model_kwargs: inputs of the model; more than an attention mask is refused.
+        streamer: receives the prompt and each token, in order. Bind it.
+        draft: spec of the drafter: `ngram`, `model:NAME` and others, as for `LLM`; None is `ngram`.
+        plan: spec of the planner, as for `LLM`.
+        assistant_model: a loaded model that drafts, instead of `draft`. Bind it.
+        assistant_tokenizer: the assistant's. Bind it.
+        tokenizer: the model's; needed for stop strings, and for a draft model with another tokenizer. Bind it.
+        stop_strings: end the text, as in transformers; need `tokenizer`.
+        token_healing: refused.
+        **model_kwargs: inputs of the model; more than an attention mask and images is refused.
 
     Raises:
-        DraftreeError: what was asked and cannot be honoured, and why.
+        DraftreeError: a setting cannot be honoured; the message names it.
 
     Example:
         >>> model.generate(**inputs, custom_generate=draftree.generate, draft="ngram")  # doctest: +SKIP
+        >>> printed = functools.partial(draftree.generate, streamer=TextStreamer(tokenizer))  # doctest: +SKIP
+        >>> model.generate(**inputs, custom_generate=printed)  # doctest: +SKIP
     """
-    dropped = dropped_arguments(model)
-    streamer = dropped.get("streamer", streamer)
-    assistant_model = dropped.get("assistant_model", assistant_model)
-    _refuse(model, generation_config, synced_gpus=synced_gpus)
+    refuse_unbound(model)
+    _refuse(model, generation_config, synced_gpus=synced_gpus, token_healing=token_healing)
     refuse_lookbehind(generation_config, "the call")
     if assistant_model is not None:
         refuse_lookbehind(assistant_model.generation_config, "assistant_model.generation_config")
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
+    stopping_criteria = _with_stop_strings(stopping_criteria, stop_strings, tokenizer)
     calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
     turns = turning_length(model.config.get_text_config())
@@ -112,6 +129,7 @@ def generate(
             type(model).__name__,
             turns,
         )
+        _start_stream(streamer, input_ids)
         return _written_plainly(model, input_ids, generation_config, calls, model_kwargs)
     with _both_borrowed(model, assistant_model, assistant_tokenizer) as (target, assistant):
         refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
@@ -123,13 +141,12 @@ def generate(
         rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size)
         for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
             row.sequence.opens = opens
-        _write(_parts(drafting, target, _tokenizer(tokenizer), assistant), steps, rows)
+        parts = _parts(drafting, target, _tokenizer(tokenizer), assistant)
+        _start_stream(streamer, input_ids)
+        _write(parts, steps, rows)
     if streamer is not None:
         streamer.end()
     return _output(steps, rows, calls) if generation_config.return_dict_in_generate else steps.sequences
-
-
-generate.__signature__ = AskedSignature.from_callable(generate)  # type: ignore[attr-defined]
 
 
 def _written_plainly(
@@ -148,10 +165,28 @@ def _written_plainly(
     return written if isinstance(written, Tensor) else DraftreeOutput(**written)
 
 
-def _refuse(model: Any, config: Any, *, synced_gpus: bool) -> None:
+def _start_stream(streamer: Any, input_ids: Tensor) -> None:
+    """Put the prompt, as `generate` does for a streamer that it is given itself."""
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+
+
+def _with_stop_strings(criteria: Any, stop_strings: str | list[str] | None, tokenizer: Any) -> Any:
+    if stop_strings is None:
+        return criteria
+    if tokenizer is None:
+        raise MissingTokenizerError(f"stop_strings need the tokenizer: {how_to_bind('tokenizer')}")
+    return StoppingCriteriaList([*criteria, StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)])
+
+
+def _refuse(model: Any, config: Any, *, synced_gpus: bool, token_healing: bool) -> None:
     refuse_model(model)
-    if synced_gpus:
-        raise ConfigurationError(NO_SYNC)
+    refuse_sync(model, asked=synced_gpus)
+    if token_healing:
+        raise ConfigurationError(
+            "token_healing=True cannot be honoured, since transformers does not pass the tokenizer: leave it out and "
+            "give the prompts that model.heal_tokens(input_ids, tokenizer) returns"
+        )
     refuse_config(config, without_cache=getattr(model.generation_config, "use_cache", None) is False)
 
 
@@ -231,8 +266,8 @@ def _parts(
     try:
         return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
     except MissingTokenizerError as error:
-        names = "tokenizer=" if assistant is None else "tokenizer= and assistant_tokenizer="
-        raise MissingTokenizerError(f"{error}; generate takes them as {names}") from error
+        names = ("tokenizer",) if assistant is None else ("tokenizer", "assistant_tokenizer")
+        raise MissingTokenizerError(f"{error}; {how_to_bind(*names)}") from error
 
 
 def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:

@@ -1,12 +1,22 @@
-"""What of a `generate` call cannot be honoured is refused, with the reason and a way out."""
+"""Refusals of `generate` calls: each names the argument, the reason and an alternative.
+
+transformers (5.16 to 5.23) drops five arguments of `generate` if `custom_generate` is a callable. They are bound to
+the callable instead (`functools.partial`). `refuse_unbound` makes an error of those that would be lost without effect.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from transformers import GenerationMixin
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 
@@ -35,6 +45,53 @@ _WITH_IMAGES = ("pixel", "image", "patch", "spatial_shapes", "num_", "high_res_p
 """How the names of inputs begin that go with images."""
 _OTHER_MEDIA = ("video", "audio", "input_features", "input_values", "speech")
 """Parts of the names of inputs that hold what is not read."""
+
+
+def how_to_bind(*names: str) -> str:
+    """The part of a message that says how arguments reach us that transformers drops."""
+    bound = ", ".join(f"{name}=..." for name in names)
+    return (
+        f"transformers does not pass {' and '.join(names)} to a custom_generate callable; "
+        f"use custom_generate=functools.partial(draftree.generate, {bound})"
+    )
+
+
+def refuse_unbound(model: Any) -> None:
+    """Raise if the running `model.generate` was given an argument that transformers drops without a message.
+
+    It reads three local variables of the calling `generate` and takes no value from there. The other two dropped
+    arguments, the tokenizers, need no check: what depends on them raises where they are missing.
+
+    Args:
+        model: the model whose `generate` calls.
+
+    Raises:
+        ConfigurationError: names the argument and how to bind it.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame.f_code is not code or frame.f_locals["self"] is not model:
+        return
+    for name in ("streamer", "assistant_model"):
+        if frame.f_locals[name] is not None:
+            raise ConfigurationError(f"{name} was given to generate: {how_to_bind(name)}")
+    refuse_sync(model, asked=bool(frame.f_locals["synced_gpus"]))
+
+
+def refuse_sync(model: Any, *, asked: bool) -> None:
+    """Raise for `synced_gpus=True`, and for sharded weights, where transformers sets it.
+
+    Raises:
+        ConfigurationError: always names `synced_gpus`.
+    """
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if asked or (several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))):
+        raise ConfigurationError(
+            "synced_gpus=True (given, or set for sharded weights) is not supported: each process decodes at its own "
+            f"pace; {WITHOUT}"
+        )
 
 
 def refuse_model(model: Any) -> None:

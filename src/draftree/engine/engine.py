@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.logprobs import scored_rows
-from draftree.engine.memory import memory_for_sequences, memory_of_sequence
+from draftree.engine.memory import slot_budget
 from draftree.engine.parts import Parts
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
 from draftree.engine.prefix_cache import PrefixStats
@@ -85,10 +85,9 @@ class Engine:
     ) -> None:
         self._parts = parts
         self._limits = limits or Limits()
-        memory = self._limits.memory
-        self._memory = memory_for_sequences(parts) if memory is None else memory
+        self._budget = slot_budget(parts, self._limits.memory)
         self._scheduler = Scheduler(self._limits.max_batch_size or MAX_BATCH, self._limits.max_waiting)
-        self._allocator = SlotAllocator(parts, self._memory, keep=self._limits.prefix_cache_size, shares=not together)
+        self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
         self._on_round = on_round
@@ -131,13 +130,12 @@ class Engine:
     @property
     def longest(self) -> int:
         """Tokens that a text can have at most, the prompt included, for which there is memory."""
-        longest = memory_of_sequence(self._parts).longest(self._memory)
-        context = self._parts.target.max_length
+        longest, context = self._budget.longest, self._parts.target.max_length
         return context if longest is None else min(context, longest)
 
     def num_slots(self, length: int) -> int:
         """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""
-        return memory_of_sequence(self._parts).num_slots(self._memory, length)
+        return self._budget.num_slots(length)
 
     @property
     def prefix_stats(self) -> PrefixStats:

@@ -22,56 +22,62 @@ DRAFT_ROOM = 64
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceMemory:
-    """Bytes that one sequence takes.
+class SlotBudget:
+    """Memory for sequences and its division into slots: the one place where slots are counted.
 
     Attributes:
-        token: keys and values of one token, the drafter's included.
-        round: logits and activations of one round.
-        tree: tentative tokens that have to fit beside the text.
+        free_bytes: of the device; None where the system does not say.
+        graph_bytes: what captured graphs keep at most.
+        sequence_bytes: what sequences may take.
+        token_bytes: keys and values of one token, the drafter's included.
+        round_bytes: logits and activations of one round of one sequence.
+        tree_size: tentative tokens that have to fit beside the text.
     """
 
-    token: int
-    round: int
-    tree: int
+    free_bytes: int | None
+    graph_bytes: int
+    sequence_bytes: int
+    token_bytes: int
+    round_bytes: int
+    tree_size: int
 
-    def of(self, length: int) -> int:
-        """A sequence of so many tokens."""
-        return (length + self.tree) * self.token + self.round
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one sequence of `length` tokens, prompt and text."""
+        return (length + self.tree_size) * self.token_bytes + self.round_bytes
 
-    def num_slots(self, num_bytes: int, length: int) -> int:
-        """How many sequences of so many tokens fit into so many bytes."""
-        return num_bytes // max(1, self.of(length))
+    def num_slots(self, length: int) -> int:
+        """How many sequences of `length` tokens fit; 0 if not even one does."""
+        return self.sequence_bytes // max(1, self.slot_bytes(length))
 
-    def longest(self, num_bytes: int) -> int | None:
-        """Tokens that one sequence can have in so many bytes; None if tokens take none."""
-        return max(0, (num_bytes - self.round) // self.token - self.tree) if self.token else None
+    @property
+    def longest(self) -> int | None:
+        """Tokens that one sequence can have; None if tokens take no memory."""
+        if not self.token_bytes:
+            return None
+        return max(0, (self.sequence_bytes - self.round_bytes) // self.token_bytes - self.tree_size)
 
 
-def memory_of_sequence(parts: Parts) -> SequenceMemory:
-    """What sequences take with these parts."""
+def slot_budget(parts: Parts, sequence_bytes: int | None = None) -> SlotBudget:
+    """The budget of an engine of these parts, whose weights lie in memory already.
+
+    Args:
+        parts: loaded.
+        sequence_bytes: what sequences may take; None for half of what is free now.
+    """
     target = parts.target.footprint
     draft = NOTHING if parts.drafter is None else parts.drafter.footprint
     nodes = 0 if parts.drafter is None else min(parts.planner.default_nodes, MAX_NODES)
-    return SequenceMemory(
-        token=target.token + draft.token,
-        round=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
-        tree=max(DRAFT_ROOM, nodes),
+    free, graphs = free_memory(parts.target.device), target.graphs + draft.graphs
+    if sequence_bytes is None:
+        sequence_bytes = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
+    return SlotBudget(
+        free_bytes=free,
+        graph_bytes=graphs,
+        sequence_bytes=sequence_bytes,
+        token_bytes=target.token + draft.token,
+        round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
+        tree_size=max(DRAFT_ROOM, nodes),
     )
-
-
-def memory_for_sequences(parts: Parts) -> int:
-    """Bytes that sequences may take beside these parts, whose weights lie in memory already."""
-    return _given_out(free_memory(parts.target.device), _graph_bytes(parts))
-
-
-def _given_out(free: int | None, graphs: int) -> int:
-    return int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
-
-
-def _graph_bytes(parts: Parts) -> int:
-    draft = NOTHING if parts.drafter is None else parts.drafter.footprint
-    return parts.target.footprint.graphs + draft.graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,11 @@ def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
         parts: loaded.
         length: tokens of a slot, prompt and text.
     """
-    need, free, graphs = memory_of_sequence(parts), free_memory(parts.target.device), _graph_bytes(parts)
-    memory = _given_out(free, graphs)
+    budget = slot_budget(parts)
     return SlotEstimate(
-        free_bytes=free,
-        sequence_bytes=memory,
-        graph_bytes=graphs,
-        slot_bytes=need.of(length),
-        num_slots=need.num_slots(memory, length),
+        free_bytes=budget.free_bytes,
+        sequence_bytes=budget.sequence_bytes,
+        graph_bytes=budget.graph_bytes,
+        slot_bytes=budget.slot_bytes(length),
+        num_slots=budget.num_slots(length),
     )

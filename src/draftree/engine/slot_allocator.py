@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.memory import memory_of_sequence
+from draftree.engine.memory import SlotBudget
 from draftree.engine.parts import Parts
 from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, Prefixes, PrefixStats, common
 from draftree.engine.sequence import WritingSequence
@@ -47,15 +47,14 @@ class SlotAllocator:
 
     Args:
         parts: model and drafter.
-        memory: bytes that sequences may take.
+        budget: memory that sequences may take.
         keep: prefixes that are kept at most.
         shares: whether a sequence may wait for another that reads the beginning of its prompt.
     """
 
-    def __init__(self, parts: Parts, memory: int, *, keep: int, shares: bool) -> None:
+    def __init__(self, parts: Parts, budget: SlotBudget, *, keep: int, shares: bool) -> None:
         self._parts = parts
-        self._memory = memory
-        self._need = memory_of_sequence(parts)
+        self._budget = budget
         self._shares = shares
         self._running: Sequence[WritingSequence] = ()
         self._length = 0
@@ -81,13 +80,13 @@ class SlotAllocator:
         Raises:
             InvalidRequestError: even alone it is too large.
         """
-        need = self._need.of(sequence.limit)
-        if need > self._memory:
-            longest = self._need.longest(self._memory) or 0
+        need = self._budget.slot_bytes(sequence.limit)
+        if need > self._budget.sequence_bytes:
             raise InvalidRequestError(
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
-                f"({self._need.token} bytes a token), but texts may take "
-                f"{_megabytes(self._memory)}, enough for {longest} tokens: shorten the prompt, or lower max_tokens"
+                f"({self._budget.token_bytes} bytes a token), but texts may take "
+                f"{_megabytes(self._budget.sequence_bytes)}, enough for {self._budget.longest or 0} tokens: "
+                "shorten the prompt, or lower max_tokens"
             )
 
     def fits(self, sequences: Sequence[WritingSequence], ahead: int = AHEAD) -> bool:
@@ -96,7 +95,7 @@ class SlotAllocator:
             return True
         # all slots are as long as the longest
         longest = max(min(s.limit, len(s.history) + ahead) for s in sequences)
-        return self._need.num_slots(self._memory, longest) >= len(sequences)
+        return self._budget.num_slots(longest) >= len(sequences)
 
     def open(self, running: Sequence[WritingSequence]) -> None:
         """Slots for those that have none, shared where prompts begin alike; room for what the next pass appends."""
@@ -178,16 +177,16 @@ class SlotAllocator:
         """Slots that may be open: one for each that runs, and for kept prefixes what memory is left."""
         running = len(self._running)
         longest = max(len(s.history) for s in self._running)
-        return max(running, min(running + self.prefixes.limit, self._need.num_slots(self._memory, longest)))
+        return max(running, min(running + self.prefixes.limit, self._budget.num_slots(longest)))
 
     def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
         """Room for so many slots, and for these texts: more than is too little now, so that it is seldom exchanged."""
-        needed = max(len(s.history) for s in sequences) + self._need.tree
+        needed = max(len(s.history) for s in sequences) + self._budget.tree_size
         if count <= self._count and needed <= self._length:
             return
         length, most = self._length, self._count
         if needed > length:
-            longest = max(s.limit for s in sequences) + self._need.tree
+            longest = max(s.limit for s in sequences) + self._budget.tree_size
             length = min(longest, max(needed + AHEAD, 2 * length))
         if count > most:
             most = max(count, min(self._most_open(), 2 * most))

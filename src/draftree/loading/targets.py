@@ -106,6 +106,13 @@ def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = F
 
 
 def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Tokens that end a text."""
+    """Ids of the tokens that end a text: those of the model's settings, or else the tokenizer's.
+
+    Generation and benchmarks use this function, so that they end texts alike.
+
+    Args:
+        loaded: the target.
+        tokenizer: the target's, if it has one.
+    """
     eos = None if tokenizer is None else tokenizer.eos_token_id
-    return tuple(loaded.eos_ids) or (() if eos is None else (eos,))
+    return loaded.eos_ids or (() if eos is None else (eos,))

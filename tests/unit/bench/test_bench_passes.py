@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM
 from bench_samples import CONTEXT, write_model
 from draftree.bench.pass_times import PassSettings, measure, time_passes, weight_bytes_read
 from draftree.bench.speeds import read_bandwidth
-from draftree.bench.trees import time_scoring
 from draftree.core.errors import ConfigurationError
-from draftree.models.base import Extend, LanguageModel, Scores
+from draftree.models.base import LanguageModel, Scores
 from draftree.models.table import TableLM, hashed
 
 
@@ -60,43 +59,9 @@ def test_bandwidth_is_a_speed():
 
 def test_measuring_a_folder(tmp_path):
     folder = write_model(tmp_path / "tiny")
-    settings = PassSettings(
-        str(folder), rows=(2,), prefix=8, repeats=2, trees=("2-1", "3"), drafts=("best-3", "wor-2"), dtype="float32"
-    )
-    header, records, trees = measure(settings)
+    settings = PassSettings(str(folder), rows=(2,), prefix=8, repeats=2, dtype="float32")
+    header, records = measure(settings)
     assert [record.rows for record in records] == [1, 2]
     assert (header["job"], header["dtype"], header["model"]["name"]) == ("passes", "float32", "tiny")
     with pytest.raises(ConfigurationError, match=f"context of {CONTEXT}"):
         measure(PassSettings(str(folder), prefix=CONTEXT))
-    scored = [(tree.shape, tree.how, tree.rows, tree.leaves) for tree in trees[:8]]
-    hows = ("tree", "chain", "batched", "one by one")
-    assert scored == [("2-1", how, 4, 2) for how in hows] + [("3", how, 3, 3) for how in hows]
-    assert len(trees) == 8 + 2 * 2 * 2
-    drafted, passes = trees[8], trees[9]
-    assert (drafted.shape, drafted.how, passes.how) == (
-        "best-3",
-        "drafted, temperature 0",
-        "passes of drafting, temperature 0",
-    )
-    assert all(whole > part > 0 for whole, part in zip(drafted.milliseconds, passes.milliseconds, strict=True))
-
-
-def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
-    model = TableLM(hashed(8, 0), order=2)
-    seen: list[list[int]] = []
-    extend = TableLM.extend
-
-    def watched(self: LanguageModel, jobs) -> Scores:
-        seen.append(list(jobs[0].parents))
-        return extend(self, jobs)
-
-    monkeypatch.setattr(TableLM, "extend", watched)
-    time_scoring(model, ("2-2",), prefix=3, repeats=1)
-    assert [-1, -1, 0, 0, 1, 1] in seen
-    assert list(range(-1, 5)) in seen
-    assert model.extend([Extend(model.open(), [1], [-1])]).logits.shape == (1, 8)
-
-
-def test_trees_that_only_a_drafter_can_place_are_refused():
-    with pytest.raises(ConfigurationError, match="depends on a drafter"):
-        measure(PassSettings("nothing", trees=("best-8",)))

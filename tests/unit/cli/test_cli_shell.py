@@ -79,7 +79,6 @@ def test_models_are_completed(complete: Complete, tmp_path: Path) -> None:
     assert complete("draftree models get smo") == ["smollm2-135m-instruct"]
     assert complete("draftree models remove g") == ["gguf-mine-012345"]
     assert complete("draftree doctor stor") == ["stories15m"]
-    assert complete("draftree bench distributions x --draft-model stor") == ["stories15m"]
     assert complete("draftree demo --model tiny") == ["tinyllama-1.1b-chat"]
 
 

@@ -46,8 +46,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(draftree.llm, "load_target", load)
-    for module in ("draftree.bench.settings", "draftree.bench.closeness"):
-        monkeypatch.setattr(f"{module}.load_model", load)
+    monkeypatch.setattr("draftree.bench.settings.load_model", load)
 
 
 @pytest.fixture
@@ -133,7 +132,6 @@ COMMANDS = [
     (["models", "get", "weights.gguf"], "gguf"),
     (["bench", MODEL, "--draft", "ngram"], "gguf"),
     (["bench", "TINY", "--draft", f"model:{MODEL}"], "gguf"),
-    (["bench", "distributions", "TINY", "--draft-model", MODEL], "gguf"),
     (["bench", "passes", MODEL], "gguf"),
     (["bench", "perplexity", MODEL, "--text", "pyproject.toml"], "gguf"),
     (["bench", "report", "nowhere.jsonl", "--plots", "plots"], "plots"),

@@ -1,9 +1,8 @@
-"""What the drop-in cannot honour is refused with a sentence; what transformers drops on the way arrives."""
+"""The drop-in refuses what it does not support, and arguments that transformers drops unless they are bound."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,18 @@ import torch
 from transformers import DynamicCache
 
 import draftree
-from draftree.core.errors import ConfigurationError, DraftreeError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import (
+    ConfigurationError,
+    DraftreeError,
+    InvalidRequestError,
+    MissingTokenizerError,
+    UnsupportedModelError,
+)
+from draftree.dropin import refusals
+from draftree.dropin.refusals import refuse_sync
 from dropin_samples import PAD, Listener, assistant_of, model_of, ours, padded, plain
 from families import fresh
+from spelling import tokenizer
 
 ONE = padded(8)
 
@@ -35,6 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "target lookbehind": ({"target_lookbehind": 3}, "target_lookbehind=3"),
     "assistant lookbehind": ({"assistant_lookbehind": 4}, "assistant_lookbehind=4"),
     "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
+    "healing": ({"token_healing": True}, r"model\.heal_tokens"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
     "too long": ({"max_new_tokens": 500}, "set max_new_tokens to 152 at most"),
@@ -89,29 +98,52 @@ def test_a_family_without_a_way_back_is_refused_and_stays_as_it_was() -> None:
         ours(model, padded(5), draft="ngram")
 
 
-@pytest.mark.parametrize("where", ["streamer", "assistant_model"])
-def test_what_transformers_drops_arrives(where: str) -> None:
-    """A plain callable of transformers gets neither: if that changes, `handover` may go."""
+@pytest.mark.parametrize("name", ["streamer", "assistant_model"])
+def test_an_argument_that_transformers_drops_is_refused_unless_bound(name: str) -> None:
+    """If transformers passes it some day, `refuse_unbound` is to be removed."""
     got: dict[str, Any] = {}
 
-    def asks(model: Any, input_ids: Any, streamer: Any = None, assistant_model: Any = None, **rest: Any) -> Any:
+    def notes(model: Any, input_ids: Any, streamer: Any = None, assistant_model: Any = None, **rest: Any) -> Any:
         got.update(streamer=streamer, assistant_model=assistant_model)
         return input_ids
 
-    given = {"streamer": Listener(), "assistant_model": assistant_of()}[where]
-    plain(model_of(), ONE, custom_generate=asks, **{where: given})
-    assert got[where] is None
-    done = ours(model_of(), ONE, **{where: given}, return_dict_in_generate=True)
-    assert done.stats[0].draft_tokens > 0
-    if where == "streamer":
-        assert given.heard[-1] == "end"
+    given = {"streamer": Listener(), "assistant_model": assistant_of()}[name]
+    plain(model_of(), ONE, custom_generate=notes, **{name: given})
+    assert got[name] is None
+    with pytest.raises(ConfigurationError, match=rf"{name} was given .*partial\(draftree\.generate, {name}=\.\.\.\)"):
+        plain(model_of(), ONE, custom_generate=draftree.generate, **{name: given})
+    twice = functools.partial(draftree.generate, **{name: given})
+    with pytest.raises(ConfigurationError, match=f"{name} was given to generate"):
+        plain(model_of(), ONE, custom_generate=twice, **{name: given})
 
 
-def test_the_signature_is_a_plain_one_outside_of_generate() -> None:
-    names = list(inspect.signature(draftree.generate).parameters)
-    assert names[:2] == ["model", "input_ids"]
-    assert {"draft", "plan", "tokenizer", "assistant_model", "assistant_tokenizer", "streamer"} <= set(names)
-    assert "draft" in str(inspect.signature(draftree.generate))
+def test_the_check_sees_only_the_generate_of_its_own_model() -> None:
+    """Our texts within a call of transformers' own, for another model, are no business of that call."""
+    inner: list[Any] = []
+
+    def writes(input_ids: Any, scores: Any) -> Any:
+        inner.append(plain(model_of(), ONE, custom_generate=draftree.generate))
+        return scores
+
+    plain(assistant_of(), ONE, streamer=Listener(), logits_processor=[writes], max_new_tokens=2)
+    assert len(inner) == 2
+    assert torch.equal(inner[0], plain(model_of(), ONE))
+
+
+def test_stop_strings_without_a_bound_tokenizer_are_refused() -> None:
+    given = {"stop_strings": ["ab"], "tokenizer": tokenizer().backend}
+    with pytest.raises(MissingTokenizerError, match=r"stop_strings need the tokenizer.*tokenizer=\.\.\.\)"):
+        plain(model_of(), ONE, custom_generate=draftree.generate, **given)
+
+
+def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_sync(model_of(), asked=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    refuse_sync(model_of(), asked=False)
+    monkeypatch.setattr(refusals, "is_fsdp_managed_module", lambda model: True)
+    with pytest.raises(ConfigurationError, match="synced_gpus=True"):
+        refuse_sync(model_of(), asked=False)
 
 
 def test_settings_may_be_bound_beforehand() -> None:
@@ -140,9 +172,11 @@ def test_an_assistant_of_another_vocabulary_needs_tokenizers() -> None:
 
 def test_a_named_model_of_another_vocabulary_asks_for_the_tokenizer(tmp_path: Path) -> None:
     fresh("llama", vocab_size=50).save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"50 tokens and the target 96.* generate takes them as tokenizer="):
+    with pytest.raises(
+        ConfigurationError, match=r"50 tokens and the target 96.*partial\(draftree\.generate, tokenizer=\.\.\.\)"
+    ):
         ours(model_of(), ONE, draft=f"model:{tmp_path}")
-    with pytest.raises(ConfigurationError, match="as tokenizer= and assistant_tokenizer="):
+    with pytest.raises(ConfigurationError, match=r"tokenizer=\.\.\., assistant_tokenizer=\.\.\.\)"):
         ours(model_of(), ONE, assistant_model=fresh("llama", vocab_size=50))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from draftree.core.errors import InvalidRequestError, QueueFullError
 from draftree.engine.engine import Limits
-from draftree.engine.memory import SequenceMemory
+from draftree.engine.memory import SlotBudget
 from draftree.engine.prefill import split_prefill_budget
 from draftree.engine.sequence import FinishReason
 from engine_samples import engine_of, request, run, table_llm, text
@@ -101,18 +101,20 @@ def test_a_stream_frees_its_slot_wherever_it_is_closed() -> None:
 A_TOKEN, A_ROUND, A_TREE = 1000, 50_000, 64
 
 
-@pytest.fixture
-def priced(monkeypatch: pytest.MonkeyPatch) -> SequenceMemory:
+def costly(num_bytes: int | None) -> SlotBudget:
     """Tables cost nothing; here they do."""
-    memory = SequenceMemory(A_TOKEN, A_ROUND, A_TREE)
-    for module in ("engine", "places"):
-        monkeypatch.setattr(f"draftree.engine.{module}.memory_of_sequence", lambda parts: memory)
-    return memory
+    return SlotBudget(None, 0, 10**9 if num_bytes is None else num_bytes, A_TOKEN, A_ROUND, A_TREE)
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SequenceMemory) -> None:
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> SlotBudget:
+    monkeypatch.setattr("draftree.engine.engine.slot_budget", lambda parts, num_bytes: costly(num_bytes))
+    return costly(0)
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SlotBudget) -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(4, memory=priced.of(100)))
+    engine = engine_of(llm, Limits(4, memory=priced.slot_bytes(100)))
     assert engine.longest == 100
     engine.add(*request(llm, [1] * 60, max_tokens=40))
     with pytest.raises(InvalidRequestError) as caught:
@@ -122,10 +124,10 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: Sequence
     run(engine)
 
 
-def test_memory_bounds_the_batch(priced: SequenceMemory) -> None:
+def test_memory_bounds_the_batch(priced: SlotBudget) -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(None, memory=3 * priced.of(300)))
-    assert priced.num_slots(3 * priced.of(300), 300) == 3
+    engine = engine_of(llm, Limits(None, memory=3 * priced.slot_bytes(300)))
+    assert engine.num_slots(300) == costly(3 * priced.slot_bytes(300)).num_slots(300) == 3
     sequences = [s for seed in range(6) for s in request(llm, [1, 2], max_tokens=298, seed=seed)]
     engine.add(*sequences)
     engine.step()
@@ -134,10 +136,10 @@ def test_memory_bounds_the_batch(priced: SequenceMemory) -> None:
     assert all(s.finish_reason is FinishReason.LENGTH for s in sequences)
 
 
-def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SequenceMemory) -> None:
+def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SlotBudget) -> None:
     llm = table_llm("ngram,min=1")
     params = [{"max_tokens": 900, "seed": seed} for seed in range(3)]
-    engine = engine_of(llm, Limits(None, memory=priced.of(950)))
+    engine = engine_of(llm, Limits(None, memory=priced.slot_bytes(950)))
     sequences = [s for given in params for s in request(llm, [1, 2], **given)]
     engine.add(*sequences)
     most, was_alone = 0, False

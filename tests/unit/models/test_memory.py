@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draftree.engine.memory import estimate_slots, memory_for_sequences
+from draftree.engine.memory import estimate_slots, slot_budget
 from draftree.engine.parts import Parts
 from draftree.models import memory
 from draftree.models.memory import NOTHING, Footprint, free_memory
@@ -55,8 +55,15 @@ def test_what_graphs_will_keep_is_taken_off_before(free: int) -> None:
     target, draft = (dataclasses.replace(one, graphs=10_000) for one in (TARGET, DRAFT))
     found = estimate_slots(parts(target, draft, nodes=7), 50)
     assert (found.graph_bytes, found.sequence_bytes) == (20_000, 40_000)
-    assert memory_for_sequences(parts(target, draft, nodes=7)) == 40_000
-    assert memory_for_sequences(parts(dataclasses.replace(TARGET, graphs=10**9))) == 0
+    assert slot_budget(parts(target, draft, nodes=7)).sequence_bytes == 40_000
+    assert slot_budget(parts(dataclasses.replace(TARGET, graphs=10**9))).sequence_bytes == 0
+
+
+def test_the_longest_text_is_the_longest_of_which_one_slot_fits(free: int) -> None:
+    budget = slot_budget(parts(TARGET, DRAFT, nodes=7))
+    assert budget.longest is not None
+    assert budget.num_slots(budget.longest) == 1
+    assert budget.num_slots(budget.longest + 1) == 0
 
 
 def test_where_nothing_fits_there_are_no_slots(free: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from draftree.cli.bench.distributions import distributions
 from draftree.cli.bench.options import DEFAULT_COMMAND, BenchGroup
 from draftree.cli.bench.passes import passes
 from draftree.cli.bench.perplexity import perplexity
@@ -25,7 +24,6 @@ def about() -> None:
 for _name, _command in (
     (DEFAULT_COMMAND, run),
     ("passes", passes),
-    ("distributions", distributions),
     ("perplexity", perplexity),
     ("simulate", simulate),
     ("report", report),

@@ -17,22 +17,6 @@ def passes(
         str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
     ] = "1,2,4,8,16,32,64",
     prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
-    trees: Annotated[
-        str | None,
-        typer.Option(
-            help="Trees to score, as trees, leaf by leaf, and beside a chain of as many tokens: 2-2-2,4-2-1.",
-            metavar="SHAPE,...",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    drafts: Annotated[
-        str | None,
-        typer.Option(
-            help="Trees that the model drafts, and the passes in it: 1-1-1,best-32.",
-            metavar="SHAPE,...",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -53,8 +37,6 @@ def passes(
         rows=counts,
         prefix=prefix,
         repeats=repeats,
-        trees=tuple(trees.split(",") if trees else ()),
-        drafts=tuple(drafts.split(",") if drafts else ()),
         dtype=dtype,
         device=device,
         kernels=kernels,
@@ -62,6 +44,5 @@ def passes(
         threads=threads,
         trust_remote_code=trust_remote_code,
     )
-    header, records, tree_records = measure(settings, fetch=resolve_with_bar)
-    lines = [*(("pass", record) for record in records), *(("tree", tree) for tree in tree_records)]
-    write_and_show(output, header, lines)
+    header, records = measure(settings, fetch=resolve_with_bar)
+    write_and_show(output, header, (("pass", record) for record in records))

@@ -1,4 +1,6 @@
-"""What trees cost: to score in one pass and leaf by leaf, and to draft level by level.
+"""Times trees: scored in one pass and leaf by leaf, and drafted level by level.
+
+    python benchmarks/trees.py MODEL --trees 2-2-2,4-2-1 --drafts 1-1-1,best-32 [--output FILE]
 
 Scoring is compared with a plain pass over as many tokens, and with sequence-based decoding, in which every leaf is a
 sequence of its own. Drafting is compared with the passes in it: what is left is not the model's.
@@ -6,24 +8,34 @@ sequence of its own. Drafting is compared with the passes in it: what is left is
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from pathlib import Path
+from typing import Annotated, Any, final
 
+import typer
+
+from draftree.bench.pass_times import PassSettings, header_of, load_fitting
 from draftree.bench.records import TreeRecord
 from draftree.bench.runner import collector_off
 from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind, some_tokens
-from draftree.core.errors import ConfigurationError
+from draftree.cli.bench.options import write_and_show
+from draftree.cli.models import resolve_with_bar
+from draftree.cli.options import require_new
+from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import Extend, LanguageModel, Scores, Slot
-from draftree.models.sequential import SequentialModel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from sequential import SequentialModel
 
 TEMPERATURES = (0.0, 0.8)
 DRAWS = (Draw.FREE, Draw.IID, Draw.WITHOUT_REPLACEMENT)
@@ -193,3 +205,55 @@ class TimedModel(LanguageModel):
     def close(self, slot: Slot) -> None:
         """As the model."""
         self._model.close(slot)
+
+
+def measure(settings: PassSettings, trees: Sequence[str], drafts: Sequence[str]) -> tuple[Any, list[TreeRecord]]:
+    """Load the model and time trees; the header and the records.
+
+    Args:
+        settings: of the model and its passes; `rows` is of no effect.
+        trees: shapes that are scored.
+        drafts: shapes that are drafted.
+
+    Raises:
+        ConfigurationError: a shape that needs a drafter to be placed, no fit into the context, or chains only.
+    """
+    shapes = [scored_shape(text) for text in trees]
+    # a drafter's slot holds what it read, and while it is timed the text grows
+    drafted = [parse_shape(text, None).num_fed + settings.repeats + WARM_UP_PASSES for text in drafts]
+    loaded = load_fitting(settings, max([*(shape.num_nodes for shape in shapes), *drafted, 1]))
+    if any(not shape.is_chain for shape in shapes) and not loaded.model.supports_trees:
+        raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
+    how = {"prefix": settings.prefix, "repeats": settings.repeats}
+    records = time_scoring(loaded.model, trees, **how) if trees else []
+    return header_of(settings, loaded), [*records, *time_drafting(loaded.model, drafts, **how)]
+
+
+def main(
+    model: str,
+    *,
+    trees: Annotated[str, typer.Option(help="Trees to score: as trees, as chains, and leaf by leaf.")] = "",
+    drafts: Annotated[str, typer.Option(help="Trees that the model drafts, and the passes in it.")] = "",
+    prefix: Annotated[int, typer.Option(help="Tokens before the tree.")] = 256,
+    repeats: Annotated[int, typer.Option(help="Passes of each kind.")] = 20,
+    dtype: str = "auto",
+    device: str = "auto",
+    kernels: str = "auto",
+    quantization: str | None = None,
+    threads: int | None = None,
+    output: Annotated[Path | None, typer.Option(help="JSON lines, read by 'draftree bench report'.")] = None,
+) -> None:
+    """Time trees of a model."""
+    try:
+        require_new(output)
+        resolve_with_bar(model)
+        names = {"dtype": dtype, "device": device, "kernels": kernels, "quantization": quantization, "threads": threads}
+        settings = PassSettings(model, prefix=prefix, repeats=repeats, **names)
+        header, records = measure(settings, *(text.split(",") if text else [] for text in (trees, drafts)))
+        write_and_show(output, header, (("tree", record) for record in records))
+    except DraftreeError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

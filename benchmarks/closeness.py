@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.bench.benchmark import eos_ids_of, prompts_of, tokenizer_of
+from draftree.bench.benchmark import prompts_of, tokenizer_of
 from draftree.bench.engines import OurWriter, RunParams
 from draftree.bench.methods import our_methods
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
@@ -103,9 +103,8 @@ class DistributionJob:
 
     def run(self, reduce: Reduce) -> Iterator[list[DistributionRecord]]:
         """The records of one temperature after the other."""
-        eos_ids = eos_ids_of(self.target, self.tokenizer)
         (plain,) = our_methods(())
-        writer = OurWriter(self.target, self.tokenizer, methods=[plain], batch=len(self.prompts), eos_ids=eos_ids)
+        writer = OurWriter(self.target, self.tokenizer, methods=[plain], batch=len(self.prompts))
         for temperature in self.settings.temperatures:
             asked = RunParams(self.settings.max_tokens, temperature, self.settings.seed)
             texts = writer.write(plain, [prompt.ids for prompt in self.prompts], asked)

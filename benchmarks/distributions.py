@@ -1,11 +1,17 @@
-"""`draftree bench distributions`."""
+"""Compares a drafter's distributions with the target's: how often it guesses right, and what each rule keeps.
+
+python benchmarks/distributions.py MODEL --draft-model NAME [--category NAME] [--limit N] [--output FILE]
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
+from closeness import DistributionSettings, prepare
 
+from draftree.analysis.acceptance import kept_by_rule
 from draftree.cli.bench.options import (
     COMPARED,
     HOW,
@@ -19,7 +25,9 @@ from draftree.cli.bench.options import (
     write_and_show,
 )
 from draftree.cli.completion import complete_model
+from draftree.cli.models import resolve_with_bar
 from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, require_new
+from draftree.core.errors import DraftreeError
 
 
 def distributions(
@@ -48,10 +56,6 @@ def distributions(
 ) -> None:
     """Compare a drafter's distributions with the target's: how often it guesses right, and what each rule keeps."""
     require_new(output)
-    from draftree.analysis.acceptance import kept_by_rule
-    from draftree.bench.closeness import DistributionSettings, prepare
-    from draftree.cli.models import resolve_with_bar
-
     settings = DistributionSettings(
         model=model,
         draft_model=draft_model,
@@ -70,3 +74,12 @@ def distributions(
     ready = prepare(settings, fetch=resolve_with_bar)
     distribution_lines = (("distribution", record) for records in ready.run(kept_by_rule) for record in records)
     write_and_show(output, ready.header, distribution_lines)
+
+
+if __name__ == "__main__":
+    try:
+        app = typer.Typer(add_completion=False)
+        app.command()(distributions)
+        app()
+    except DraftreeError as error:
+        sys.exit(f"error: {error}")

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from bench_samples import write_model
+from benchmark_scripts import script
 from draftree.analysis.acceptance import kept_by_rule
-from draftree.bench.closeness import DistributionSettings, prepare
 from draftree.bench.closeness_tables import distribution_grids
 from draftree.bench.records import DistributionRecord, read_results
 from draftree.bench.replay import hit_rates, independent_tokens, replayed_tokens, surviving_tokens
-from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+
+closeness = script("closeness")
+DistributionSettings, prepare = closeness.DistributionSettings, closeness.prepare
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +66,8 @@ def test_a_model_drafts_its_own_picks(folders, prompts):
 def test_another_model_drafts_some_of_them_and_the_file_tells(folders, prompts, tmp_path, capsys):
     target, small = folders
     out = tmp_path / "distributions.jsonl"
-    how = ["--temperatures", "0,1", "--max-tokens", "8", "--draws", "2", "--dtype", "float32"]
-    command = ["bench", "distributions", str(target), "--draft-model", str(small), "--prompts", str(prompts), *how]
-    assert run([*command, "--output", str(out)]) == 0
+    how = {"temperatures": "0,1", "max_tokens": 8, "draws": 2, "dtype": "float32", "prompts": prompts}
+    script("distributions").distributions(str(target), draft_model=str(small), **how, output=out)
     results = read_results(out)
     assert (results.header["job"], results.is_complete, len(results.distributions)) == ("distributions", True, 4)
     for record in results.distributions:

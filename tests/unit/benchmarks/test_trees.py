@@ -1,0 +1,62 @@
+"""Times of trees: what is timed, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench_samples import write_model
+from benchmark_scripts import script
+from draftree.bench.pass_times import PassSettings
+from draftree.bench.records import read_results
+from draftree.core.errors import ConfigurationError
+from draftree.models.base import Extend, LanguageModel, Scores
+from draftree.models.table import TableLM, hashed
+
+trees = script("trees")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+
+
+def test_trees_of_a_folder(tmp_path, capsys):
+    folder, out = write_model(tmp_path / "tiny"), tmp_path / "trees.jsonl"
+    given = {"trees": "2-1,3", "drafts": "best-3,wor-2", "prefix": 8, "repeats": 2, "dtype": "float32"}
+    trees.main(str(folder), **given, output=out)
+    results = read_results(out)
+    assert (results.header["model"]["name"], results.is_complete) == ("tiny", True)
+    assert "Scoring a tree" in capsys.readouterr().out
+    found = results.trees
+    scored = [(tree.shape, tree.how, tree.rows, tree.leaves) for tree in found[:8]]
+    hows = ("tree", "chain", "batched", "one by one")
+    assert scored == [("2-1", how, 4, 2) for how in hows] + [("3", how, 3, 3) for how in hows]
+    assert len(found) == 8 + 2 * 2 * 2
+    drafted, passes = found[8], found[9]
+    assert (drafted.shape, drafted.how, passes.how) == (
+        "best-3",
+        "drafted, temperature 0",
+        "passes of drafting, temperature 0",
+    )
+    assert all(whole > part > 0 for whole, part in zip(drafted.milliseconds, passes.milliseconds, strict=True))
+
+
+def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
+    model = TableLM(hashed(8, 0), order=2)
+    seen: list[list[int]] = []
+    extend = TableLM.extend
+
+    def watched(self: LanguageModel, jobs) -> Scores:
+        seen.append(list(jobs[0].parents))
+        return extend(self, jobs)
+
+    monkeypatch.setattr(TableLM, "extend", watched)
+    trees.time_scoring(model, ("2-2",), prefix=3, repeats=1)
+    assert [-1, -1, 0, 0, 1, 1] in seen
+    assert list(range(-1, 5)) in seen
+    assert model.extend([Extend(model.open(), [1], [-1])]).logits.shape == (1, 8)
+
+
+def test_trees_that_only_a_drafter_can_place_are_refused():
+    with pytest.raises(ConfigurationError, match="depends on a drafter"):
+        trees.measure(PassSettings("nothing"), ["best-8"], [])
