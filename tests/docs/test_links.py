@@ -88,6 +88,13 @@ def test_files_that_do_not_exist_are_seen(tmp_path: Path) -> None:
     assert list(missing_files(page)) == ["models/tree.py", "treee.py", "corre/", "no/such.py"]
 
 
+def test_every_result_is_cited_by_a_page() -> None:
+    cited = "".join(path.read_text(encoding="utf-8") for path in documents())
+    results = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
+    assert len(results) > 10
+    assert [path.name for path in results if path.name not in cited] == []
+
+
 def test_every_decision_is_listed() -> None:
     listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
     records = sorted(path.name for path in (DOCS / "decisions").glob("[0-9]*.md"))
