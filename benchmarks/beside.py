@@ -30,6 +30,7 @@ import torch
 import draftree
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.bench.records import sha256_of
 from draftree.bench.workload import encode, read_workload
 from draftree.drafters import drafts
 from draftree.loading.load import LoadedModel, load_model
@@ -232,6 +233,7 @@ def main() -> None:
                 for engine in engines[turn:] + engines[:turn]:
                     found = engine.write(encode(task, tokenizer)[0], given.max_tokens)
                     facts = {"engine": engine.name, "task": task.id, "category": task.category, "repeat": repeat}
+                    found["tokens_sha256"] = sha256_of(found.pop("ids"))
                     records.append({"kind": "record", **facts, **found})
                 print(f"\r{repeat * len(tasks) + number + 1}/{given.repeats * len(tasks)}", end="", file=sys.stderr)
     finally:

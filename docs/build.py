@@ -1,7 +1,7 @@
-"""Makes the generated pages: docs/methods/ and docs/reference.md. `--check` only says whether they are up to date.
+"""Make the generated files: docs/methods/, docs/reference.md, docs/architecture.svg and the tables in docs/rooms/.
 
-Plain Markdown, read from the package itself. The pages are committed; a test runs the check, so a new method cannot
-lack its page.
+`--check` reports outdated files and writes nothing. The files are made from the package itself and committed; a test
+runs the check.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from generator import methods, reference
+from generator import methods, reference, rooms
 
 from draftree.core.errors import DraftreeError
 
@@ -20,15 +20,19 @@ DOCS = Path(__file__).parent
 
 
 def pages() -> dict[Path, str]:
-    """Path to text of every generated page, by the code as it stands."""
-    made = {Path("methods") / name: text for name, text in methods.make().items()}
-    return {**made, Path("reference.md"): reference.make()}
+    """Path to text of every generated file, from the current sources."""
+    return {
+        **{Path("methods") / name: text for name, text in methods.make().items()},
+        **{Path("rooms") / name: text for name, text in rooms.make(DOCS / "rooms").items()},
+        Path("reference.md"): reference.make(),
+        Path("architecture.svg"): rooms.picture(),
+    }
 
 
 def outdated(folder: Path, wanted: dict[Path, str]) -> list[Path]:
-    """Pages that are missing, differ, or belong to a method that is gone."""
+    """Files that are missing, differ, or belong to a method or room that no longer exists."""
     changed = [path for path, text in wanted.items() if not is_text(folder / path, text)]
-    left = [path.relative_to(folder) for path in sorted((folder / "methods").glob("*.md"))]
+    left = [path.relative_to(folder) for name in ("methods", "rooms") for path in sorted((folder / name).glob("*.md"))]
     return changed + [path for path in left if path not in wanted]
 
 
@@ -37,7 +41,7 @@ def is_text(path: Path, text: str) -> bool:
 
 
 def write(folder: Path, wanted: dict[Path, str]) -> list[Path]:
-    """Bring the folder up to date; returns what was touched."""
+    """Bring the folder up to date; return the files that were written or removed."""
     touched = outdated(folder, wanted)
     for path in touched:
         target = folder / path
@@ -50,7 +54,7 @@ def write(folder: Path, wanted: dict[Path, str]) -> list[Path]:
 
 
 def main(arguments: Sequence[str], folder: Path = DOCS) -> int:
-    """Exit status: 0 done or up to date, 1 out of date or not to be made, 2 wrong usage."""
+    """Return the exit status: 0 done or up to date, 1 out of date or an error, 2 wrong usage."""
     if list(arguments) not in ([], ["--check"]):
         sys.stderr.write("usage: python docs/build.py [--check]\n")
         return 2

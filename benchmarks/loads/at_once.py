@@ -1,4 +1,4 @@
-"""N requests arrive together, for each N and method, in turns; when the tokens of each came."""
+"""N requests arrive together, for each N and method, alternating: throughput and latencies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -92,9 +92,31 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
                     "repeat": repeat,
                     "seconds": time.perf_counter() - start,
                     "prompt_tokens": [len(ids) for ids in group],
-                    "marks": written.marks,
+                    **condensed(written.marks),
                     "nodes": written.nodes,
                 }
+
+
+def condensed(marks: Sequence[Marks]) -> dict[str, Any]:
+    """What the table needs of the times of all tokens.
+
+    Keys: `tokens` of all texts; `last_token`, seconds until the last one; `first_token`, seconds per text;
+    `latencies`, inter-token latency in hundredths of a millisecond to number of tokens. A round brings several tokens
+    at once: each counts with its share of the time.
+    """
+    texts = [text for text in marks if text]
+    latencies = Counter(
+        round(1e5 * (after[0] - before[0]) / (after[1] - before[1]))
+        for text in texts
+        for before, after in itertools.pairwise(text)
+        for _ in range(after[1] - before[1])
+    )
+    return {
+        "tokens": sum(text[-1][1] for text in texts),
+        "last_token": max(text[-1][0] for text in texts),
+        "first_token": [round(text[0][0], 5) for text in texts],
+        "latencies": {str(step): latencies[step] for step in sorted(latencies)},
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -114,17 +136,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for (count, name), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        requests = [marks for row in group for marks in row["marks"] if marks]
-        tokens = sum(marks[-1][1] for marks in requests)
-        seconds = sum(max(marks[-1][0] for marks in row["marks"] if marks) for row in group)
-        first = [marks[0][0] for marks in requests]
-        # a round brings several tokens at once: each token of it counts with its share of the wait
-        gaps = [
-            (after[0] - before[0]) / (after[1] - before[1])
-            for marks in requests
-            for before, after in itertools.pairwise(marks)
-            for _ in range(after[1] - before[1])
-        ]
+        tokens = sum(row["tokens"] for row in group)
+        seconds = sum(row["last_token"] for row in group)
+        first = [text for row in group for text in row["first_token"]]
+        gaps = [int(step) / 1e5 for row in group for step, count in row["latencies"].items() for _ in range(count)]
         nodes = [row["nodes"] for row in group if row.get("nodes") is not None]
         lines.append(
             f"| {count} | {name} | {tokens / seconds:.1f} "

@@ -1,1 +1,1 @@
-"""What `docs/build.py` makes pages from: the package's own files and dataclasses."""
+"""Generators of documentation, used by `docs/build.py`: they read the package's files and dataclasses."""

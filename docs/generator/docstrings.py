@@ -1,4 +1,4 @@
-"""Docstrings taken apart: Google sections, the options that a `Config` explains, attributes with their texts."""
+"""Parse docstrings: Google sections, the options that a `Config` describes, attributes and their texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """A docstring in parts.
+    """A parsed docstring.
 
     Attributes:
         text: all before the first section.
@@ -29,7 +29,7 @@ class Doc:
     sections: dict[str, str]
 
     def entries(self, title: str) -> dict[str, str]:
-        """Name and text of every `name: text` in a section; what is indented below belongs to it."""
+        """Name and text of every `name: text` in a section; indented lines below continue the text."""
         found: dict[str, str] = {}
         name = ""
         for line in self.sections.get(title, "").splitlines():
@@ -68,10 +68,10 @@ def parse(docstring: str | None) -> Doc:
 
 
 def option_texts(docstring: str | None) -> dict[str, str]:
-    """What a `Config` says of its options.
+    """Descriptions of the options of a `Config`.
 
     Written as an `Attributes:` section, or as clauses: `` `max` and `min`: length of the run; `k`: tokens ahead ``.
-    The option behind a method's colon has the empty name, and is written as it is typed: `` `model:NAME`: … ``.
+    The option after a method's colon has the empty name and is written as in a spec: `` `model:NAME`: … ``.
     """
     doc = parse(docstring)
     found = doc.entries("Attributes")

@@ -1,4 +1,4 @@
-"""A page for every drafter, verifier and planner, and the index: from the registries and the methods' files."""
+"""Generate a page for every drafter, verifier and planner, and their index, from registries and method files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make() -> dict[str, str]:
 
 
 def head(entry: Entry) -> Iterator[str]:
-    """What all kinds have in common: title, docstring, options."""
+    """Blocks that all kinds share: title, docstring, options."""
     text = inspect.cleandoc(importlib.import_module(entry.cls.__module__).__doc__ or "")
     yield f"# {entry.card.name}: a {entry.seam}"
     yield f"{MARK} from {entry.source}: change it there, then `make docs`. -->"
@@ -100,7 +100,7 @@ def options(entry: Entry) -> str:
         if not text:
             raise ConfigurationError(
                 f"option '{option.name}' of {entry.seam} '{entry.card.name}' has no meaning: "
-                "say it in the docstring of its Config, as `name`: what it does, or under Attributes"
+                "describe it in the docstring of its Config, as `name`: what it does, or under Attributes"
             )
         name = f"{entry.card.name}:{option.name.upper()}" if option.behind_colon else option.name
         default = "needed" if option.needed else "automatic" if option.default is None else code(option.default)
@@ -109,7 +109,7 @@ def options(entry: Entry) -> str:
 
 
 def specs_of(entry: Entry) -> list[str]:
-    """The method as it may be typed: as it is, and in every shape where it grows trees."""
+    """Specs of a method: plain, and in every shape if it grows trees."""
     needed = [option.type for option in entry.card.options if option.needed and option.behind_colon]
     spec = ":".join([entry.card.name, *(SMALL if kind == "str" else str(EXAMPLE_LENGTH) for kind in needed)])
     if all(option.name != "tree" for option in entry.card.options):
@@ -119,7 +119,7 @@ def specs_of(entry: Entry) -> list[str]:
 
 @functools.cache
 def agreed_draw(draft: str, verify: str) -> Draw | None:
-    """How the two work together, None if they are refused."""
+    """The draw that drafter and verifier agree on; None if they are refused."""
     try:
         return choose_methods(draft, verify, None).draw
     except ConfigurationError:
@@ -137,25 +137,25 @@ def spelled(draws: frozenset[Draw]) -> str:
 def drafter_blocks(entry: Entry) -> Iterator[str]:
     specs = specs_of(entry)
     rules = VERIFIERS.names()
-    yield "## Draws, and who takes them"
+    yield "## Draws and compatible verifiers"
     rows = []
     for spec in specs:
         taken = [rule for rule in rules if agreed_draw(spec, rule)]
         rows.append((code(spec), spelled(draws_of(spec)), listed(taken, none="none")))
-    yield table(("as typed", "children may be", "verifiers that take them"), rows)
-    yield "What the draws mean stands in the [index](README.md#draws)."
+    yield table(("spec", "draws", "compatible verifiers"), rows)
+    yield "The draws are explained in the [index](README.md#draws)."
     yield from example(draft=specs[0])
 
 
 def verifier_blocks(entry: Entry, specs: list[str]) -> Iterator[str]:
     cls, name = entry.cls, entry.card.name
-    yield "## What it promises, what it takes"
-    children = "one child a node (chains)" if cls.chains_only else "any number of children"
-    noise = "the request's own noise where they are free" if cls.shares_noise else "a stream of their own"
+    yield "## Guarantee and requirements"
+    children = "one child per node (chains)" if cls.chains_only else "any number of children"
+    noise = "the request's own noise where they are free" if cls.shares_noise else "a separate stream"
     yield table(
         ("", ""),
         (
-            ("promise", f"{guarantee(cls)} ([what that means](../lossless.md))"),
+            ("guarantee", f"{guarantee(cls)} ([explanation](../lossless.md))"),
             ("draws", spelled(cls.accepts)),
             ("trees", children),
             (
@@ -166,25 +166,25 @@ def verifier_blocks(entry: Entry, specs: list[str]) -> Iterator[str]:
         ),
     )
     fitting = [spec for spec in [*specs, MERGED] if agreed_draw(spec, name)]
-    yield f"Drafters that fit: {listed(fitting, none='none')}."
+    yield f"Compatible drafters: {listed(fitting, none='none')}."
     yield from example(draft=min(fitting, key=lambda spec: showing(spec, name)), verify=name)
 
 
 def distributions_wanted(cls: type[Any]) -> str:
     if cls.needs_distributions:
-        return "needed; that of a certain child (point) is known without being given"
-    return "used where there are any" if cls.wants_distributions else "not read"
+        return "required; for a certain child (point) it is implied"
+    return "used if given" if cls.wants_distributions else "not read"
 
 
 def showing(spec: str, verify: str) -> tuple[bool, int, bool]:
-    """Sorts drafters by how well they show a rule: trees first, of the draw that binds them least, by a small model."""
+    """Sort key of examples for a rule: trees first, then the least restrictive draw, then a small model."""
     draw = agreed_draw(spec, verify)
     assert draw is not None, "only drafters that fit are shown"
     return "tree=" not in spec, PREFERENCE.index(draw), SMALL not in spec
 
 
 def planner_blocks(entry: Entry) -> Iterator[str]:
-    yield "## What it needs"
+    yield "## Requirements"
     if entry.cls.wants_costs:
         yield "A few passes of the target are timed before the first round. Any drafter, any verifier."
     else:
@@ -198,7 +198,7 @@ def planner_blocks(entry: Entry) -> Iterator[str]:
 
 
 def example(*, draft: str, verify: str | None = None, plan: str | None = None) -> Iterator[str]:
-    """A command and the same in Python; the pairing is checked, no weights are read."""
+    """A command and the same in Python; the combination is checked, no weights are read."""
     predicts = choose_methods(draft, verify or "coupled", plan).reads_predictions
     model = TARGET if SMALL in draft else OTHER
     flags = [("draft", draft), *([("verify", verify)] if verify else []), *([("plan", plan)] if plan else [])]
@@ -218,28 +218,28 @@ def example(*, draft: str, verify: str | None = None, plan: str | None = None) -
 
 
 def guarantee(cls: type[Any]) -> str:
-    """What a rule promises, in the words of docs/lossless.md."""
+    """The guarantee of a rule, as docs/lossless.md names it."""
     if not cls.lossless:
         return LOSSY
     return SAME_DISTRIBUTION if cls.needs_distributions else SAME_TEXT
 
 
 def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], specs: list[str]) -> str:
-    """All methods on one page, and which fit together."""
+    """All methods on one page, and their compatible pairs."""
     rules = [entry.card.name for entry in verifiers]
     return page(
         "# Methods",
         f"{MARK} from the files in src/draftree/: change them there, then `make docs`. -->",
-        "One file is one method; its name is its name everywhere. `draftree methods` prints the same list. "
-        "Which to take for what: [guides/choosing.md](../guides/choosing.md).",
+        "One method is one file; the file name is the method name. `draftree methods` prints the same list. "
+        "How to choose: [guides/choosing.md](../guides/choosing.md).",
         "## Drafters",
         "`--draft`, `LLM(draft=…)`. `none` is plain decoding.",
         table(("name", "what it does"), [(link(e), e.card.summary) for e in drafters]),
         "## Verifiers",
-        "`--verify`, `LLM(verify=…)`. `coupled` if not given. The promises are explained in "
+        "`--verify`, `LLM(verify=…)`. Default: `coupled`. The guarantees are explained in "
         "[lossless.md](../lossless.md).",
         table(
-            ("name", "what it does", "promise", "takes"),
+            ("name", "what it does", "guarantee", "accepts"),
             [(link(e), e.card.summary, guarantee(e.cls), spelled(e.cls.accepts)) for e in verifiers],
         ),
         "## Planners",
@@ -247,20 +247,20 @@ def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], 
         "and for drafters that work ahead (`lookahead`).",
         table(("name", "what it does"), [(link(e), e.card.summary) for e in planners]),
         "## Which fit together",
-        "Rows are drafters as they are typed, columns verifiers; a cell is the draw that both agree on, a dash that "
-        "they are refused, which happens before any weights are read. Every planner goes with every pair.",
+        "Rows are specs of drafters, columns verifiers. A cell is the draw that both agree on. A dash means that the "
+        "pair is refused, before any weights are read. Every planner works with every pair.",
         table(
             ("", *map(code, rules)),
             [(code(spec), *(fit(spec, rule) for rule in rules)) for spec in [*specs, MERGED]],
         ),
         "## Draws",
-        "How the children of a node came to be, and with it what a verifier may conclude from them:",
+        "How the children of a node were chosen, which determines what a verifier may conclude from them:",
         "\n".join(f"* `{value}`: {text}" for value, text in members(Draw).items()),
         "## Shapes",
         inspect.cleandoc(shapes.__doc__ or ""),
-        "A drafter that has the option `tree` takes them all.",
+        "A drafter with the option `tree` accepts all of them.",
         "## Several drafters",
-        f"`a+b` names two drafters, such as `{MERGED}`; any number will do.",
+        f"`a+b` names two drafters, such as `{MERGED}`; any number is allowed.",
         inspect.cleandoc(merged.__doc__ or ""),
     )
 

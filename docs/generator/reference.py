@@ -40,7 +40,7 @@ def make() -> str:
         "# Reference",
         "<!-- Made by docs/build.py from src/draftree/: change it there, then `make docs`. -->",
         f"`from draftree import {', '.join(name for name in draftree.__all__ if not name.startswith('_'))}`. "
-        "The methods that can be named are on [their own pages](methods/README.md).",
+        "Drafters, verifiers and planners have [pages of their own](methods/README.md).",
         *language_model(),
         *async_language_model(),
         *sampling_params(),
@@ -162,10 +162,10 @@ def returned(value: property) -> str:
 
 def error_tree() -> Iterator[str]:
     yield "## Errors"
-    yield "All come from `draftree.core.errors`; in brackets the built-in error that each of them is as well."
+    yield "All errors are in `draftree.core.errors`; brackets show the built-in error that each one also is."
     tree = [line for line in (errors.__doc__ or "").splitlines() if line.startswith(TREE_INDENT)]
     yield fence(textwrap.dedent("\n".join(tree)))
-    yield "A message has three parts: what was asked, what is the case, what to do."
+    yield "A message names the wrong value, what is allowed, and what to do."
     for name in errors.__all__:
         yield entries_table(f"attribute of {name}", parse(getattr(errors, name).__doc__).entries("Attributes"))
 

@@ -31,8 +31,9 @@ class Block:
 
 
 def documents() -> list[Path]:
-    found = [path for path in (ROOT / "README.md", ROOT / "CHANGELOG.md") if path.exists()]
-    return found + sorted(DOCS.rglob("*.md"))
+    """All Markdown files that users and contributors read."""
+    top = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+    return [ROOT / name for name in top] + sorted(DOCS.rglob("*.md"))
 
 
 def guide(name: str) -> Path:
@@ -66,9 +67,10 @@ def fenced(path: Path) -> Iterator[Block]:
 
 
 def commands(path: Path) -> list[tuple[Block, str]]:
-    """Every command of the shell blocks, without comments."""
+    """Every command of the shell blocks, without comments; continued lines are one command."""
     shell = [block for block in blocks(path) if block.language in ("sh", "bash", "shell", "console")]
-    lines = [(block, line.removeprefix("$ ").strip()) for block in shell for line in block.text.splitlines()]
+    texts = [(block, re.sub(r"\\\n\s*", "", block.text)) for block in shell]
+    lines = [(block, line.removeprefix("$ ").strip()) for block, text in texts for line in text.splitlines()]
     return [(block, line) for block, line in lines if line and not line.startswith("#")]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import documents
+import pytest
 from documents import blocks, commands, matches
+from generator.markdown import WIDTH, wrapped
 
 PAGE = """# A page
 
@@ -62,3 +64,36 @@ def test_dots_stand_for_anything_in_a_line() -> None:
 def test_there_are_documents() -> None:
     names = {path.relative_to(documents.ROOT).as_posix() for path in documents.documents()}
     assert {"README.md", "docs/architecture.md", "docs/lossless.md", "docs/reference.md"} <= names
+
+
+def too_long(text: str) -> list[str]:
+    """Lines of prose over the width; tables, headings and code may be wider."""
+    outside, in_fence = [], False
+    for line in text.splitlines():
+        in_fence ^= line.lstrip().startswith("```")
+        if not in_fence and not line.startswith(("|", "#", "    ")):
+            outside.append(line)
+    return [line for line in outside if len(line) > WIDTH]
+
+
+@pytest.mark.parametrize("path", documents.documents(), ids=lambda path: str(path.relative_to(documents.ROOT)))
+def test_prose_is_wrapped(path: Path) -> None:
+    if path.name != "CHANGELOG.md":
+        assert too_long(path.read_text(encoding="utf-8")) == []
+
+
+def test_wrapping_keeps_words_code_and_tables() -> None:
+    words = " ".join(["word"] * 18)
+    text = f"# {words} {words}\n\n* {words} `a b`, {words}\n  {words}\n* short\n\n| {words} | {words} |\n\n"
+    text += f"```text\n{words} {words}\n```\n\n    {words} {words}\n\n{words} {words}\nend"
+    made = wrapped(text)
+    assert made.split() == text.split()
+    assert too_long(text)
+    assert too_long(made) == []
+    lines = made.splitlines()
+    assert lines[2].startswith("* word")
+    assert sum("`a b`," in line for line in lines) == 1
+    assert f"| {words} | {words} |" in lines
+    assert f"    {words} {words}" in lines
+    assert all(line.startswith(("* ", "  ")) for line in lines[2:6])
+    assert wrapped(made) == made

@@ -1,4 +1,4 @@
-"""Pages made from the code are up to date, and a new method cannot lack its own."""
+"""Pages generated from the code are up to date, and a new method without a page is reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert build.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_a_new_method_lacks_its_page(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_method_without_a_page_is_reported(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (planners / "dummy_length.py").write_text(PLANNER.format(options="`width`: nodes and levels."))
     assert build.main(["--check"]) == 1
     complaint = capsys.readouterr().err
@@ -70,13 +70,13 @@ def test_a_new_method_lacks_its_page(planners: Path, capsys: pytest.CaptureFixtu
     assert "--plan dummy-length" in page
 
 
-def test_an_option_without_a_meaning_is_refused(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_without_a_description_is_refused(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (planners / "dummy_length.py").write_text(PLANNER.format(options="Has an option."))
     assert build.main([]) == 1
     assert "option 'width' of planner 'dummy-length' has no meaning" in capsys.readouterr().err
 
 
-def test_writing_changes_what_differs_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_that_differ_are_written(tmp_path: Path) -> None:
     wanted = {Path("methods/a.md"): "a\n", Path("reference.md"): "r\n"}
     assert set(build.write(tmp_path, wanted)) == set(wanted)
     assert build.write(tmp_path, wanted) == []
@@ -106,7 +106,7 @@ def test_option_texts_of_both_kinds() -> None:
     }
 
 
-def test_docstrings_are_parted() -> None:
+def test_docstrings_are_parsed() -> None:
     doc = parse(
         "Does it.\n\n    More.\n\n    Args:\n        x: of shape\n            (rows).\n    Raises:\n        E: why\n"
     )
@@ -115,13 +115,13 @@ def test_docstrings_are_parted() -> None:
     assert doc.entries("Raises") == {"E": "why"}
 
 
-def test_fields_carry_their_texts() -> None:
+def test_fields_have_descriptions() -> None:
     assert all(attribute.text for attribute in attributes(CompletionStats))
     below = {attribute.name: attribute.text for attribute in attributes(SequenceRecord)}
     assert below["num_in_path"].startswith("Drafted tokens")
 
 
-def test_the_promise_of_every_verifier_is_written_down() -> None:
+def test_the_lossless_page_states_the_guarantee_of_every_verifier() -> None:
     rows = re.findall(
         r"^\| \[([\w-]+)\]\(methods/\S+\) \| ([\w ]+) \|", (DOCS / "lossless.md").read_text(), re.MULTILINE
     )

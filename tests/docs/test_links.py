@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from documents import DOCS, ROOT, documents
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE_SPAN = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)*\.(?:py|md|toml|jsonl)$")
+FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)*(?:\.(?:py|c|h|sh|md|svg|toml|jsonl)|/)$")
+TO_BE_MADE = ("drafters/followers.py", "build/")
+"""What a reader makes: the file of the guide that adds a method, and folders of builds."""
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGE = ROOT / "src" / "draftree"
@@ -53,13 +56,43 @@ def test_broken_links_are_seen(link: str, tmp_path: Path) -> None:
     assert list(broken(page)) == [link]
 
 
+def missing_files(path: Path) -> Iterator[str]:
+    """Files and folders named in backticks that exist neither in the repository nor in the package.
+
+    A name without a folder may be anywhere in the repository.
+    """
+    for name in (word for span in CODE_SPAN.findall(prose(path)) for word in span.split()):
+        if not FILE.match(name) or any(known in name for known in TO_BE_MADE):
+            continue
+        is_found = any((place / name).exists() for place in (ROOT, PACKAGE, path.parent))
+        if not is_found and ("/" in name or name not in file_names()):
+            yield name
+
+
+@functools.cache
+def file_names() -> frozenset[str]:
+    """Names of all files of the project, without their folders."""
+    folders = [ROOT / name for name in ("benchmarks", "docs", "src", "tests")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return frozenset(path.name for path in [*files, *ROOT.glob("*.*")])
+
+
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_are_named_exist(path: Path) -> None:
-    named = [span for span in CODE_SPAN.findall(prose(path)) if "/" in span and FILE.match(span)]
-    places = (ROOT, PACKAGE, path.parent)
-    missing = [name for name in named if not any((place / name).exists() for place in places)]
-    # the guide that adds a method names the file that is to be written
-    assert [name for name in missing if not name.endswith("drafters/followers.py")] == []
+    assert list(missing_files(path)) == []
+
+
+def test_files_that_do_not_exist_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`core/tree.py` `tree.py` `core/` `models/tree.py` `treee.py` `corre/` `python no/such.py` `a/b`\n")
+    assert list(missing_files(page)) == ["models/tree.py", "treee.py", "corre/", "no/such.py"]
+
+
+def test_every_result_is_cited_by_a_page() -> None:
+    cited = "".join(path.read_text(encoding="utf-8") for path in documents())
+    results = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
+    assert len(results) > 10
+    assert [path.name for path in results if path.name not in cited] == []
 
 
 def test_every_decision_is_listed() -> None:
@@ -67,6 +100,19 @@ def test_every_decision_is_listed() -> None:
     records = sorted(path.name for path in (DOCS / "decisions").glob("[0-9]*.md"))
     assert [name for name in records if f"({name})" not in listed] == []
     assert [int(name[:4]) for name in records] == list(range(1, len(records) + 1))
+
+
+def test_superseded_decisions_name_a_later_one_and_are_marked() -> None:
+    index = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    marked = set(re.findall(r"^\* \[(\d+)\](?:(?!^\*).)*?superseded by (\d+)", index, re.MULTILINE | re.DOTALL))
+    records = {path.name[:4]: path.read_text(encoding="utf-8") for path in (DOCS / "decisions").glob("[0-9]*.md")}
+    named = {
+        (number, later)
+        for number, text in records.items()
+        for later in re.findall(r"^Superseded(?: in part)? by \[(\d+)\]", text, re.MULTILINE)
+    }
+    assert marked == named
+    assert all(number < later for number, later in named)
 
 
 def test_every_page_is_reached_from_another() -> None:
@@ -78,5 +124,4 @@ def test_every_page_is_reached_from_another() -> None:
         if not re.match(r"[a-z]+:|#", target)
     }
     unreached = sorted(str(page.relative_to(DOCS)) for page in pages if page.resolve() not in linked)
-    # the entrance is the README, which is written last
-    assert [page for page in unreached if page != "README.md"] == []
+    assert unreached == []

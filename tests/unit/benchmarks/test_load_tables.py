@@ -36,6 +36,23 @@ def test_requests_at_once_are_tabulated_from_a_file_of_ours(
     assert sorted(found) == sorted({(str(row["at_once"]), row["method"]) for row in rows})
 
 
+def test_times_of_tokens_are_condensed_to_what_the_table_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script("load")
+    from loads.at_once import condensed
+
+    row = condensed([[(0.5, 1), (0.52, 2), (0.58, 5)], [], [(0.25, 1), (1.25, 3)]])
+    assert row == {
+        "tokens": 8,
+        "last_token": 1.25,
+        "first_token": [0.5, 0.25],
+        "latencies": {"2000": 4, "50000": 2},
+    }
+    tabulated(monkeypatch, written([{"at_once": 3, "method": "ours", **row}], tmp_path))
+    assert capsys.readouterr().out.splitlines()[2:] == ["| 3 | ours | 6.4 | 0.38 (0.50) | 20 (500) | - |"]
+
+
 def test_waits_beside_a_long_prompt_are_tabulated_by_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
