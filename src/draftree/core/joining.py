@@ -77,15 +77,15 @@ class _Growing:
         """Add the nodes of one tree that are not there yet; where its nodes are."""
         places: list[int] = []
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            key = (ROOT if parent == ROOT else places[parent], token)
+            above = ROOT if parent == ROOT else places[parent]
             score = tree.scores[node] if tree.scores else 0.0
-            twin = self.first.get(key)
-            if twin is None:
-                self._append(*key, score, _names_of(tree, node, name))
+            place = self.first.get((above, token))
+            if place is None:
+                place = self._append(above, token, score, _names_of(tree, node, name))
             else:
-                self.scores[twin] = max(self.scores[twin], score)
-                self._name(twin, _names_of(tree, node, name))
-            places.append(self.first[key])
+                self.scores[place] = max(self.scores[place], score)
+                self._name(place, _names_of(tree, node, name))
+            places.append(place)
         return places
 
     def add_draws(self, tree: TokenTree, name: str, vocab_size: int) -> list[int]:
@@ -94,24 +94,27 @@ class _Growing:
         distributions = _point_distributions(tree, vocab_size) if tree.distributions is None else tree.distributions
         places: list[int] = []
         for node, (row, token, parent) in enumerate(zip(distributions.cpu(), tree.tokens, tree.parents, strict=True)):
-            key = (ROOT if parent == ROOT else places[parent], token)
-            twin = self.first.get(key)
+            above = ROOT if parent == ROOT else places[parent]
+            twin = self.first.get((above, token))
             if twin is not None and is_point:
                 self._name(twin, _names_of(tree, node, name))
             else:
                 gain = tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]) if tree.scores else 0.0
-                score = gain + (0.0 if key[0] == ROOT else self.scores[key[0]])
-                self._append(*key, score, _names_of(tree, node, name))
+                score = gain + (0.0 if above == ROOT else self.scores[above])
+                own = self._append(above, token, score, _names_of(tree, node, name))
                 self.distributions.append(row)
-            places.append(self.first[key])
+                twin = own if twin is None else twin
+            places.append(twin)
         return places
 
-    def _append(self, parent: int, token: int, score: float, names: tuple[str, ...]) -> None:
-        self.first.setdefault((parent, token), len(self.tokens))
+    def _append(self, parent: int, token: int, score: float, names: tuple[str, ...]) -> int:
+        node = len(self.tokens)
+        self.first.setdefault((parent, token), node)
         self.tokens.append(token)
         self.parents.append(parent)
         self.scores.append(score)
         self.sources.append(names)
+        return node
 
     def _name(self, node: int, names: tuple[str, ...]) -> None:
         self.sources[node] = tuple(dict.fromkeys((*self.sources[node], *names)))

@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 
 from draftree.core.node_map import NodeMap
-from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, path
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, first_children, path
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.memory import Footprint
@@ -187,8 +187,7 @@ def _guess(state: GuidedSequence, guide: Guide, growing: _Growing, run: Sequence
     """The node of the run's first token, where others would spell the same text."""
     if not run or guide.forced(state.view.history, (), 1, certain=True):
         return None
-    pairs = enumerate(zip(growing.parents, growing.tokens, strict=True))
-    return next((node for node, pair in pairs if pair == (ROOT, run[0])), None)
+    return growing.first.get((ROOT, run[0]))
 
 
 class _Growing:
@@ -200,6 +199,7 @@ class _Growing:
         self.parents = list(tree.parents)
         self.scores = list(tree.scores)
         self.sources = list(tree.sources or [(name,)] * len(tree))
+        self.first = first_children(tree)
         self._depths = depths(tree.parents)
 
     def depth_of(self, node: int) -> int:
@@ -211,10 +211,9 @@ class _Growing:
     def graft(self, node: int, run: Sequence[int]) -> None:
         """Put a run of tokens below a node, along what is there already."""
         for token in run:
-            pairs = enumerate(zip(self.parents, self.tokens, strict=True))
-            found = next((place for place, pair in pairs if pair == (node, token)), None)
+            found = self.first.get((node, token))
             if found is None:
-                found = len(self.tokens)
+                found = self.first[node, token] = len(self.tokens)
                 # as likely as what it stands behind
                 if self.scores or not self._tree.tokens:
                     self.scores.append(0.0 if node == ROOT else self.scores[node])
