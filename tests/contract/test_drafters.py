@@ -19,6 +19,7 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 from method_files import described
+from observed import observed
 
 VOCAB = 9
 TABLE = hashed(VOCAB, seed=1, scale=2.0)
@@ -113,7 +114,7 @@ class Rig:
             way = tree.path(len(tree) - 1)[:num_kept] if len(tree) else []
             view.history.append([*(tree.tokens[node] for node in way), 5])
             verdicts.append(Verdict(tuple(way), 5))
-        self.drafter.observe(self.states, trees, verdicts)
+        self.drafter.observe(observed(self.states, trees, verdicts))
 
     def close(self) -> None:
         for view, state in zip(self.views, self.states, strict=True):
@@ -125,7 +126,7 @@ class Rig:
 def draws_of(spec: str) -> list[Draw]:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
-    return sorted(cls.draws(config), key=lambda draw: draw.value)
+    return sorted(cls.describe(config).draws, key=lambda draw: draw.value)
 
 
 CASES = [pytest.param(spec, draw, id=f"{spec}-{draw.value}") for spec in specs() for draw in draws_of(spec)]
@@ -161,9 +162,10 @@ def test_unknown_options_are_refused(name: str) -> None:
 def test_a_configuration_says_what_it_will_draft(spec: str) -> None:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
-    assert cls.draws(config)
-    assert 1 <= cls.default_depth(config) <= cls.default_nodes(config)
-    assert isinstance(cls.branches(config), bool)
+    traits = cls.describe(config)
+    assert traits.draws
+    assert 1 <= traits.depth <= traits.nodes
+    assert traits.branches or traits.nodes == traits.depth
 
 
 @every_case
@@ -173,11 +175,12 @@ def test_a_tree_keeps_to_its_budget_and_its_promises(spec: str, draw: Draw, budg
     rig = Rig(spec, draw).open(TEXTS, temperature=temperature)
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
+    traits = cls.describe(config)
     for tree in rig.draft([budget] * len(TEXTS)):
-        assert len(tree) <= min(budget.num_nodes, cls.default_nodes(config))
-        assert max(depths(tree.parents), default=0) <= min(budget.depth, cls.default_depth(config))
+        assert len(tree) <= min(budget.num_nodes, traits.nodes)
+        assert max(depths(tree.parents), default=0) <= min(budget.depth, traits.depth)
         assert all(0 <= token < VOCAB for token in tree.tokens)
-        assert cls.branches(config) or is_chain(tree.parents)
+        assert traits.branches or is_chain(tree.parents)
         if not len(tree):
             continue
         assert tree.draw is draw

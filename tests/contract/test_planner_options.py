@@ -74,7 +74,7 @@ def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         parts.planner.learn_costs(COSTS)
     params = SamplingParams(temperature=0, prediction=PREDICTION)
     controls = build_controls(params, vocab_size=VOCAB, seed=0)
-    if methods.reads_grammars:
+    if methods.traits.reads_grammars:
         controls = dataclasses.replace(controls, guide=FirstAllowed(), noise=Noise(0))  # type: ignore[arg-type]
     drafter = parts.drafter._drafter  # without the wrapper, which needs a whole grammar
     drafter.reserve(1, 400)

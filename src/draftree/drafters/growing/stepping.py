@@ -24,6 +24,8 @@ from draftree.models.base import Extend, LanguageModel, Scores, Slot
 
 PREFILL_ROWS = 512
 """Tokens of one sequence that one pass reads at most."""
+IDLE_ROUNDS = 32
+"""Rounds without a tree after which prompts are not read ahead: a planner that does not draft must not pay for it."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class SteppedSequence:
     view: SequenceView
     slot: Slot
     reading: Reading
+    start: int = 0
+    """The first token of the window that the slot holds behind the first token; 0 if it holds the whole beginning."""
     covered: int = 0
     """Tokens of the reading up to which the slot's prefix reaches."""
     fed: dict[int, int] = field(default_factory=dict)
@@ -70,6 +74,27 @@ class Stepper(ABC, Generic[StateT]):
     @abstractmethod
     def close(self, state: StateT) -> None:
         """Give back what the sequence held."""
+
+    def fork(self, state: StateT, view: SequenceView) -> StateT:
+        """State for a new sequence, with what an open one has read of its text."""
+        return self.open(view)
+
+    def detach(self, state: StateT) -> StateT | None:
+        """What is kept of a finished sequence; None, and closed, if nothing is."""
+        self.close(state)
+        return None
+
+    def attach(self, state: StateT, view: SequenceView) -> StateT:
+        """As `fork`, from a detached state that is not needed any more."""
+        forked = self.fork(state, view)
+        self.close(state)
+        return forked
+
+    def check_integrity(self, states: Sequence[StateT]) -> None:
+        """Raise AssertionError if the slots of all open states contradict them."""
+
+    def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
+        """Read prompts beside the target, which has just read so many tokens of each."""
 
     def is_ready(self, state: StateT) -> bool:
         """Whether the text is read soon enough that a tree behind it can pay."""
@@ -125,18 +150,93 @@ class ModelStepper(Stepper[SteppedSequence]):
         self._window = model.max_length // 2
         # behind a fresh window
         self.max_depth = max(1, model.max_length - self._window - 2)
+        self._num_open = 0
+        self._idle_rounds = 0
+        """Rounds since a tree was last grown."""
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room for so many sequences of so many tokens, tentative ones included."""
-        self.model.reserve(num_sequences, length)
+        others = max(0, self.model.num_open - self._num_open)
+        self.model.reserve(others + num_sequences, length)
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """State for a new sequence."""
-        return SteppedSequence(view, self.model.open(), self._reader.open(view))
+        state = SteppedSequence(view, self.model.open(), self._reader.open(view))
+        self._num_open += 1
+        return state
 
     def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
         self.model.close(state.slot)
+        self._num_open -= 1
+
+    def fork(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
+        """Copy the slot as far as the texts read alike; open anew if that is nothing, or another window."""
+        reading = self._reader.open(view)
+        stands = self._common(state, reading)
+        if not stands:
+            return self.open(view)
+        slot = self.model.fork(state.slot, state.slot.length - (state.covered - stands))
+        self._num_open += 1
+        return SteppedSequence(view, slot, reading, start=state.start, covered=stands)
+
+    def detach(self, state: SteppedSequence) -> SteppedSequence | None:
+        """Drop the tree, and keep what was read."""
+        if not state.covered:
+            self.close(state)
+            return None
+        self._cut(state, state.covered)
+        return state
+
+    def attach(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
+        """Cut the slot to where the texts read alike; open anew if that is nothing, or another window."""
+        reading = self._reader.open(view)
+        stands = self._common(state, reading)
+        if not stands:
+            self.close(state)
+            return self.open(view)
+        self._cut(state, stands)
+        state.view, state.reading = view, reading
+        return state
+
+    def _common(self, state: SteppedSequence, reading: Reading) -> int:
+        """How many tokens of a new reading the slot can stand for; 0 if its window is not the one of the new text."""
+        reading.advance()
+        if state.start and state.start != len(reading) - self._window:
+            return 0
+        pairs = zip(state.reading.tokens(0, state.covered), reading.tokens(0), strict=False)
+        stands = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return stands if stands > state.start else 0
+
+    def check_integrity(self, states: Sequence[SteppedSequence]) -> None:
+        """Every state has a slot of its own, which holds no more than it says."""
+        self.model.check_integrity()
+        assert len({id(state.slot) for state in states}) == len(states), "a slot has one owner"
+        assert len(states) <= self._num_open, "every state is open"
+        for state in states:
+            held = state.covered - state.start + bool(state.start)
+            assert state.slot.length == held, "a slot holds the first token and the window, or the beginning"
+            assert state.slot.num_tentative == len(state.fed_tokens), "every tentative node is noted"
+
+    def read(self, states: Sequence[SteppedSequence], counts: Sequence[int]) -> None:
+        """Read as large a share of each prompt as the target has; nothing while no tree is asked for."""
+        if self._idle_rounds > IDLE_ROUNDS:
+            return
+        unread = [self._next_of_prompt(state, count) for state, count in zip(states, counts, strict=True)]
+        going = [(state, tokens) for state, tokens in zip(states, unread, strict=True) if tokens]
+        if not going:
+            return
+        self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
+        for state, tokens in going:
+            state.covered += len(tokens)
+
+    def _next_of_prompt(self, state: SteppedSequence, count: int) -> list[int]:
+        self._advance(state)
+        whole = len(state.reading)
+        if whole >= self.model.max_length:
+            return []  # only the last window will be read, when a tree is asked for
+        share = -(-count * whole // len(state.view.history))
+        return state.reading.tokens(state.covered, min(state.covered + share, whole - 1))
 
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -152,6 +252,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Scores:
         """Feed every sequence what its slot has not seen."""
+        self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
             long = [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]
@@ -174,6 +275,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             return reading.tokens(state.covered)
         self.model.close(state.slot)
         state.slot = self.model.open()
+        state.start = max(0, len(reading) - self._window)
         # the first token is kept in sight: models lean on it, and many have never been without
         return reading.tokens(0, 1) + reading.tokens(-self._window)
 
@@ -183,11 +285,14 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._cut(state, stands)
 
     def _cut(self, state: SteppedSequence, stands: int) -> None:
-        """Give up what the slot has read behind the first `stands` tokens, and the tree."""
-        # a slot whose window has moved on may hold less than is to go
-        left = max(0, state.slot.length - (state.covered - stands))
+        """Drop what the slot has read after the first `stands` tokens, and the tree."""
+        if stands <= state.start:
+            # nothing is left of the window
+            stands = state.start = left = 0
+        else:
+            left = state.slot.length - (state.covered - stands)
         self.model.truncate(state.slot, left)
-        state.covered = stands if left else 0
+        state.covered = stands
         state.fed.clear()
         state.fed_tokens.clear()
 
@@ -202,6 +307,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""
+        self._idle_rounds += 1
         for state in states:
             if state.fed:
                 self._advance(state)

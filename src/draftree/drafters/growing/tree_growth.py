@@ -126,6 +126,27 @@ class Growth:
         """Free the slot."""
         self._stepper.close(state)
 
+    def fork(self, state: Stepped, view: SequenceView) -> Any:
+        """State for a new sequence, with what an open one has read of its text."""
+        return self._stepper.fork(state, view)
+
+    def detach(self, state: Stepped) -> Any:
+        """What is kept of a finished sequence; None if nothing is."""
+        return self._stepper.detach(state)
+
+    def attach(self, state: Stepped, view: SequenceView) -> Any:
+        """As `fork`, from a detached state that is not needed any more."""
+        return self._stepper.attach(state, view)
+
+    def check_integrity(self, states: Sequence[Stepped]) -> None:
+        """Raise AssertionError if the slots of all open states contradict them."""
+        self._stepper.check_integrity(states)
+
+    @torch.inference_mode()
+    def read(self, states: Sequence[Stepped], counts: Sequence[int]) -> None:
+        """Read prompts beside the target, which has just read so many tokens of each."""
+        self._stepper.read(states, counts)
+
     def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted of what was fed."""
         self._stepper.keep(states, [verdict.path for verdict in verdicts])
