@@ -137,3 +137,20 @@ def test_a_draft_model_with_a_short_context_forks_its_window() -> None:
     assert drafted.write(SYSTEM, **params) == CountedEngine(None).write(SYSTEM, **params)
     assert drafted.write(SYSTEM, **params) == CountedEngine(None).write(SYSTEM, **params)
     assert drafted.read.longest <= 33 + 1
+
+
+def test_of_a_prompt_beyond_its_context_a_draft_model_reads_the_window_in_chunks() -> None:
+    limits = Limits(4, prefill_chunk_size=64)
+    drafted, plain, written = CountedEngine("model:any,k=3", draft_length=512, limits=limits), CountedEngine(None), []
+    for engine in (plain, drafted):
+        running = engine.add([1, 2, 3], max_tokens=200, seed=1)
+        for _ in range(3):
+            engine.engine.step()
+        long = engine.add(prompt(1500), max_tokens=5, seed=2)
+        while not engine.engine.is_idle:
+            engine.engine.step()
+            engine.engine.check_integrity()
+        written.append([s.history.output.tolist() for s in (*running, *long)])
+    assert written[0] == written[1]
+    assert drafted.read.longest <= 65, "a chunk, and the first token of the text"
+    assert drafted.read.tokens <= 1 + 256 + 2 * 210

@@ -5,6 +5,9 @@ bonus, nor the last level that was drafted, whose logits were not needed. A mode
 history sees the first token and a window of the last ones; when the window has run full it starts again from its
 younger half, so that a token is read twice on average.
 
+Prompts are read in the target's chunks, beside the target. A sequence whose text begins as another one's starts with
+a copy of its slot. What a slot holds depends on the text alone, never on what was copied.
+
 Of a reading in tokens of the model's own the last ones may change when the text goes on; the slot's prefix is then cut
 back to what still stands.
 """
@@ -224,19 +227,28 @@ class ModelStepper(Stepper[SteppedSequence]):
             return
         unread = [self._next_of_prompt(state, count) for state, count in zip(states, counts, strict=True)]
         going = [(state, tokens) for state, tokens in zip(states, unread, strict=True) if tokens]
-        if not going:
-            return
-        self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
-        for state, tokens in going:
-            state.covered += len(tokens)
+        if going:
+            self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
 
     def _next_of_prompt(self, state: SteppedSequence, count: int) -> list[int]:
+        """Tokens to read beside so many of the target's; the last one is read when a tree is asked for."""
         self._advance(state)
-        whole = len(state.reading)
-        if whole >= self.model.max_length:
-            return []  # only the last window will be read, when a tree is asked for
-        share = -(-count * whole // len(state.view.history))
-        return state.reading.tokens(state.covered, min(state.covered + share, whole - 1))
+        whole, written = len(state.reading), len(state.view.history)
+        share = -(-count * whole // written)
+        if whole >= self.model.max_length and state.start != whole - self._window:
+            return self._begin_window(state, whole, share=share)
+        first, state.covered = state.covered, max(state.covered, min(state.covered + share, whole - 1))
+        return state.reading.tokens(first, state.covered)
+
+    def _begin_window(self, state: SteppedSequence, whole: int, *, share: int) -> list[int]:
+        """The first tokens of a prompt's last window; none until the target has reached it."""
+        slot, start = state.view.slot, whole - self._window
+        reached = 0 if slot is None else slot.length * whole // len(state.view.history)
+        if reached <= start:
+            return []
+        self._cut(state, 0)
+        state.start, state.covered = start, min(reached, start + share, whole - 1)
+        return state.reading.tokens(0, 1) + state.reading.tokens(start, state.covered)
 
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
