@@ -23,7 +23,8 @@ from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.readers import Reader, SameReader
 from draftree.drafters.growing.shapes import Shape
-from draftree.drafters.growing.stepping import ModelStepper, Stepped, Stepper
+from draftree.drafters.growing.stepper import Stepped, Stepper
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.models.base import LanguageModel, LayerSubset, Scores
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.search import argmax, leading, log_total
