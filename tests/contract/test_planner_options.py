@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from test_drafters import NAMES as DRAFTERS_BY_NAME
-from test_drafters import PREDICTION, SPECS, TABLE, VOCAB
 
+from drafter_rig import NAMES as DRAFTERS_BY_NAME
+from drafter_rig import PREDICTION, SPECS, TABLE, VOCAB
 from draftree.assembly import Methods, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
