@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +206,7 @@ def build_parts(
         raise ConfigurationError(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
+    _require_layers(methods.traits.features, target)
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
@@ -223,6 +224,17 @@ def build_parts(
 
     drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
     return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+
+
+def _require_layers(layers: Sequence[int], target: LoadedModel) -> None:
+    """Refuse a drafter that needs hidden states of layers that the target does not have."""
+    count = target.model.num_layers
+    strange = [layer for layer in layers if not -count <= layer < count]
+    if strange:
+        raise ConfigurationError(
+            f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
+            "that can be told apart: use another target, or another drafter"
+        )
 
 
 def _drafter(

@@ -80,9 +80,7 @@ class Rig:
         try:
             cls, config = DRAFTERS.configure(parsed)
         except ConfigurationError as error:
-            pytest.fail(
-                f"drafter '{spec}' cannot be built by this name alone: add specs of it to SPECS in tests/support/drafter_rig.py ({error})"
-            )
+            pytest.fail(f"drafter '{spec}' cannot be built by this name alone: add specs of it to SPECS here ({error})")
         self.models: list[TableLM] = []
         self.target = TableLM(TABLE, sketched=near(TABLE, seed=2, distance=1.0))
         context = DraftContext(self.target, None, draw, shares_noise, self._load)
