@@ -7,6 +7,11 @@ import pytest
 from counted_drafts import CountedEngine
 from draftree.engine.engine import Limits
 from draftree.engine.prefill import PREFILL_TOKENS_IDLE
+from draftree.models.table import hashed
+from draftree.text.tokenizer import Tokenizer
+from families import VOCAB_SIZE
+from spelling import tokenizer as spelled
+from text_backends import byte_fallback
 
 SYSTEM = [1 + i * i % 9 for i in range(400)]
 DRAFTS = ["model:any,k=3", "model:any,tree=2-2-1", "ngram,min=1+model:any,k=3", "model:any,k=2+model:other,tree=best-5"]
@@ -154,3 +159,22 @@ def test_of_a_prompt_beyond_its_context_a_draft_model_reads_the_window_in_chunks
     assert written[0] == written[1]
     assert drafted.read.longest <= 65, "a chunk, and the first token of the text"
     assert drafted.read.tokens <= 1 + 256 + 2 * 210
+
+
+@pytest.mark.parametrize("draft", ["model:any,map=tokens", "model:any,map=strings,tree=best-6", "ngram+model:any"])
+def test_in_another_tokenizer_prompts_are_read_once_too(draft: str) -> None:
+    own, drafts = spelled(), Tokenizer(byte_fallback(), name="other")
+    tables = (hashed(VOCAB_SIZE, seed=1, scale=3.0), hashed(len(byte_fallback()), seed=2, scale=3.0))
+    drafted = CountedEngine(draft, tokenizers=(own, drafts), tables=tables)
+    plain = CountedEngine(None, tokenizers=(own, drafts), tables=tables)
+    system = "the cab in a bank, and there. " * 40
+    ids = own.encode(system)
+    whole = len(drafts.encode(system))
+    assert drafted.write(ids, n=3, max_tokens=10, seed=1) == plain.write(ids, n=3, max_tokens=10, seed=1)
+    assert whole <= drafted.read.tokens <= whole + 3 * 100
+    for tail in ("a cab", "ing and then"):
+        before, prompt_ids = drafted.read.tokens, own.encode(system + tail)
+        assert drafted.write(prompt_ids, max_tokens=10, seed=2) == plain.write(prompt_ids, max_tokens=10, seed=2)
+        assert drafted.read.tokens - before <= 150
+    drafted.engine.forget()
+    assert drafted.num_draft_slots == 0
