@@ -90,10 +90,10 @@ def report(draft: str, texts: list[dict[str, Any]], vocab_size: int) -> None:
     methods = choose_methods(draft, "coupled", None)
     (method,) = methods.drafters
     drafter = method.cls(method.config, DraftContext(TableLM(hashed(4, seed=1)), None, methods.draw, True, load))
-    budget = Budget(method.cls.default_nodes(method.config), method.cls.default_depth(method.config))
+    budget = Budget(method.traits.nodes, method.traits.depth)
     rng, rounds, nodes, seconds = random.Random(0), 0, 0, 0.0
     for text in texts:
-        prediction = edited(text["output"], rng) if method.cls.reads_predictions else None
+        prediction = edited(text["output"], rng) if method.traits.reads_predictions else None
         params = SamplingParams(temperature=0, prediction=prediction)
         controls = build_controls(params, vocab_size=vocab_size, seed=0)
         start = time.perf_counter()

@@ -127,7 +127,7 @@ def agreed_draw(draft: str, verify: str) -> Draw | None:
 
 
 def draws_of(spec: str) -> frozenset[Draw]:
-    return choose_methods(spec, "coupled", None).drafters[0].draws
+    return choose_methods(spec, "coupled", None).drafters[0].traits.draws
 
 
 def spelled(draws: frozenset[Draw]) -> str:
@@ -199,7 +199,7 @@ def planner_blocks(entry: Entry) -> Iterator[str]:
 
 def example(*, draft: str, verify: str | None = None, plan: str | None = None) -> Iterator[str]:
     """A command and the same in Python; the combination is checked, no weights are read."""
-    predicts = choose_methods(draft, verify or "coupled", plan).reads_predictions
+    predicts = choose_methods(draft, verify or "coupled", plan).traits.reads_predictions
     model = TARGET if SMALL in draft else OTHER
     flags = [("draft", draft), *([("verify", verify)] if verify else []), *([("plan", plan)] if plan else [])]
     typed = " ".join(f"--{name} {value}" for name, value in flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
 from draftree.drafters import NO_DRAFT, drafts
-from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel
+from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.wrappers.guided import GuidedDrafter
-from draftree.drafters.wrappers.merged import MergedDrafter, common_draws, part_draw
+from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.loading.load import LoadedModel, load_model
@@ -46,9 +46,9 @@ class DraftMethod:
     config: Any
 
     @property
-    def draws(self) -> frozenset[Draw]:
-        """The draws it can give."""
-        return self.cls.draws(self.config)
+    def traits(self) -> DraftTraits:
+        """Its static facts."""
+        return self.cls.describe(self.config)
 
     @property
     def models(self) -> list[str]:
@@ -76,24 +76,14 @@ class Methods:
     plan: str
 
     @property
-    def reads_predictions(self) -> bool:
-        """Whether a drafter drafts from the text that a request predicts."""
-        return any(method.cls.reads_predictions for method in self.drafters)
-
-    @property
-    def reads_grammars(self) -> bool:
-        """Whether a drafter drafts from the grammar of a request alone."""
-        return any(method.cls.reads_grammars for method in self.drafters)
+    def traits(self) -> DraftTraits:
+        """Static facts of the drafters together."""
+        return _traits(self.drafters)
 
     @property
     def draft_models(self) -> list[str]:
         """Names of the models that the drafters load."""
         return [name for method in self.drafters for name in method.models]
-
-    @property
-    def branches(self) -> bool:
-        """Whether a node of the drafted trees may have two children."""
-        return len(self.drafters) > 1 or any(method.cls.branches(method.config) for method in self.drafters)
 
 
 def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
@@ -113,28 +103,31 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
     planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
-    depth = max((method.cls.default_depth(method.config) for method in drafters), default=0)
-    draw = _agreed_draw(str(draft), drafters, verify, verifier_class) if drafters else Draw.FREE
-    nodes = sum(method.cls.default_nodes(method.config) for method in drafters)
-    parts = [
-        DraftPart(
-            m.name,
-            m.cls.default_depth(m.config),
-            m.cls.default_nodes(m.config),
-            m.cls.runs_model,
-            m.cls.gives_confidence(m.config),
-        )
-        for m in drafters
-    ]
-    planner = planner_class(planner_config, default_depth=depth, default_nodes=nodes, parts=parts)
+    traits = _traits(drafters)
+    draw = _agreed_draw(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
+    each = [(method.name, method.traits) for method in drafters]
+    planner = planner_class(
+        planner_config,
+        default_depth=traits.depth,
+        default_nodes=traits.nodes,
+        parts=[DraftPart(name, own.depth, own.nodes, own.runs_model, own.gives_confidence) for name, own in each],
+    )
     if drafters:
         require_effect(planner, plan=chosen_plan, draft=str(draft))
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 
+def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
+    """Those of the only drafter, or of all merged."""
+    each = [method.traits for method in drafters]
+    if not each:
+        return NO_DRAFTS
+    return each[0] if len(each) == 1 else MergedDrafter.describe(each)
+
+
 def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
     """Refuse drafters for which a package is not installed, before the target is fetched or loaded."""
-    if any(method.cls.reads_grammars for method in drafters):
+    if _traits(drafters).reads_grammars:
         require_extra("grammar", "drafter 'grammar' needs", error=ConfigurationError)
     for method in drafters:
         for name in method.models:
@@ -142,16 +135,14 @@ def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
 
 
 def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:
-    if any(method.cls.works_ahead(method.config) for method in drafters):
+    if _traits(drafters).works_ahead:
         return REPEATABLE_PLAN
     return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
 
 
-def _agreed_draw(draft: str, drafters: tuple[DraftMethod, ...], verify: str, verifier: type[Verifier]) -> Draw:
-    draws = drafters[0].draws if len(drafters) == 1 else common_draws([method.draws for method in drafters])
-    draw = agree(draft, draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
-    branching = len(drafters) > 1 or any(method.cls.branches(method.config) for method in drafters)
-    if verifier.chains_only and branching:
+def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Verifier]) -> Draw:
+    draw = agree(draft, traits.draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
+    if verifier.chains_only and traits.branches:
         raise ConfigurationError(
             f"drafter '{draft}' gives trees with branches, but verifier '{verify}' reads chains: "
             "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
@@ -211,10 +202,11 @@ def build_parts(
     if methods.planner.wants_costs:
         most = 1 + methods.planner.default_nodes
         methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
-    if methods.branches and not target.model.supports_trees:
+    if methods.traits.branches and not target.model.supports_trees:
         raise ConfigurationError(
             f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
+    _require_layers(methods.traits.features, target)
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
@@ -226,12 +218,23 @@ def build_parts(
 
     def load(name: str) -> LoadedDraftModel:
         loaded = (load_draft or read)(name)
-        if methods.branches and not loaded.model.supports_trees:
+        if methods.traits.branches and not loaded.model.supports_trees:
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
     drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
-    return Parts(target.model, methods.verifier, methods.planner, drafter, clock)
+    return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+
+
+def _require_layers(layers: Sequence[int], target: LoadedModel) -> None:
+    """Refuse a drafter that needs hidden states of layers that the target does not have."""
+    count = target.model.num_layers
+    strange = [layer for layer in layers if not -count <= layer < count]
+    if strange:
+        raise ConfigurationError(
+            f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
+            "that can be told apart: use another target, or another drafter"
+        )
 
 
 def _drafter(
@@ -246,14 +249,21 @@ def _drafter(
     built: list[Drafter[Any]] = []
     num_drawing = 0
     for method in methods.drafters:
-        draw = part_draw(method.draws, methods.draw)
+        draw = part_draw(method.traits.draws, methods.draw)
         context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         built.append(method.cls(method.config, context))
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:
-        drafter = MergedDrafter(built, names, draw=methods.draw, vocab_size=target.vocab_size, clock=clock)
+        drafter = MergedDrafter(
+            built,
+            names,
+            traits=[method.traits for method in methods.drafters],
+            draw=methods.draw,
+            vocab_size=target.vocab_size,
+            clock=clock,
+        )
     return GuidedDrafter(
         drafter,
         "+".join(names),

@@ -122,7 +122,7 @@ class Requests:
 
     def _check_prediction(self, params: SamplingParams) -> None:
         drafter = self._parts.drafter
-        if params.prediction is not None and (drafter is None or not drafter.reads_predictions):
+        if params.prediction is not None and not self._parts.traits.reads_predictions:
             raise InvalidRequestError(
                 f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
                 "that reads it: use draft='prediction', alone or merged with another ('prediction+suffix'), "

@@ -2,141 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
+from drafter_rig import (
+    BUDGETS,
+    NAMES,
+    SELF_DRAFTING,
+    SPECS,
+    TABLE,
+    TEXTS,
+    VOCAB,
+    Rig,
+    draws_of,
+    every_case,
+    same,
+    specs,
+)
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw, TokenTree, depths, is_chain
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel, SequenceView
-from draftree.models.table import TableLM, hashed, near
+from draftree.core.types import Budget
+from draftree.drafters.base import DRAFTERS, SequenceView
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 from method_files import described
-
-VOCAB = 9
-TABLE = hashed(VOCAB, seed=1, scale=2.0)
-SPECS = {
-    "early-exit": [
-        "early-exit:1",
-        "early-exit:3,k=2",
-        "early-exit:2,tree=1-2-3",
-        "early-exit:2,tree=best-9,k=4",
-        "early-exit:2,tree=iid-2-2",
-        "early-exit:2,tree=wor-3-1-1",
-    ],
-    "grammar": ["grammar", "grammar,k=3"],
-    "layer-skip": [
-        "layer-skip,attention=1-2,mlp=3",
-        "layer-skip,mlp=0,k=2",
-        "layer-skip,attention=5,tree=best-9,k=4",
-        "layer-skip,attention=5,tree=iid-2-2",
-        "layer-skip,attention=5,tree=wor-3-1-1",
-    ],
-    "lookahead": [
-        "lookahead",
-        "lookahead,window=0",
-        "lookahead,window=0,random=4,n=3",
-        "lookahead,window=0,candidates=1",
-        "lookahead,window=5,n=2,candidates=1",
-        "lookahead,window=4,n=3,candidates=2,random=5",
-        "lookahead,window=12,n=5,candidates=6",
-    ],
-    "model": [
-        "model:any",
-        "model:any,k=2",
-        "model:any,tree=1-2-3",
-        "model:any,tree=best-9,k=4",
-        "model:any,tree=iid-2-2",
-        "model:any,tree=wor-3-1-1",
-    ],
-    "ngram": ["ngram", "ngram,min=1", "ngram,min=2,max=6,k=3"],
-    "prediction": ["prediction", "prediction,width=1,k=5", "prediction,k=3,nodes=9,width=4,floor=0"],
-    "suffix": ["suffix", "suffix,min=2,width=1,k=5", "suffix,k=3,nodes=9,width=4,floor=0", "suffix,memory=0"],
-    "synthetic": ["synthetic", "synthetic,accept=0,k=3", "synthetic,accept=1", "synthetic,accept=0.5,k=5,width=3"],
-}
-"""Specs of each drafter that its name alone does not give: add those of a new one, its shapes and limits included."""
-SELF_DRAFTING = ("early-exit", "layer-skip")
-NAMES = DRAFTERS.names()
-BUDGETS = [Budget(0, 0), Budget(0, 4), Budget(4, 0), Budget(1, 1), Budget(3, 2), Budget(2, 9), Budget(60, 60)]
-PREDICTION = [5, 1, 5, 2, 2, 5, 8, 0, 5, 5, 1, 3, 7, 6]
-"""What a drafter that reads predictions finds in every request; the others must not care."""
-TEXTS = [[3], [1, 2, 1, 2, 1], [4, 5, 6, 7, 4, 5], [8] * 12, [0, 1, 2, 3, 4, 5, 6, 7, 8] * 3]
-
-
-def specs() -> list[str]:
-    return [spec for name in NAMES for spec in SPECS.get(name, [name])]
-
-
-class Rig:
-    """A drafter built as the front builds it, over tables."""
-
-    def __init__(self, spec: str, draw: Draw, *, shares_noise: bool = True) -> None:
-        (parsed,) = DRAFTERS.parse(spec)
-        try:
-            cls, config = DRAFTERS.configure(parsed)
-        except ConfigurationError as error:
-            pytest.fail(f"drafter '{spec}' cannot be built by this name alone: add specs of it to SPECS here ({error})")
-        self.models: list[TableLM] = []
-        self.target = TableLM(TABLE, sketched=near(TABLE, seed=2, distance=1.0))
-        context = DraftContext(self.target, None, draw, shares_noise, self._load)
-        self.drafter: Drafter[Any] = cls(config, context)
-        self.states: list[Any] = []
-        self.views: list[SequenceView] = []
-
-    def _load(self, name: str) -> LoadedDraftModel:
-        self.models.append(TableLM(near(TABLE, seed=2, distance=1.0)))
-        return LoadedDraftModel(self.models[-1], None, name)
-
-    def open(self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Rig:
-        params = SamplingParams(temperature=temperature, prediction=PREDICTION)
-        self.drafter.reserve(len(texts), 200)
-        for seed, text in enumerate(texts):
-            controls = build_controls(params, vocab_size=VOCAB, seed=seed)
-            self.views.append(SequenceView(History(text), controls, self.target.open()))
-            self.states.append(self.drafter.open(self.views[-1]))
-        return self
-
-    def draft(self, budgets: Sequence[Budget]) -> list[TokenTree]:
-        return self.drafter.draft(self.states, budgets)
-
-    def write(self, trees: Sequence[TokenTree], num_kept: int) -> None:
-        """The first way down is accepted, as far as asked; then a bonus."""
-        verdicts = []
-        for view, tree in zip(self.views, trees, strict=True):
-            way = tree.path(len(tree) - 1)[:num_kept] if len(tree) else []
-            view.history.append([*(tree.tokens[node] for node in way), 5])
-            verdicts.append(Verdict(tuple(way), 5))
-        self.drafter.observe(self.states, trees, verdicts)
-
-    def close(self) -> None:
-        for view, state in zip(self.views, self.states, strict=True):
-            self.drafter.close(state)
-            if view.slot is not None:
-                self.target.close(view.slot)
-
-
-def draws_of(spec: str) -> list[Draw]:
-    (parsed,) = DRAFTERS.parse(spec)
-    cls, config = DRAFTERS.configure(parsed)
-    return sorted(cls.draws(config), key=lambda draw: draw.value)
-
-
-CASES = [pytest.param(spec, draw, id=f"{spec}-{draw.value}") for spec in specs() for draw in draws_of(spec)]
-every_case = pytest.mark.parametrize(("spec", "draw"), CASES)
-
-
-def same(one: TokenTree, other: TokenTree) -> bool:
-    distributions = (one.distributions is None) == (other.distributions is None)
-    if one.distributions is not None and other.distributions is not None:
-        distributions = torch.equal(one.distributions, other.distributions)
-    return distributions and (one.tokens, one.parents, one.draw) == (other.tokens, other.parents, other.draw)
 
 
 def test_the_folder_holds_the_drafters_that_are_promised() -> None:
@@ -161,9 +53,10 @@ def test_unknown_options_are_refused(name: str) -> None:
 def test_a_configuration_says_what_it_will_draft(spec: str) -> None:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
-    assert cls.draws(config)
-    assert 1 <= cls.default_depth(config) <= cls.default_nodes(config)
-    assert isinstance(cls.branches(config), bool)
+    traits = cls.describe(config)
+    assert traits.draws
+    assert 1 <= traits.depth <= traits.nodes
+    assert traits.branches or traits.nodes == traits.depth
 
 
 @every_case
@@ -173,11 +66,12 @@ def test_a_tree_keeps_to_its_budget_and_its_promises(spec: str, draw: Draw, budg
     rig = Rig(spec, draw).open(TEXTS, temperature=temperature)
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
+    traits = cls.describe(config)
     for tree in rig.draft([budget] * len(TEXTS)):
-        assert len(tree) <= min(budget.num_nodes, cls.default_nodes(config))
-        assert max(depths(tree.parents), default=0) <= min(budget.depth, cls.default_depth(config))
+        assert len(tree) <= min(budget.num_nodes, traits.nodes)
+        assert max(depths(tree.parents), default=0) <= min(budget.depth, traits.depth)
         assert all(0 <= token < VOCAB for token in tree.tokens)
-        assert cls.branches(config) or is_chain(tree.parents)
+        assert traits.branches or is_chain(tree.parents)
         if not len(tree):
             continue
         assert tree.draw is draw

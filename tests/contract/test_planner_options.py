@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from test_drafters import NAMES as DRAFTERS_BY_NAME
-from test_drafters import PREDICTION, SPECS, TABLE, VOCAB
 
+from drafter_rig import NAMES as DRAFTERS_BY_NAME
+from drafter_rig import PREDICTION, SPECS, TABLE, VOCAB
 from draftree.assembly import Methods, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
@@ -74,7 +74,7 @@ def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         parts.planner.learn_costs(COSTS)
     params = SamplingParams(temperature=0, prediction=PREDICTION)
     controls = build_controls(params, vocab_size=VOCAB, seed=0)
-    if methods.reads_grammars:
+    if methods.traits.reads_grammars:
         controls = dataclasses.replace(controls, guide=FirstAllowed(), noise=Noise(0))  # type: ignore[arg-type]
     drafter = parts.drafter._drafter  # without the wrapper, which needs a whole grammar
     drafter.reserve(1, 400)

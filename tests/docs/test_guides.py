@@ -83,7 +83,7 @@ def test_the_drafter_of_the_guide_is_everywhere(added: str, capsys: pytest.Captu
     assert run(["methods"]) == 0
     assert f"  {added} " in capsys.readouterr().out
     assert f"drafter-{added}.md" in methods.make()
-    assert choose_methods(f"{added}+ngram", "coupled", None).branches
+    assert choose_methods(f"{added}+ngram", "coupled", None).traits.branches
     with pytest.raises(ConfigurationError, match="gives free draws, but verifier 'token' takes"):
         choose_methods(added, "token", None)
     with pytest.raises(ConfigurationError, match="width=0"):

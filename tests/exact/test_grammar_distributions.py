@@ -6,6 +6,7 @@ The grammar is a list of texts, and what may follow is counted out from that lis
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from draftree.core.node_map import prune
 from draftree.core.noise import Noise
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import Drafter, SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.models.table import Table, TableLM, hashed
 from draftree.sampling.controls import Controls, build_controls
@@ -68,15 +69,11 @@ class Given(Drafter[None]):
 
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
-        self.heard: list[Verdict] = []
+        self.heard: list[Verdict | None] = []
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        return frozenset(Draw)
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        return 1
+    def describe(cls, config: Any) -> DraftTraits:
+        return DraftTraits(draws=frozenset(Draw), depth=1, nodes=1)
 
     def open(self, sequence: SequenceView) -> None:
         return None
@@ -84,9 +81,9 @@ class Given(Drafter[None]):
     def draft(self, states: Any, budgets: Any) -> list[TokenTree]:
         return [self.tree] * len(states)
 
-    def observe(self, states: Any, trees: Any, verdicts: Any) -> None:
-        assert list(trees) == [self.tree]
-        self.heard += verdicts
+    def observe(self, observations: Sequence[Observation[None]]) -> None:
+        assert [observation.tree for observation in observations] == [self.tree]
+        self.heard += [observation.verdict for observation in observations]
 
 
 def fitted(tree: TokenTree, draw: Draw, *, may_branch: bool = True) -> TokenTree:

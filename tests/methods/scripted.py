@@ -10,7 +10,7 @@ import numpy as np
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 
 Script = Callable[[np.ndarray, Budget], TokenTree]
 
@@ -29,16 +29,9 @@ class ScriptedDrafter(SequenceDrafter[SequenceView]):
         k: int = 6
 
     @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        return frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        return config.k
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        return config.name.startswith("tree")
+    def describe(cls, config: Config) -> DraftTraits:
+        draws = frozenset({Draw.FREE, Draw.POINT})
+        return DraftTraits(draws=draws, depth=config.k, nodes=config.k, branches=config.name.startswith("tree"))
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._script = self.scripts[config.name]

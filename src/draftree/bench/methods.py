@@ -175,7 +175,7 @@ def _method(draft: str, plan: str | None, verify: str) -> Method:
     specs = DRAFTERS.parse(draft)
     shown = "+".join(str(_without_folder(spec)) for spec in specs)
     tail = [part for part in (plan, None if verify == DEFAULT_VERIFY else verify) if part is not None]
-    draft_is_pass = any(DRAFTERS.find(spec.name).runs_model for spec in specs)
+    draft_is_pass = any(cls.describe(config).runs_model for cls, config in map(DRAFTERS.configure, specs))
     return Method("@".join([shown, *tail]), _job(specs), OurMethod(draft, verify, plan, draft_is_pass=draft_is_pass))
 
 
@@ -196,7 +196,7 @@ def _peers_of(method: Method) -> list[Method]:
         return []
     spec = specs[0]
     drafter, config = DRAFTERS.configure(spec)
-    k = drafter.default_depth(config)
+    k = drafter.describe(config).depth
     if spec.name == "ngram":
         return [Method(f"transformers lookup k={k}", method.job, PeerMethod(lookup_tokens=k))]
     if spec.name == "early-exit":

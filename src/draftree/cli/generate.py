@@ -201,17 +201,17 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
         typer.BadParameter: there is one without the other.
     """
     methods = setup.methods()
-    if params.prediction is not None and not methods.reads_predictions:
+    if params.prediction is not None and not methods.traits.reads_predictions:
         raise typer.BadParameter(
             "nothing reads the prediction: add '--draft prediction', or merge it with another, "
             "'--draft prediction+suffix'",
             param_hint="--prediction",
         )
-    if params.prediction is None and methods.reads_predictions:
+    if params.prediction is None and methods.traits.reads_predictions:
         raise typer.BadParameter(
             "drafter 'prediction' has nothing to draft from: give a file with --prediction", param_hint="--draft"
         )
-    if methods.reads_grammars and params.constraint is None:
+    if methods.traits.reads_grammars and params.constraint is None:
         raise typer.BadParameter(
             "drafter 'grammar' has nothing to draft from: give --json-schema, --regex or --grammar",
             param_hint="--draft",

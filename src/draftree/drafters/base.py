@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from draftree.core.tree import Draw, TokenTree
+from torch import Tensor
+
+from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters import DRAFTERS
 from draftree.models.base import LanguageModel, Slot
@@ -20,7 +22,17 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["DRAFTERS", "DraftContext", "Drafter", "LoadedDraftModel", "SequenceDrafter", "SequenceView"]
+__all__ = [
+    "DRAFTERS",
+    "NO_DRAFTS",
+    "DraftContext",
+    "DraftTraits",
+    "Drafter",
+    "LoadedDraftModel",
+    "Observation",
+    "SequenceDrafter",
+    "SequenceView",
+]
 
 State = TypeVar("State")
 
@@ -70,51 +82,75 @@ class DraftContext:
     place: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTraits:
+    """Static facts of a configured drafter, known before anything is loaded.
+
+    Attributes:
+        draws: how it can draw children; the verifier decides where there is a choice.
+        depth: levels of its trees at most, and where the planner sets no depth.
+        nodes: nodes of a tree of that depth; more than the depth if it branches.
+        branches: whether a node may have two children.
+        gives_confidence: whether it estimates how likely a token is, and stops below `Budget.min_confidence`.
+        works_ahead: whether nodes are drafted to be scored rather than accepted; planners that weigh acceptance would
+            cut them.
+        runs_model: whether drafting runs passes of a model.
+        reads_predictions: whether it drafts from the text that a request predicts.
+        reads_grammars: whether it drafts from the grammar of a request only.
+        wants_picks: whether verdicts given to `observe` must name the target's pick at every node.
+        features: layers of the target whose hidden states `observe` needs, in this order; counted from 0, or from the
+            end if negative.
+    """
+
+    draws: frozenset[Draw]
+    depth: int
+    nodes: int
+    branches: bool = False
+    gives_confidence: bool = False
+    works_ahead: bool = False
+    runs_model: bool = False
+    reads_predictions: bool = False
+    reads_grammars: bool = False
+    wants_picks: bool = False
+    features: tuple[int, ...] = ()
+
+
+NO_DRAFTS = DraftTraits(draws=frozenset(), depth=0, nodes=0)
+"""Traits of plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation(Generic[State]):
+    """What one pass of the target brought for one sequence.
+
+    Attributes:
+        state: of the sequence.
+        tokens_read: text tokens that the target read in this pass: those of a prompt chunk, or those before the tree,
+            the root included.
+        tree: as it was drafted; empty if nothing was, and for a prompt chunk.
+        verdict: on `tree`; None for a prompt chunk.
+        hidden: hidden states of the tokens that the target's slot gained, those read and then the accepted path, shape
+            (tokens, layers, hidden) with the layers that `DraftTraits.features` names; None if it names none.
+    """
+
+    state: State
+    tokens_read: int
+    tree: TokenTree = EMPTY
+    verdict: Verdict | None = None
+    hidden: Tensor | None = None
+
+
 class Drafter(ABC, Generic[State]):
     """Guesses ahead. Built as `cls(config, context)`."""
 
     Config: ClassVar[type]
-    reads_predictions: bool = False
-    """Whether it drafts from the text that a request predicts; an instance may set it."""
-    reads_grammars: ClassVar[bool] = False
-    """Whether the grammar of a request is all that it drafts from."""
     part_seconds: tuple[float, ...] = ()
     """What each part took in the last `draft`, for a drafter that is made of several; an instance sets it."""
-    wants_picks: bool = False
-    """Whether verdicts given to `observe` name the target's pick at every node; an instance may set it."""
-
-    runs_model: ClassVar[bool] = False
-    """Whether drafting is passes of a model, and not bookkeeping."""
 
     @classmethod
     @abstractmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """The draws that this configuration can give; known before weights are loaded."""
-
-    @classmethod
-    @abstractmethod
-    def default_depth(cls, config: Any) -> int:
-        """Tokens ahead that this configuration guesses where the planner does not say."""
-
-    @classmethod
-    def default_nodes(cls, config: Any) -> int:
-        """Nodes of a tree of that depth; more than the depth if it branches."""
-        return cls.default_depth(config)
-
-    @classmethod
-    def branches(cls, config: Any) -> bool:
-        """Whether this configuration gives trees in which a node has two children."""
-        return False
-
-    @classmethod
-    def gives_confidence(cls, config: Any) -> bool:
-        """Whether it estimates how likely a token is, and stops below `Budget.min_confidence`."""
-        return False
-
-    @classmethod
-    def works_ahead(cls, config: Any) -> bool:
-        """Whether nodes are there to be scored rather than accepted: planners that judge by acceptance cut them."""
-        return False
+    def describe(cls, config: Any) -> DraftTraits:
+        """Static facts of this configuration; called before weights are loaded."""
 
     @abstractmethod
     def __init__(self, config: Any, context: DraftContext) -> None: ...
@@ -135,8 +171,37 @@ class Drafter(ABC, Generic[State]):
     def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
         """A tree for every sequence, within its budget; an empty tree is always allowed."""
 
-    def observe(self, states: Sequence[State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        """What became of the last trees. The histories already hold the written tokens."""
+    def observe(self, observations: Sequence[Observation[State]]) -> None:
+        """Learn what a pass of the target brought: of rounds, and of prompt chunks, whose verdict is None.
+
+        The histories already hold the tokens that a round wrote. A round that ends a text is not observed.
+        """
+
+    def fork(self, state: State, sequence: SequenceView, length: int) -> State:
+        """State for a new sequence whose text begins with the same `length` tokens; the old state stays as it is."""
+        return self.open(sequence)
+
+    def detach(self, state: State, length: int) -> State | None:
+        """Give up a finished sequence, for a cached prefix of its first `length` tokens.
+
+        Returns:
+            What `fork` and `attach` can start from later; None if nothing is kept, and the state is closed.
+        """
+        self.close(state)
+        return None
+
+    def attach(self, state: State, sequence: SequenceView, length: int) -> State:
+        """As `fork`, from a detached state that is not needed any more."""
+        forked = self.fork(state, sequence, length)
+        self.close(state)
+        return forked
+
+    def check_integrity(self, states: Sequence[State]) -> None:
+        """Raise AssertionError if the bookkeeping contradicts itself; between rounds only.
+
+        Args:
+            states: all that are open, the detached ones included.
+        """
 
     @property
     def note(self) -> str:

@@ -10,20 +10,18 @@ Costs nothing beyond the masks. Pays for schemas with long names and fixed parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 
 @final
 class GrammarDrafter(ChainDrafter):
     """Asks the request's guide what must follow."""
-
-    reads_grammars = True
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -33,6 +31,11 @@ class GrammarDrafter(ChainDrafter):
 
         def __post_init__(self) -> None:
             require_length("grammar", self.k)
+
+    @classmethod
+    def describe(cls, config: Config) -> DraftTraits:
+        """A chain, from grammars alone."""
+        return replace(super().describe(config), reads_grammars=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The forced tokens behind the text."""

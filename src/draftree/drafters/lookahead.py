@@ -32,8 +32,8 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
-from draftree.core.types import MAX_NODES, Budget, Verdict
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.core.types import MAX_NODES, Budget
+from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.lookup.window import Comb, Pool, Rows, filled, grams, moved
 
 POOL, WINDOW, RANDOM = "pool", "window", "random"
@@ -92,33 +92,19 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
             return self.window * (self.n - 1) + max(self.candidates * (self.n - 1), self.random)
 
     @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """Chosen, not drawn."""
-        return frozenset({Draw.FREE})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """To the end of the last lane."""
-        return max(0, config.window - 1) + config.n - 1
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """The comb and the candidates, nothing shared."""
-        return config.num_nodes
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Only a single candidate without a window is a chain."""
-        return config.window > 0 or config.candidates > 1 or config.random > 1
-
-    @classmethod
-    def works_ahead(cls, config: Config) -> bool:
-        """A window does."""
-        return config.window > 0
+    def describe(cls, config: Config) -> DraftTraits:
+        """Down to the end of the last lane; a single candidate without a window is a chain."""
+        return DraftTraits(
+            draws=frozenset({Draw.FREE}),
+            depth=max(0, config.window - 1) + config.n - 1,
+            nodes=config.num_nodes,
+            branches=config.window > 0 or config.candidates > 1 or config.random > 1,
+            works_ahead=config.window > 0,
+            wants_picks=config.window > 0,
+        )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._config = config
-        self.wants_picks = config.window > 0
 
     def open(self, sequence: SequenceView) -> _Lookahead:
         """A pool that has read the prompt, and a window of one row."""
@@ -142,11 +128,13 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
         state.ends = comb.hang(state.rows, WINDOW) if self._config.window else []
         return comb.tree()
 
-    def observe(self, states: Sequence[_Lookahead], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+    def observe(self, observations: Sequence[Observation[_Lookahead]]) -> None:
         """Move every window as far as its text went, with the picks at the lanes' ends as its last row."""
-        for state, tree, verdict in zip(states, trees, verdicts, strict=True):
-            heard = len(verdict.picks) == len(tree) + 1 > 1
-            ends = [None if node is None else verdict.picks[1 + node] for node in state.ends] if heard else []
+        for state, tree, verdict in ((o.state, o.tree, o.verdict) for o in observations):
+            if verdict is None:
+                continue  # `open` has read the prompt
+            has_picks = len(verdict.picks) == len(tree) + 1 > 1
+            ends = [None if node is None else verdict.picks[1 + node] for node in state.ends] if has_picks else []
             self._catch_up(state, ends)
 
     def _catch_up(self, state: _Lookahead, ends: Sequence[int | None]) -> None:

@@ -14,12 +14,12 @@ level; loses when that is not small beside a pass of the target, or when the two
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
-from draftree.drafters.base import DraftContext
+from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.strings import StringGrowth
@@ -64,9 +64,9 @@ class ModelDrafter(GrowingDrafter):
             return self.shape.draws & {Draw.FREE} if self.map == STRINGS else self.shape.draws
 
     @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """As the shape and the way between vocabularies allow."""
-        return config.draws
+    def describe(cls, config: Config) -> DraftTraits:
+        """As the shape and the map between vocabularies allow."""
+        return replace(super().describe(config), draws=config.draws)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)

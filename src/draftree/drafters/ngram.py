@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 LONGEST = 32
@@ -50,9 +50,9 @@ class NgramDrafter(ChainDrafter):
             require_length("ngram", self.k)
 
     @classmethod
-    def gives_confidence(cls, config: Any) -> bool:
-        """By the length of the match."""
-        return True
+    def describe(cls, config: Config) -> DraftTraits:
+        """A chain, with confidence by the length of the match."""
+        return replace(super().describe(config), gives_confidence=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The tokens behind the best match."""

@@ -12,13 +12,13 @@ little on a wrong prediction: what is not found is not drafted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
 
 TRUST = 4
@@ -52,8 +52,6 @@ class PredictionState(CountedText):
 class PredictionDrafter(CountingDrafter[PredictionState]):
     """Follows the prediction."""
 
-    reads_predictions = True
-
     @dataclass(frozen=True, slots=True)
     class Config:
         """`k`: levels at most; `nodes`: nodes of a tree at most; `width`: children of a node at most, 1 for a chain.
@@ -73,6 +71,11 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
                 raise ConfigurationError(
                     f"option max of drafter 'prediction' is {self.max}: it must be from 1 to {LONGEST}"
                 )
+
+    @classmethod
+    def describe(cls, config: Config) -> DraftTraits:
+        """A tree, from predictions alone."""
+        return replace(super().describe(config), reads_predictions=True)
 
     def open(self, sequence: SequenceView) -> PredictionState:
         """At the beginning of the prediction."""

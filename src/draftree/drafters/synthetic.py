@@ -21,7 +21,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 from draftree.models.base import Extend, LanguageModel
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
@@ -66,24 +66,11 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
                 )
 
     @classmethod
-    def draws(cls, config: Config) -> frozenset[Draw]:
-        """Chosen; it knows no distribution."""
-        return frozenset({Draw.FREE})
-
-    @classmethod
-    def default_depth(cls, config: Config) -> int:
-        """As configured."""
-        return config.k
-
-    @classmethod
-    def default_nodes(cls, config: Config) -> int:
-        """As configured."""
-        return config.k * config.width
-
-    @classmethod
-    def branches(cls, config: Config) -> bool:
-        """Whether there is more than one guess at a position."""
-        return config.width > 1
+    def describe(cls, config: Config) -> DraftTraits:
+        """As configured; it knows no distribution."""
+        return DraftTraits(
+            draws=frozenset({Draw.FREE}), depth=config.k, nodes=config.k * config.width, branches=config.width > 1
+        )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._config = config

@@ -255,7 +255,7 @@ def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
 ) -> Parts:
     methods = choose_methods(drafting.draft, "coupled", drafting.plan)
-    for reads, what in ((methods.reads_predictions, "prediction"), (methods.reads_grammars, "grammar")):
+    for reads, what in ((methods.traits.reads_predictions, "prediction"), (methods.traits.reads_grammars, "grammar")):
         if reads:
             raise ConfigurationError(
                 f"draft={drafting.draft!r} drafts from the {what} of a request, and generate takes none: "

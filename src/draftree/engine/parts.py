@@ -8,7 +8,7 @@ from typing import Any
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
-from draftree.drafters.base import Drafter
+from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.verifiers.base import Promise, Verifier
@@ -25,8 +25,23 @@ class Parts:
     verifier: Verifier
     planner: Planner[Any]
     drafter: Drafter[Any] | None = None
+    traits: DraftTraits = NO_DRAFTS
+    """Of the drafter."""
     clock: Clock = SYSTEM_CLOCK
     """What the seconds of records are read from."""
+
+    def __post_init__(self) -> None:
+        assert (self.drafter is None) == (self.traits is NO_DRAFTS), "a drafter comes with its traits"
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states the drafter needs, in its order, counted from 0."""
+        return tuple(layer % self.target.num_layers for layer in self.traits.features)
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """Layers whose hidden states a pass of the target must return: ascending, each once."""
+        return tuple(sorted(set(self.feature_layers)))
 
     def promise(self, temperature: float) -> Promise:
         """What texts written at this temperature have in common with those of plain decoding."""

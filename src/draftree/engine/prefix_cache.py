@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from draftree.engine.draft_states import DraftStates
 from draftree.models.base import LanguageModel, Slot
 
 MIN_SHARED = 16
@@ -40,10 +42,17 @@ class PrefixStats:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A slot and the tokens that it holds."""
+    """A slot, the tokens that it holds, and the drafter's state for them.
+
+    Attributes:
+        slot: of the target.
+        tokens: token ids, shape (tokens,).
+        draft_state: what the drafter has read of them; None if it keeps nothing.
+    """
 
     slot: Slot
     tokens: np.ndarray
+    draft_state: Any = None
 
 
 class Prefixes:
@@ -52,21 +61,25 @@ class Prefixes:
     Args:
         target: whose slots they are.
         limit: slots that are kept at most.
+        drafts: states of the drafter.
     """
 
-    def __init__(self, target: LanguageModel, limit: int) -> None:
+    def __init__(self, target: LanguageModel, limit: int, drafts: DraftStates) -> None:
         self._target = target
+        self._drafts = drafts
         self.limit = limit
         self.kept: list[CachedPrefix] = []
         self.evicted = 0
 
-    def keep(self, slot: Slot, tokens: np.ndarray) -> None:
-        """Keep a slot whose sequence is finished, or close it if there is nothing in it to share."""
+    def keep(self, slot: Slot, tokens: np.ndarray, draft_state: Any) -> None:
+        """Keep slot and drafter state of a finished sequence, or close them if there is nothing in them to share."""
         if not self.limit or slot.length < MIN_SHARED:
             self._target.close(slot)
+            self._drafts.close(draft_state)
             return
         self._target.truncate(slot, slot.length)
-        new = CachedPrefix(slot, tokens[: slot.length].copy())
+        kept_state = self._drafts.detach(draft_state, slot.length)
+        new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state)
         for old in [old for old in self.kept if common(old.tokens, new.tokens) == len(old.tokens)]:
             self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
@@ -105,6 +118,7 @@ class Prefixes:
     def _close(self, kept: CachedPrefix) -> None:
         self.kept.remove(kept)
         self._target.close(kept.slot)
+        self._drafts.close(kept.draft_state)
 
     def check_integrity(self, running: Sequence[Slot]) -> None:
         """Raise AssertionError if a slot is kept twice, is also written to, or holds other tokens than it says."""

@@ -13,6 +13,7 @@ from draftree.core.threads import Alone, one_thread
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
+from draftree.engine.observing import Gain, observe
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches
 from draftree.engine.sequence import WritingSequence
@@ -90,7 +91,7 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
         times.append(parts.clock())
         rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
         _score_prompts(parts, chunks, scores, first=len(turns))
-        _commit(parts, turns, chunks)
+        _commit(parts, turns, chunks, jobs)
     times.append(parts.clock())
     record = _record(parts, times, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
@@ -125,9 +126,10 @@ def _record(
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
     """A pass of prompt chunks only."""
     start = parts.clock()
-    scores = parts.target.extend([_chunk_job(chunk) for chunk in chunks])
+    jobs = [_chunk_job(chunk) for chunk in chunks]
+    scores = parts.target.extend(jobs)
     _score_prompts(parts, chunks, scores, first=0)
-    parts.target.commit_many([_slot(c.sequence) for c in chunks], [range(c.num_tokens) for c in chunks])
+    _commit(parts, (), chunks, jobs)
     seconds = parts.clock() - start
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += seconds
@@ -211,7 +213,7 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
     chances = [NoiseChance(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
-    if parts.drafter is not None and parts.drafter.wants_picks:
+    if parts.traits.wants_picks:
         # computed once for the whole batch: by the rule if it walks along picks, else here
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
@@ -273,16 +275,16 @@ def _write_tokens(
         sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
 
 
-def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
-    going = [turn for turn in turns if turn.verdict is not None and not turn.sequence.is_finished]
-    slots, paths = [_slot(turn.sequence) for turn in going], [_committed(turn) for turn in going]
-    if going or chunks:
-        parts.target.commit_many(
-            [*slots, *(_slot(c.sequence) for c in chunks)], [*paths, *(range(c.num_tokens) for c in chunks)]
-        )
-    if going and parts.drafter is not None:
-        states = [turn.sequence.draft_state for turn in going]
-        parts.drafter.observe(states, [turn.drafted for turn in going], [turn.verdict_on_drafted for turn in going])
+def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], jobs: Series[Extend]) -> None:
+    gains = [
+        Gain(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
+        for job, turn in enumerate(turns)
+        if turn.verdict is not None and not turn.sequence.is_finished
+    ]
+    gains += [Gain(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))]
+    if gains:
+        parts.target.commit_many([_slot(gain.sequence) for gain in gains], [gain.nodes for gain in gains])
+        observe(parts, gains, jobs)
 
 
 def _committed(turn: Turn) -> Series[int]:

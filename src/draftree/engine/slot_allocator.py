@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from draftree.core.errors import InvalidRequestError
+from draftree.engine.draft_states import DraftStates
 from draftree.engine.memory import SlotBudget
 from draftree.engine.parts import Parts
 from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, Prefixes, PrefixStats, common
@@ -32,12 +34,14 @@ class PrefixMatch:
     Attributes:
         slot: a slot that holds the beginning; None if none does.
         length: how much of it.
+        draft_state: the drafter's, for the same beginning.
         kept: the slot's entry, if it is a kept one.
         later: how much another sequence holds or is about to read.
     """
 
     slot: Slot | None = None
     length: int = 0
+    draft_state: Any = None
     kept: CachedPrefix | None = None
     later: int = 0
 
@@ -60,7 +64,8 @@ class SlotAllocator:
         self._length = 0
         self._count = 0
         self._sequences = self._hits = self._prompt_tokens = self._cached_tokens = 0
-        self.prefixes = Prefixes(parts.target, keep)
+        self._drafts = DraftStates(parts.drafter)
+        self.prefixes = Prefixes(parts.target, keep, self._drafts)
 
     @property
     def stats(self) -> PrefixStats:
@@ -126,11 +131,10 @@ class SlotAllocator:
             return  # another is about to read that much of it
         if found.length < MIN_SHARED:
             found = PrefixMatch()
-        sequence.slot = self._slot(found, sequence)
+        begin = self._take_over if self._takes_over(found) else self._copy
+        begin(found, sequence)
         if sequence.plan_state is None:
             sequence.plan_state = self._parts.planner.open()
-        if self._parts.drafter is not None:
-            sequence.draft_state = self._parts.drafter.open(replace(sequence.view, slot=sequence.slot))
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 
@@ -143,32 +147,43 @@ class SlotAllocator:
 
     def _beginning(self, prompt: np.ndarray, earlier: Sequence[WritingSequence]) -> PrefixMatch:
         kept, length = self.prefixes.find(prompt)
-        slot = None if kept is None else kept.slot
+        found = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
         later = 0
         for other in earlier if self._shares else ():
             if other.slot is None or other.opens is not None:
                 continue
             alike = common(other.history.tokens, prompt)
-            if min(alike, other.slot.length) > length:
-                kept, slot, length = None, other.slot, min(alike, other.slot.length)
+            if min(alike, other.slot.length) > found.length:
+                found = PrefixMatch(other.slot, min(alike, other.slot.length), other.draft_state)
             later = max(later, alike)
-        return PrefixMatch(slot, length, kept, later)
+        return replace(found, later=later)
 
-    def _slot(self, found: PrefixMatch, sequence: WritingSequence) -> Slot:
-        target, kept = self._parts.target, found.kept
-        if kept is not None:
-            self.prefixes.use(kept)
-            # taken over if nothing of it is lost, or if there is no place for a copy
-            if found.length == len(kept.tokens) or self._num_open() >= self._most_open():
-                slot = self.prefixes.take(kept)
-                target.truncate(slot, found.length)
-                self._reserve(self._num_open() + 1, [sequence])
-                return slot
+    def _takes_over(self, found: PrefixMatch) -> bool:
+        """Whether a kept slot is handed over: if nothing of it is lost, or if there is no place for a copy."""
+        kept = found.kept
+        if kept is None:
+            return False
+        self.prefixes.use(kept)
+        return found.length == len(kept.tokens) or self._num_open() >= self._most_open()
+
+    def _take_over(self, found: PrefixMatch, sequence: WritingSequence) -> None:
+        assert found.kept is not None, "only kept slots are handed over"
+        sequence.slot = self.prefixes.take(found.kept)
+        self._parts.target.truncate(sequence.slot, found.length)
+        view = replace(sequence.view, slot=sequence.slot)
+        sequence.draft_state = self._drafts.attach(found.draft_state, view, found.length)
+        self._reserve(self._num_open(), [sequence])
+
+    def _copy(self, found: PrefixMatch, sequence: WritingSequence) -> None:
+        target = self._parts.target
         self.prefixes.evict(self._num_open() + 1 - self._most_open())
         self._reserve(self._num_open() + 1, [sequence])
         if sequence.opens is not None:
-            return sequence.opens()
-        return target.open() if found.slot is None else target.fork(found.slot, found.length)
+            sequence.slot = sequence.opens()
+        else:
+            sequence.slot = target.open() if found.slot is None else target.fork(found.slot, found.length)
+        view = replace(sequence.view, slot=sequence.slot)
+        sequence.draft_state = self._drafts.fork(found.draft_state, view, found.length)
 
     def _num_open(self) -> int:
         return sum(s.slot is not None for s in self._running) + len(self.prefixes.kept)
@@ -192,18 +207,19 @@ class SlotAllocator:
             most = max(count, min(self._most_open(), 2 * most))
         others = self._parts.target.num_open - self._num_open()
         self._parts.target.reserve(max(0, others) + most, length)
-        if self._parts.drafter is not None:
-            self._parts.drafter.reserve(most, length)
+        self._drafts.reserve(most, length)
         self._length, self._count = length, most
 
     def leave(self, sequence: WritingSequence, *, may_keep: bool) -> None:
         """Take a sequence's slot and drafter state from it."""
         slot, sequence.slot = sequence.slot, None
+        draft_state, sequence.draft_state = sequence.draft_state, None
         if slot is not None and may_keep and sequence.opens is None:
-            self.prefixes.keep(slot, sequence.history.tokens)
-        elif slot is not None:
+            self.prefixes.keep(slot, sequence.history.tokens, draft_state)
+            return
+        if slot is not None:
             self._parts.target.close(slot)
-        self._close_draft(sequence)
+        self._drafts.close(draft_state)
 
     def recover(self, sequences: Sequence[WritingSequence]) -> None:
         """After a pass that raised: what is committed stays, what is tentative goes, drafters begin anew."""
@@ -212,21 +228,11 @@ class SlotAllocator:
                 continue
             try:
                 self._parts.target.truncate(sequence.slot, sequence.slot.length)
-                self._close_draft(sequence)
-                if self._parts.drafter is not None:
-                    sequence.draft_state = self._parts.drafter.open(replace(sequence.view, slot=sequence.slot))
+                draft_state, sequence.draft_state = sequence.draft_state, None
+                self._drafts.close(draft_state)
+                sequence.draft_state = self._drafts.open(replace(sequence.view, slot=sequence.slot))
             except Exception as error:
                 sequence.fail(error)
-
-    def _close_draft(self, sequence: WritingSequence) -> None:
-        state, sequence.draft_state = sequence.draft_state, None
-        if state is None or self._parts.drafter is None:
-            return
-        try:
-            self._parts.drafter.close(state)
-        except Exception:
-            # a drafter cannot change the text, and must not hold up those who go on
-            logger.exception("the drafter could not close request %s", sequence.request_id)
 
     def check_integrity(self, running: Sequence[WritingSequence], waiting: Sequence[WritingSequence]) -> None:
         """Raise AssertionError if a slot has no owner or two, or holds what was not verified."""
@@ -241,6 +247,9 @@ class SlotAllocator:
         assert num_open <= self._count, "slots are reserved"
         counted = self._parts.target.num_open
         assert not counted or counted >= num_open, "no slot is lost"
+        kept = [prefix.draft_state for prefix in self.prefixes.kept]
+        assert all(s.draft_state is None for s in running if s.slot is None), "states go with slots"
+        self._drafts.check_integrity([*(s.draft_state for s in running), *kept])
 
 
 def _megabytes(count: int) -> str:

@@ -26,7 +26,7 @@ Source: nobody. Costs nothing; loses nearly always.
 from dataclasses import dataclass, field
 
 from draftree.core.tree import Draw, chain
-from draftree.drafters.base import SequenceDrafter
+from draftree.drafters.base import DraftTraits, SequenceDrafter
 
 
 class StubbornDrafter(SequenceDrafter):
@@ -36,12 +36,8 @@ class StubbornDrafter(SequenceDrafter):
         k: int = 3
 
     @classmethod
-    def draws(cls, config):
-        return frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config):
-        return config.k
+    def describe(cls, config):
+        return DraftTraits(draws=frozenset({Draw.FREE, Draw.POINT}), depth=config.k, nodes=config.k)
 
     def __init__(self, config, context):
         self.config, self.draw = config, context.draw

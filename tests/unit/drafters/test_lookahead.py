@@ -16,6 +16,7 @@ from draftree.drafters.lookahead import LookaheadDrafter
 from draftree.models.table import TableLM, hashed
 from draftree.verifiers.base import VERIFIERS
 from lookahead_samples import PLENTY, VOCAB, drafter_of, heads, view_of, ways
+from observed import observed
 
 
 def test_verdicts_without_picks_leave_the_window_where_it_is() -> None:
@@ -25,7 +26,7 @@ def test_verdicts_without_picks_leave_the_window_where_it_is() -> None:
     (row,) = [list(row) for row in state.rows]
     tree = drafter.draft_one(state, PLENTY)
     view.history.append([7])
-    drafter.observe([state], [tree], [Verdict((), 7)])
+    drafter.observe(observed([state], [tree], [Verdict((), 7)]))
     assert len(state.rows) == 1
     assert state.rows[0][:2] == row[1:]
 
@@ -37,7 +38,7 @@ def test_rounds_that_nobody_told_of_are_caught_up() -> None:
     for token in (4, 1, 2):
         for view in views:
             view.history.append([token])
-        told.observe([one], [TokenTree((), ())], [Verdict((), token)])
+        told.observe(observed([one], [TokenTree((), ())], [Verdict((), token)]))
     assert told.draft_one(one, PLENTY) == untold.draft_one(other, PLENTY)
     assert ways(told.draft_one(one, PLENTY)) == heads([(4, 1), (3, 1)])
 
@@ -82,10 +83,11 @@ def test_options_out_of_range_are_refused(options: dict[str, int], message: str)
 
 def test_its_size_is_what_the_docstring_says() -> None:
     config = LookaheadDrafter.Config(window=7, n=5, candidates=6)
-    assert LookaheadDrafter.default_nodes(config) == 7 + 7 * 3 + 6 * 4
-    assert LookaheadDrafter.default_depth(config) == 7 + 3
-    assert drafter_of(window=1).wants_picks
-    assert not drafter_of(window=0).wants_picks, "the pool alone asks for nothing"
+    assert LookaheadDrafter.describe(config).nodes == 7 + 7 * 3 + 6 * 4
+    assert LookaheadDrafter.describe(config).depth == 7 + 3
+    assert LookaheadDrafter.describe(LookaheadDrafter.Config(window=1)).wants_picks
+    alone = LookaheadDrafter.describe(LookaheadDrafter.Config(window=0))
+    assert not alone.wants_picks, "the pool alone needs none"
 
 
 CYCLE = 40

@@ -12,6 +12,7 @@ from draftree.core.types import Verdict
 from draftree.drafters.base import SequenceView
 from draftree.models.table import TableLM, hashed
 from lookahead_samples import PLENTY, VOCAB, drafter_of, heads, view_of, ways
+from observed import observed
 
 
 class Reference:
@@ -103,6 +104,6 @@ def test_window_and_pool_are_the_plain_references(window: int, n: int, candidate
         verdict = walked(tree, picks_of(model, reference, tree))
         num_ahead += len(verdict.path)
         reference.step([*(tree.tokens[node] for node in verdict.path), verdict.bonus])
-        drafter.observe([state], [tree], [verdict])
+        drafter.observe(observed([state], [tree], [verdict]))
     assert num_checked > 10 or window == 1, "a window of one is overrun in every round"
     assert num_ahead, "a window that is never right tests little"

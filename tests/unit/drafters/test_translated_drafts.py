@@ -23,6 +23,7 @@ from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from families import VOCAB_SIZE
+from observed import observed
 from spelling import tokenizer as spelled
 from text_backends import byte_fallback, word_piece
 
@@ -94,7 +95,7 @@ class Rig:
             right = len(tree) > 0 and tree.tokens[0] == pick
             view.history.append([pick, 7] if right else [pick])
             verdicts.append(Verdict((0,) if right else (), 7 if right else pick))
-        self.drafter.observe(self.states, trees, verdicts)
+        self.drafter.observe(observed(self.states, trees, verdicts))
 
     def round(self, budget: Budget) -> tuple[int, int]:
         """Draft, walk as the target picks, write; returns accepted and drafted nodes."""
@@ -112,7 +113,7 @@ class Rig:
                 path.append(pick)
             verdicts.append(Verdict(tuple(way), pick))
             view.history.append([*path, pick])
-        self.drafter.observe(self.states, trees, verdicts)
+        self.drafter.observe(observed(self.states, trees, verdicts))
         return sum(len(v.path) for v in verdicts), sum(map(len, trees))
 
 
@@ -126,10 +127,10 @@ def test_trees_keep_to_their_budgets_and_slots_are_freed(spec: str, temperature:
     for budget in BUDGETS:
         rig = Rig(spec).open(TEXTS, temperature)
         for tree in rig.drafter.draft(rig.states, [budget] * len(TEXTS)):
-            assert len(tree) <= min(budget.num_nodes, cls.default_nodes(config))
-            assert max(depths(tree.parents), default=0) <= min(budget.depth, cls.default_depth(config))
+            assert len(tree) <= min(budget.num_nodes, cls.describe(config).nodes)
+            assert max(depths(tree.parents), default=0) <= min(budget.depth, cls.describe(config).depth)
             assert all(0 <= token < VOCAB_SIZE for token in tree.tokens)
-            assert cls.branches(config) or is_chain(tree.parents)
+            assert cls.describe(config).branches or is_chain(tree.parents)
             children = [[tree.tokens[child] for child in siblings] for siblings in tree.children()]
             assert all(len(set(tokens)) == len(tokens) for tokens in children)
         for state in rig.states:
@@ -202,7 +203,7 @@ def test_a_merged_tree_takes_either_way() -> None:
         empty = [TokenTree((), ())] * len(TEXTS)
         for view in rig.views:
             view.history.append([5, 6])
-        rig.drafter.observe(rig.states, empty, [Verdict((), 6)] * len(TEXTS))
+        rig.drafter.observe(observed(rig.states, empty, [Verdict((), 6)] * len(TEXTS)))
         assert any(len(tree) for tree in rig.drafter.draft(rig.states, [Budget(5, 5)] * len(TEXTS)))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
@@ -33,16 +33,12 @@ class Listener(SequenceDrafter[SequenceView]):
 
     def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:
         self.tree = tree
-        self.wants_picks = wants_picks
+        self.traits = self.describe(wants_picks)
         self.heard: Heard = []
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        return frozenset({Draw.FREE})
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        return 3
+    def describe(cls, config: bool) -> DraftTraits:
+        return DraftTraits(draws=frozenset({Draw.FREE}), depth=3, nodes=8, branches=True, wants_picks=config)
 
     def open(self, sequence: SequenceView) -> SequenceView:
         return sequence
@@ -50,17 +46,25 @@ class Listener(SequenceDrafter[SequenceView]):
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         return self.tree if budget.num_nodes >= len(self.tree) and budget.depth >= 3 else TokenTree((), ())
 
-    def observe(self, states: Sequence[SequenceView], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        for state, tree, verdict in zip(states, trees, verdicts, strict=True):
-            before = len(state.history) - len(verdict.path) - 1
-            self.heard.append((state.history.tokens[:before].tolist(), tree, verdict))
+    def observe(self, observations: Sequence[Observation[SequenceView]]) -> None:
+        for observation in observations:
+            history, verdict = observation.state.history, observation.verdict
+            assert verdict is not None, "these prompts are read in a round"
+            before = len(history) - len(verdict.path) - 1
+            self.heard.append((history.tokens[:before].tolist(), observation.tree, verdict))
 
 
-def write(drafter: Any, *, verify: str, temperature: float) -> TableLM:
+def merged_of(*drafters: Listener) -> MergedDrafter:
+    traits = [drafter.traits for drafter in drafters]
+    names = [f"drafter {place}" for place in range(len(drafters))]
+    return MergedDrafter(drafters, names, traits=traits, draw=Draw.FREE, vocab_size=VOCAB)
+
+
+def write(drafter: Any, traits: DraftTraits, *, verify: str, temperature: float) -> TableLM:
     model = TableLM(hashed(VOCAB, seed=5))
     verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
-    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter), Limits(2))
+    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter, traits), Limits(2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
     for prompt in ([1, 2], [3]):
         engine.add(WritingSequence("r", 0, prompt, controls=controls, limit=12, detokenizer=None))
@@ -82,7 +86,7 @@ def expected(model: TableLM, before: Sequence[int], tokens: Sequence[int], tempe
 @pytest.mark.parametrize("verify", ["coupled", "match", "soft", "typical"])
 def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: float) -> None:
     drafter = Listener(TREE, wants_picks=True)
-    model = write(drafter, verify=verify, temperature=temperature)
+    model = write(drafter, drafter.traits, verify=verify, temperature=temperature)
     drafted = [entry for entry in drafter.heard if len(entry[1])]
     assert drafted
     for before, tree, verdict in drafter.heard:
@@ -94,25 +98,27 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
 @pytest.mark.parametrize("verify", ["coupled", "soft"])
 def test_who_does_not_ask_hears_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
-    write(drafter, verify=verify, temperature=0.8)
+    write(drafter, drafter.traits, verify=verify, temperature=0.8)
     assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
 
 
 def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     search, calls = distribution_module.argmax, []
     monkeypatch.setattr(distribution_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
-    write(Listener(TREE, wants_picks=False), verify="coupled", temperature=0.8)
+    drafter = Listener(TREE, wants_picks=False)
+    write(drafter, drafter.traits, verify="coupled", temperature=0.8)
     unasked = list(calls)
-    write(Listener(TREE, wants_picks=True), verify="coupled", temperature=0.8)
+    drafter = Listener(TREE, wants_picks=True)
+    write(drafter, drafter.traits, verify="coupled", temperature=0.8)
     assert calls == unasked * 2
 
 
 def test_parts_of_a_merged_tree_hear_their_own_nodes_picks() -> None:
     one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
-    merged = MergedDrafter([one, other], ["one", "other"], draw=Draw.FREE, vocab_size=VOCAB)
-    assert merged.wants_picks
-    assert not MergedDrafter([one, one], ["one", "too"], draw=Draw.FREE, vocab_size=VOCAB).wants_picks
-    model = write(merged, verify="coupled", temperature=0.8)
+    traits = MergedDrafter.describe([one.traits, other.traits])
+    assert traits.wants_picks
+    assert not MergedDrafter.describe([one.traits, one.traits]).wants_picks
+    model = write(merged_of(one, other), traits, verify="coupled", temperature=0.8)
     assert {verdict.picks for _, _, verdict in one.heard} == {()}
     drafted = [entry for entry in other.heard if len(entry[1])]
     assert drafted
@@ -124,13 +130,13 @@ def test_parts_of_a_merged_tree_hear_their_own_nodes_picks() -> None:
 
 def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
     one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
-    merged = MergedDrafter([one, other], ["one", "other"], draw=Draw.FREE, vocab_size=VOCAB)
+    merged = merged_of(one, other)
     view = view_of([1, 2])
     state = merged.open(view)
     (tree,) = merged.draft([state], [Budget(5, 3)])
     assert tree.tokens == (2, 6, 1, 3, 1)
     view.history.append([7])
-    merged.observe([state], [tree], [Verdict((), 7, picks=(7, 10, 11, 12, 13, 14))])
+    merged.observe([Observation(state, 1, tree, Verdict((), 7, picks=(7, 10, 11, 12, 13, 14)))])
     ((_, part, verdict),) = other.heard
     assert part is TREE
     assert verdict.picks == (7, 12, 10, 13, 14, None)

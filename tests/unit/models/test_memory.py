@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from draftree.drafters.base import NO_DRAFTS, DraftTraits
 from draftree.engine.memory import estimate_slots, slot_budget
 from draftree.engine.parts import Parts
 from draftree.models import memory
@@ -29,7 +30,8 @@ class Sized:
 
 def parts(target: Footprint, draft: Footprint | None = None, *, nodes: int = 0) -> Parts:
     drafter = None if draft is None else Sized(draft)
-    return Parts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter)  # type: ignore[arg-type]
+    traits = NO_DRAFTS if draft is None else DraftTraits(draws=frozenset(), depth=nodes, nodes=nodes)
+    return Parts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter, traits)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.core.tree import Draw, TokenTree
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import Drafter, SequenceView
+from draftree.core.tree import TokenTree
+from draftree.core.types import Budget
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.strings import StringGrowth
 from draftree.drafters.growing.tree_growth import Growth
@@ -19,38 +19,21 @@ class GrowingDrafter(Drafter[Any]):
     A method sets `_growth`, and `_note` where it has something to say.
     """
 
-    runs_model = True
     _growth: Growth | StringGrowth
     _note = ""
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """Those of the shape."""
+    def describe(cls, config: Any) -> DraftTraits:
+        """As the shape says; confidence is the model's own probability."""
         shape: Shape = config.shape
-        return shape.draws
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        """As deep as the shape."""
-        shape: Shape = config.shape
-        return shape.depth
-
-    @classmethod
-    def default_nodes(cls, config: Any) -> int:
-        """As many as the shape has."""
-        shape: Shape = config.shape
-        return shape.num_nodes
-
-    @classmethod
-    def branches(cls, config: Any) -> bool:
-        """Whether the shape has a node with two children."""
-        shape: Shape = config.shape
-        return not shape.is_chain
-
-    @classmethod
-    def gives_confidence(cls, config: Any) -> bool:
-        """The model's own probabilities."""
-        return True
+        return DraftTraits(
+            draws=shape.draws,
+            depth=shape.depth,
+            nodes=shape.num_nodes,
+            branches=not shape.is_chain,
+            gives_confidence=True,
+            runs_model=True,
+        )
 
     @property
     def note(self) -> str:
@@ -69,9 +52,30 @@ class GrowingDrafter(Drafter[Any]):
         """A tree for every sequence, all sequences in one pass a level."""
         return self._growth.grow(states, budgets)
 
-    def observe(self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        """Keep the accepted tokens in the slots."""
-        self._growth.observe(states, verdicts)
+    def observe(self, observations: Sequence[Observation[Any]]) -> None:
+        """Keep the accepted tokens in the slots; read prompts in chunks beside the target."""
+        judged = [(o.state, o.verdict) for o in observations if o.verdict is not None]
+        if judged:
+            self._growth.observe([state for state, _ in judged], [verdict for _, verdict in judged])
+        chunks = [o for o in observations if o.verdict is None]
+        if chunks:
+            self._growth.read([o.state for o in chunks], [o.tokens_read for o in chunks])
+
+    def fork(self, state: Any, sequence: SequenceView, length: int) -> Any:
+        """A copy of what the slot has read of the new text."""
+        return self._growth.fork(state, sequence)
+
+    def detach(self, state: Any, length: int) -> Any:
+        """Keep the slot, without a tree."""
+        return self._growth.detach(state)
+
+    def attach(self, state: Any, sequence: SequenceView, length: int) -> Any:
+        """The slot, cut to what it has read of the new text."""
+        return self._growth.attach(state, sequence)
+
+    def check_integrity(self, states: Sequence[Any]) -> None:
+        """Check the slots."""
+        self._growth.check_integrity(states)
 
     def close(self, state: Any) -> None:
         """Free the slot, if it is not the target's."""

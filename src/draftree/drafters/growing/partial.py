@@ -12,7 +12,7 @@ from typing import final
 
 from draftree.core.tree import ROOT, TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.stepping import Stepper
+from draftree.drafters.growing.stepper import Stepper
 from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot
 
 MAX_WASTED_ROWS = 64

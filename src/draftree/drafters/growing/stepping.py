@@ -5,6 +5,9 @@ bonus, nor the last level that was drafted, whose logits were not needed. A mode
 history sees the first token and a window of the last ones; when the window has run full it starts again from its
 younger half, so that a token is read twice on average.
 
+Prompts are read in the target's chunks, beside the target. A sequence whose text begins as another one's starts with
+a copy of its slot. What a slot holds depends on the text alone, never on what was copied.
+
 Of a reading in tokens of the model's own the last ones may change when the text goes on; the slot's prefix is then cut
 back to what still stands.
 """
@@ -12,18 +15,20 @@ back to what still stands.
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar, final
+from typing import final
 
 from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.readers import Reader, Reading
+from draftree.drafters.growing.stepper import Stepper
 from draftree.models.base import Extend, LanguageModel, Scores, Slot
 
 PREFILL_ROWS = 512
 """Tokens of one sequence that one pass reads at most."""
+IDLE_ROUNDS = 32
+"""Rounds without a tree after which prompts are not read ahead: a planner that does not draft must not pay for it."""
 
 
 @dataclass(slots=True)
@@ -33,81 +38,14 @@ class SteppedSequence:
     view: SequenceView
     slot: Slot
     reading: Reading
+    start: int = 0
+    """The first token of the window that the slot holds behind the first token; 0 if it holds the whole beginning."""
     covered: int = 0
     """Tokens of the reading up to which the slot's prefix reaches."""
     fed: dict[int, int] = field(default_factory=dict)
     """Nodes of the last tree that were fed to the model: tree index to tentative index."""
     fed_tokens: list[int] = field(default_factory=list)
     """What the model read for them, by tentative index."""
-
-
-class Stepped(Protocol):
-    """What a stepper knows of a sequence."""
-
-    view: SequenceView
-    fed: dict[int, int]
-    """Nodes of the last tree that the model has read: tree index to the index that `feed` takes for a parent."""
-
-
-StateT = TypeVar("StateT", bound=Stepped)
-
-
-class Stepper(ABC, Generic[StateT]):
-    """Lets a model read texts, and trees behind them."""
-
-    model: LanguageModel
-    max_depth: int
-    """Levels that always fit."""
-
-    @abstractmethod
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for so many sequences of so many tokens, tentative ones included."""
-
-    @abstractmethod
-    def open(self, view: SequenceView) -> StateT:
-        """State for a new sequence."""
-
-    @abstractmethod
-    def close(self, state: StateT) -> None:
-        """Give back what the sequence held."""
-
-    def is_ready(self, state: StateT) -> bool:
-        """Whether the text is read soon enough that a tree behind it can pay."""
-        return True
-
-    @abstractmethod
-    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Scores:
-        """Feed every sequence what has not been read of its text; logits behind it, one row a sequence.
-
-        Args:
-            states: the sequences.
-            ahead: for each how many positions a tree may need behind its last token.
-        """
-
-    @abstractmethod
-    def feed(
-        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Scores:
-        """One pass over new nodes of trees; their logits, one row a node.
-
-        Args:
-            states: the sequences.
-            tokens: for each the new nodes' tokens, in the tree's vocabulary.
-            parents: for each their parents, counted as they were fed; or -1 for the text's last token.
-        """
-
-    @abstractmethod
-    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed; the histories already hold the written tokens.
-
-        Args:
-            states: the sequences.
-            paths: for each the accepted nodes, in order from the root down.
-        """
-
-    @abstractmethod
-    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
-        """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
 
 
 @final
@@ -125,18 +63,102 @@ class ModelStepper(Stepper[SteppedSequence]):
         self._window = model.max_length // 2
         # behind a fresh window
         self.max_depth = max(1, model.max_length - self._window - 2)
+        self._num_open = 0
+        self._idle_rounds = 0
+        """Rounds since a tree was last grown."""
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room for so many sequences of so many tokens, tentative ones included."""
-        self.model.reserve(num_sequences, length)
+        others = max(0, self.model.num_open - self._num_open)
+        self.model.reserve(others + num_sequences, length)
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """State for a new sequence."""
-        return SteppedSequence(view, self.model.open(), self._reader.open(view))
+        state = SteppedSequence(view, self.model.open(), self._reader.open(view))
+        self._num_open += 1
+        return state
 
     def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
         self.model.close(state.slot)
+        self._num_open -= 1
+
+    def fork(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
+        """Copy the slot as far as the texts read alike; open anew if that is nothing, or another window."""
+        reading = self._reader.open(view)
+        stands = self._common(state, reading)
+        if not stands:
+            return self.open(view)
+        slot = self.model.fork(state.slot, state.slot.length - (state.covered - stands))
+        self._num_open += 1
+        return SteppedSequence(view, slot, reading, start=state.start, covered=stands)
+
+    def detach(self, state: SteppedSequence) -> SteppedSequence | None:
+        """Drop the tree, and keep what was read."""
+        if not state.covered:
+            self.close(state)
+            return None
+        self._cut(state, state.covered)
+        return state
+
+    def attach(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
+        """Cut the slot to where the texts read alike; open anew if that is nothing, or another window."""
+        reading = self._reader.open(view)
+        stands = self._common(state, reading)
+        if not stands:
+            self.close(state)
+            return self.open(view)
+        self._cut(state, stands)
+        state.view, state.reading = view, reading
+        return state
+
+    def _common(self, state: SteppedSequence, reading: Reading) -> int:
+        """How many tokens of a new reading the slot can stand for; 0 if its window is not the one of the new text."""
+        reading.advance()
+        if state.start and state.start != len(reading) - self._window:
+            return 0
+        pairs = zip(state.reading.tokens(0, state.covered), reading.tokens(0), strict=False)
+        stands = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return stands if stands > state.start else 0
+
+    def check_integrity(self, states: Sequence[SteppedSequence]) -> None:
+        """Every state has a slot of its own, which holds no more than it says."""
+        self.model.check_integrity()
+        assert len({id(state.slot) for state in states}) == len(states), "a slot has one owner"
+        assert len(states) <= self._num_open, "every state is open"
+        for state in states:
+            held = state.covered - state.start + bool(state.start)
+            assert state.slot.length == held, "a slot holds the first token and the window, or the beginning"
+            assert state.slot.num_tentative == len(state.fed_tokens), "every tentative node is noted"
+
+    def read(self, states: Sequence[SteppedSequence], counts: Sequence[int]) -> None:
+        """Read as large a share of each prompt as the target has; nothing while no tree is asked for."""
+        if self._idle_rounds > IDLE_ROUNDS:
+            return
+        unread = [self._next_of_prompt(state, count) for state, count in zip(states, counts, strict=True)]
+        going = [(state, tokens) for state, tokens in zip(states, unread, strict=True) if tokens]
+        if going:
+            self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
+
+    def _next_of_prompt(self, state: SteppedSequence, count: int) -> list[int]:
+        """Tokens to read beside so many of the target's; the last one is read when a tree is asked for."""
+        self._advance(state)
+        whole, written = len(state.reading), len(state.view.history)
+        share = -(-count * whole // written)
+        if whole >= self.model.max_length and state.start != whole - self._window:
+            return self._begin_window(state, whole, share=share)
+        first, state.covered = state.covered, max(state.covered, min(state.covered + share, whole - 1))
+        return state.reading.tokens(first, state.covered)
+
+    def _begin_window(self, state: SteppedSequence, whole: int, *, share: int) -> list[int]:
+        """The first tokens of a prompt's last window; none until the target has reached it."""
+        slot, start = state.view.slot, whole - self._window
+        reached = 0 if slot is None else slot.length * whole // len(state.view.history)
+        if reached <= start:
+            return []
+        self._cut(state, 0)
+        state.start, state.covered = start, min(reached, start + share, whole - 1)
+        return state.reading.tokens(0, 1) + state.reading.tokens(start, state.covered)
 
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -152,6 +174,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Scores:
         """Feed every sequence what its slot has not seen."""
+        self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
             long = [i for i, tokens in enumerate(pending) if len(tokens) > PREFILL_ROWS]
@@ -174,6 +197,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             return reading.tokens(state.covered)
         self.model.close(state.slot)
         state.slot = self.model.open()
+        state.start = max(0, len(reading) - self._window)
         # the first token is kept in sight: models lean on it, and many have never been without
         return reading.tokens(0, 1) + reading.tokens(-self._window)
 
@@ -183,11 +207,14 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._cut(state, stands)
 
     def _cut(self, state: SteppedSequence, stands: int) -> None:
-        """Give up what the slot has read behind the first `stands` tokens, and the tree."""
-        # a slot whose window has moved on may hold less than is to go
-        left = max(0, state.slot.length - (state.covered - stands))
+        """Drop what the slot has read after the first `stands` tokens, and the tree."""
+        if stands <= state.start:
+            # nothing is left of the window
+            stands = state.start = left = 0
+        else:
+            left = state.slot.length - (state.covered - stands)
         self.model.truncate(state.slot, left)
-        state.covered = stands if left else 0
+        state.covered = stands
         state.fed.clear()
         state.fed_tokens.clear()
 
@@ -202,6 +229,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""
+        self._idle_rounds += 1
         for state in states:
             if state.fed:
                 self._advance(state)

@@ -88,11 +88,35 @@ class StringGrowth:
 
     def open(self, view: SequenceView) -> SpelledSequence:
         """State for a new sequence."""
-        return SpelledSequence(view, self._growth.open(SequenceView(view.history, self._likeliest)))
+        return SpelledSequence(view, self._growth.open(self._unsampled(view)))
 
     def close(self, state: SpelledSequence) -> None:
         """Free the slot."""
         self._growth.close(state.stepped)
+
+    def fork(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
+        """State for a new sequence, with what an open one has read of its text."""
+        return SpelledSequence(view, self._growth.fork(state.stepped, self._unsampled(view)))
+
+    def detach(self, state: SpelledSequence) -> SpelledSequence | None:
+        """What is kept of a finished sequence; None if nothing is."""
+        stepped = self._growth.detach(state.stepped)
+        return None if stepped is None else SpelledSequence(state.view, stepped)
+
+    def attach(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
+        """As `fork`, from a detached state that is not needed any more."""
+        return SpelledSequence(view, self._growth.attach(state.stepped, self._unsampled(view)))
+
+    def _unsampled(self, view: SequenceView) -> SequenceView:
+        return SequenceView(view.history, self._likeliest)
+
+    def check_integrity(self, states: Sequence[SpelledSequence]) -> None:
+        """Raise AssertionError if the slots of all open states contradict them."""
+        self._growth.check_integrity([state.stepped for state in states])
+
+    def read(self, states: Sequence[SpelledSequence], counts: Sequence[int]) -> None:
+        """Read prompts beside the target, which has just read so many tokens of each."""
+        self._growth.read([state.stepped for state in states], counts)
 
     def observe(self, states: Sequence[SpelledSequence], verdicts: Sequence[Verdict]) -> None:
         """Keep what the text bears out; which of the target's nodes were accepted does not say it."""

@@ -24,7 +24,8 @@ from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.readers import Reader, SameReader
 from draftree.drafters.growing.shapes import Shape
-from draftree.drafters.growing.stepping import ModelStepper, Stepped, Stepper
+from draftree.drafters.growing.stepper import Stepped, Stepper
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.models.base import LanguageModel, LayerSubset, Scores
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.search import argmax, leading, log_total
@@ -126,6 +127,27 @@ class Growth:
     def close(self, state: Stepped) -> None:
         """Free the slot."""
         self._stepper.close(state)
+
+    def fork(self, state: Stepped, view: SequenceView) -> Any:
+        """State for a new sequence, with what an open one has read of its text."""
+        return self._stepper.fork(state, view)
+
+    def detach(self, state: Stepped) -> Any:
+        """What is kept of a finished sequence; None if nothing is."""
+        return self._stepper.detach(state)
+
+    def attach(self, state: Stepped, view: SequenceView) -> Any:
+        """As `fork`, from a detached state that is not needed any more."""
+        return self._stepper.attach(state, view)
+
+    def check_integrity(self, states: Sequence[Stepped]) -> None:
+        """Raise AssertionError if the slots of all open states contradict them."""
+        self._stepper.check_integrity(states)
+
+    @torch.inference_mode()
+    def read(self, states: Sequence[Stepped], counts: Sequence[int]) -> None:
+        """Read prompts beside the target, which has just read so many tokens of each."""
+        self._stepper.read(states, counts)
 
     def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
         """Keep what was accepted of what was fed."""

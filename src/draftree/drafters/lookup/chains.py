@@ -7,21 +7,16 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import MAX_NODES
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 
 
 class ChainDrafter(SequenceDrafter[SequenceView]):
     """Guesses at most `k` tokens, as its configuration says."""
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """One certain child a node."""
-        return frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        """As configured."""
-        return int(config.k)
+    def describe(cls, config: Any) -> DraftTraits:
+        """One certain child per node."""
+        return DraftTraits(draws=frozenset({Draw.FREE, Draw.POINT}), depth=config.k, nodes=config.k)
 
     def __init__(self, config: Any, context: DraftContext) -> None:
         self._config = config

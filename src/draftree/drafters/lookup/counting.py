@@ -19,7 +19,7 @@ import numpy as np
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 
 ESCAPE = 2.5
 """Votes for what was never seen. With `VOTES` it gives one match of 1, 2, 4, 8, 16 tokens a chance of 0.29, 0.53,
@@ -209,33 +209,21 @@ class CountingDrafter(SequenceDrafter[Text]):
 
     def __init__(self, config: Any, context: DraftContext) -> None:
         self._config = config
+        self._traits = self.describe(config)
         self._draw = context.draw
         self._shares_noise = context.shares_noise and context.draw is Draw.FREE
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """Chosen by counts; with a width of 1 one certain child a node."""
-        return frozenset({Draw.FREE}) if config.width > 1 else frozenset({Draw.FREE, Draw.POINT})
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        """As configured; a tree is no deeper than it has nodes."""
-        return int(min(config.k, config.nodes))
-
-    @classmethod
-    def default_nodes(cls, config: Any) -> int:
-        """As configured; a chain has one a level."""
-        return int(config.nodes) if config.width > 1 else cls.default_depth(config)
-
-    @classmethod
-    def branches(cls, config: Any) -> bool:
-        """Whether a node may have two children."""
-        return bool(config.width > 1)
-
-    @classmethod
-    def gives_confidence(cls, config: Any) -> bool:
-        """Shares of the counts."""
-        return True
+    def describe(cls, config: Any) -> DraftTraits:
+        """Chosen by counts; with a width of 1 one certain child per node."""
+        depth, branches = min(config.k, config.nodes), config.width > 1
+        return DraftTraits(
+            draws=frozenset({Draw.FREE} if branches else {Draw.FREE, Draw.POINT}),
+            depth=depth,
+            nodes=config.nodes if branches else depth,
+            branches=branches,
+            gives_confidence=True,
+        )
 
     @abstractmethod
     def _voters(self, state: Text, depth: int) -> list[Match]:
@@ -245,7 +233,7 @@ class CountingDrafter(SequenceDrafter[Text]):
         """The likeliest ways on."""
         config, tokens = self._config, state.view.history.tokens
         state.trust.learn(tokens)
-        held = budget.within(self.default_nodes(config), self.default_depth(config))
+        held = budget.within(self._traits.nodes, self._traits.depth)
         if not held.num_nodes or not held.depth:
             return EMPTY
         limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)

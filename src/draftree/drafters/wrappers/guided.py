@@ -9,7 +9,7 @@ not asked. Where children are drawn from distributions nothing is taken out, sin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from draftree.core.node_map import NodeMap
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, first_children, path
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import Drafter, SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.models.memory import Footprint
 from draftree.sampling.grammar.guide import Guide
 
@@ -74,18 +74,11 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         self._draw = draw
         self._grafts = may_branch and draw is Draw.FREE
         self._vocab_size = vocab_size
-        self.reads_predictions = drafter.reads_predictions
-        self.wants_picks = drafter.wants_picks
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """Those of what is wrapped."""
-        return frozenset(Draw)
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        """That of what is wrapped."""
-        return 0
+    def describe(cls, config: DraftTraits) -> DraftTraits:
+        """Those of the wrapped drafter, which are all that there is to configure."""
+        return config
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in what is wrapped."""
@@ -99,6 +92,19 @@ class GuidedDrafter(Drafter[GuidedSequence]):
     def open(self, sequence: SequenceView) -> GuidedSequence:
         """The wrapped drafter's state, and the view."""
         return GuidedSequence(self._drafter.open(sequence), sequence)
+
+    def fork(self, state: GuidedSequence, sequence: SequenceView, length: int) -> GuidedSequence:
+        """A fork of the wrapped state; trust in spellings is learned anew."""
+        return GuidedSequence(self._drafter.fork(state.own, sequence, length), sequence)
+
+    def detach(self, state: GuidedSequence, length: int) -> GuidedSequence | None:
+        """Detach the wrapped state."""
+        own = self._drafter.detach(state.own, length)
+        return None if own is None else GuidedSequence(own, state.view)
+
+    def attach(self, state: GuidedSequence, sequence: SequenceView, length: int) -> GuidedSequence:
+        """Attach the wrapped state."""
+        return GuidedSequence(self._drafter.attach(state.own, sequence, length), sequence)
 
     def draft(self, states: Sequence[GuidedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Trees of the wrapped drafter, made to fit."""
@@ -149,18 +155,18 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         allowed = guide.allowed(view.history, tree.token_paths()[1:])
         return [node for node, may_follow in enumerate(allowed) if may_follow is not None]
 
-    def observe(
-        self, states: Sequence[GuidedSequence], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]
-    ) -> None:
+    def observe(self, observations: Sequence[Observation[GuidedSequence]]) -> None:
         """Tell the wrapped drafter how far the text went along its own trees."""
-        own = [
-            verdict if state.guide is None else self._own_verdict(state, verdict)
-            for state, verdict in zip(states, verdicts, strict=True)
-        ]
-        drafted = [tree if state.guide is None else state.drafted for state, tree in zip(states, trees, strict=True)]
-        self._drafter.observe([state.own for state in states], drafted, own)
-        for state in states:
+        self._drafter.observe([self._own(observation) for observation in observations])
+        for observation in observations:
+            state = observation.state
             state.drafted, state.nodes, state.guess = EMPTY, None, None
+
+    def _own(self, whole: Observation[GuidedSequence]) -> Observation[Any]:
+        state = whole.state
+        if whole.verdict is None or state.guide is None:
+            return replace(whole, state=state.own)
+        return replace(whole, state=state.own, tree=state.drafted, verdict=self._own_verdict(state, whole.verdict))
 
     def _own_verdict(self, state: GuidedSequence, verdict: Verdict) -> Verdict:
         if state.guess is None:
@@ -177,6 +183,10 @@ class GuidedDrafter(Drafter[GuidedSequence]):
     def close(self, state: GuidedSequence) -> None:
         """Close what is wrapped."""
         self._drafter.close(state.own)
+
+    def check_integrity(self, states: Sequence[GuidedSequence]) -> None:
+        """Check what is wrapped."""
+        self._drafter.check_integrity([state.own for state in states])
 
     def forget(self) -> None:
         """Let the wrapped drafter forget."""

@@ -11,7 +11,7 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, final
 
@@ -19,18 +19,31 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.joining import join, merge
 from draftree.core.node_map import NodeMap, first_levels
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import Drafter, SequenceView
+from draftree.core.types import Budget
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.models.memory import Footprint, total
 
 
+@dataclass(slots=True)
+class MergedSequence:
+    """A sequence of merged drafters. Mutated by `MergedDrafter` only."""
+
+    parts: list[Any]
+    """A state for every part; None where a part keeps nothing of a finished sequence."""
+    trees: list[TokenTree] = field(default_factory=list)
+    """The last tree of every part; empty if nothing was drafted."""
+    maps: list[NodeMap] = field(default_factory=list)
+    """Where the nodes of these trees are in the merged tree."""
+
+
 @final
-class MergedDrafter(Drafter[list[Any]]):
-    """Asks every drafter for a tree, each within the whole budget or its part of it, and merges what they give.
+class MergedDrafter(Drafter[MergedSequence]):
+    """Merges the trees of several drafters, each drafted within the whole budget or its part of it.
 
     Args:
         drafters: in the order of the spec.
         names: the specs, as statistics name them.
+        traits: of each.
         draw: how the merged tree's children count.
         vocab_size: width of the distributions.
         clock: what `part_seconds` are read from.
@@ -44,29 +57,35 @@ class MergedDrafter(Drafter[list[Any]]):
         drafters: Sequence[Drafter[Any]],
         names: Sequence[str],
         *,
+        traits: Sequence[DraftTraits],
         draw: Draw,
         vocab_size: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._drafters = list(drafters)
         self._names = list(names)
+        self._traits = list(traits)
+        self._features = self.describe(traits).features
         self._draw = draw
         self._vocab_size = vocab_size
         self._clock = clock
-        self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
-        self.wants_picks = any(drafter.wants_picks for drafter in drafters)
-        self._drafted: dict[int, list[tuple[TokenTree, NodeMap]]] = {}
-        """The parts' trees by id of the state, each with where its nodes are in the tree that was returned."""
 
     @classmethod
-    def draws(cls, config: Any) -> frozenset[Draw]:
-        """Decided by `common_draws`, since it depends on the parts."""
-        return frozenset({Draw.FREE, Draw.IID})
-
-    @classmethod
-    def default_depth(cls, config: Any) -> int:
-        """Decided by the parts."""
-        return 0
+    def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
+        """Computed from the traits of the parts, which are all that there is to configure."""
+        return DraftTraits(
+            draws=_common_draws([part.draws for part in config]),
+            depth=max(part.depth for part in config),
+            nodes=sum(part.nodes for part in config),
+            branches=len(config) > 1 or config[0].branches,
+            gives_confidence=all(part.gives_confidence for part in config),
+            works_ahead=any(part.works_ahead for part in config),
+            runs_model=any(part.runs_model for part in config),
+            reads_predictions=any(part.reads_predictions for part in config),
+            reads_grammars=any(part.reads_grammars for part in config),
+            wants_picks=any(part.wants_picks for part in config),
+            features=tuple(dict.fromkeys(layer for part in config for layer in part.features)),
+        )
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in all parts."""
@@ -78,11 +97,28 @@ class MergedDrafter(Drafter[list[Any]]):
         """Of all parts together."""
         return total(drafter.footprint for drafter in self._drafters)
 
-    def open(self, sequence: SequenceView) -> list[Any]:
+    def open(self, sequence: SequenceView) -> MergedSequence:
         """A state of every part."""
-        return [drafter.open(sequence) for drafter in self._drafters]
+        return MergedSequence([drafter.open(sequence) for drafter in self._drafters])
 
-    def draft(self, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def fork(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
+        """A fork of every part."""
+        pairs = zip(self._drafters, state.parts, strict=True)
+        return MergedSequence([d.open(sequence) if own is None else d.fork(own, sequence, length) for d, own in pairs])
+
+    def detach(self, state: MergedSequence, length: int) -> MergedSequence | None:
+        """Keep the parts that keep something."""
+        kept = [drafter.detach(own, length) for drafter, own in zip(self._drafters, state.parts, strict=True)]
+        return None if all(own is None for own in kept) else MergedSequence(kept)
+
+    def attach(self, state: MergedSequence, sequence: SequenceView, length: int) -> MergedSequence:
+        """Attach the parts that kept something."""
+        pairs = zip(self._drafters, state.parts, strict=True)
+        return MergedSequence(
+            [d.open(sequence) if own is None else d.attach(own, sequence, length) for d, own in pairs]
+        )
+
+    def draft(self, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         """The merged trees, held to the budgets."""
         parts, times = [], [self._clock()]
         for index in range(len(self._drafters)):
@@ -91,52 +127,61 @@ class MergedDrafter(Drafter[list[Any]]):
         self.part_seconds = tuple(after - before for before, after in pairwise(times))
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
-            trees = [part[row] for part in parts]
+            state.trees = [part[row] for part in parts]
             if self._draw is Draw.FREE:
-                whole = merge(trees, self._names)
+                whole = merge(state.trees, self._names)
             else:
-                whole = join(trees, self._names, vocab_size=self._vocab_size)
+                whole = join(state.trees, self._names, vocab_size=self._vocab_size)
             fitting = first_levels(whole.tree.parents, budget.num_nodes)
-            self._drafted[id(state)] = [
-                (tree, nodes.compose(fitting)) for tree, nodes in zip(trees, whole.maps, strict=True)
-            ]
+            state.maps = [nodes.compose(fitting) for nodes in whole.maps]
             merged.append(fitting.cut(whole.tree))
         return merged
 
-    def _draft_part(self, index: int, states: Sequence[list[Any]], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def _draft_part(self, index: int, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         held = [budget.of_part(index) for budget in budgets]
         asked = [row for row, budget in enumerate(held) if budget.num_nodes and budget.depth]
         trees = [EMPTY] * len(states)
         if asked:
-            found = self._drafters[index].draft([states[row][index] for row in asked], [held[row] for row in asked])
+            drafter = self._drafters[index]
+            found = drafter.draft([states[row].parts[index] for row in asked], [held[row] for row in asked])
             for row, tree in zip(asked, found, strict=True):
                 trees[row] = tree
         return trees
 
-    def observe(self, states: Sequence[list[Any]], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+    def observe(self, observations: Sequence[Observation[MergedSequence]]) -> None:
         """Tell every part how far the text went along its own tree."""
-        drafted = [self._drafted.pop(id(state), None) for state in states]
-        rows = [(state, own, v) for state, own, v in zip(states, drafted, verdicts, strict=True) if own is not None]
         for index, drafter in enumerate(self._drafters):
-            drafter.observe(
-                [state[index] for state, _, _ in rows],
-                [own[index][0] for _, own, _ in rows],
-                [
-                    own[index][1].verdict_on_source(verdict if drafter.wants_picks else replace(verdict, picks=()))
-                    for _, own, verdict in rows
-                ],
-            )
+            drafter.observe([self._of_part(index, observation) for observation in observations])
+        for observation in observations:
+            observation.state.trees, observation.state.maps = [], []
+
+    def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
+        traits, trees, verdict = self._traits[index], whole.state.trees, whole.verdict
+        tree = trees[index] if trees else EMPTY
+        if verdict is not None:
+            verdict = verdict if traits.wants_picks else replace(verdict, picks=())
+            if trees:
+                verdict = whole.state.maps[index].verdict_on_source(verdict)
+        hidden = None
+        if whole.hidden is not None and traits.features:
+            hidden = whole.hidden[:, [self._features.index(layer) for layer in traits.features]]
+        return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
 
     @property
     def note(self) -> str:
         """What the parts decided."""
         return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
 
-    def close(self, state: list[Any]) -> None:
+    def close(self, state: MergedSequence) -> None:
         """Close every part."""
-        self._drafted.pop(id(state), None)
-        for drafter, own in zip(self._drafters, state, strict=True):
-            drafter.close(own)
+        for drafter, own in zip(self._drafters, state.parts, strict=True):
+            if own is not None:
+                drafter.close(own)
+
+    def check_integrity(self, states: Sequence[MergedSequence]) -> None:
+        """Check every part."""
+        for index, drafter in enumerate(self._drafters):
+            drafter.check_integrity([state.parts[index] for state in states if state.parts[index] is not None])
 
     def forget(self) -> None:
         """Let every part forget."""
@@ -144,7 +189,7 @@ class MergedDrafter(Drafter[list[Any]]):
             drafter.forget()
 
 
-def common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:
+def _common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:
     """How a merged tree's children may count, given what every part can give."""
     # whatever was drawn, shared or not, may count as chosen freely: a rule that takes that reads no distribution
     found = {Draw.FREE}

@@ -1,0 +1,71 @@
+"""What the drafter is told of a pass: tokens read, verdicts, and hidden states where it needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torch import Tensor
+
+from draftree.core.tree import EMPTY, TokenTree
+from draftree.core.types import Verdict
+from draftree.drafters.base import Observation
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.models.base import Extend
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What the target's slot of one sequence gains in a pass.
+
+    Attributes:
+        sequence: whose slot it is.
+        job: of the pass.
+        nodes: of the job, those that become prefix.
+        tokens_read: how many of them are text that was written before.
+        drafted: the drafted tree, as the drafter gave it; empty for a prompt chunk.
+        verdict: on that tree; None for a prompt chunk.
+    """
+
+    sequence: WritingSequence
+    job: int
+    nodes: Sequence[int]
+    tokens_read: int
+    drafted: TokenTree = EMPTY
+    verdict: Verdict | None = None
+
+
+def observe(parts: Parts, gains: Sequence[Gain], jobs: Sequence[Extend], hidden: Tensor | None = None) -> None:
+    """Tell the drafter what a pass brought, after it was committed.
+
+    Args:
+        parts: with the drafter; nothing is done without one.
+        gains: of the sequences that go on.
+        jobs: of the pass.
+        hidden: hidden states of the pass, shape (rows, layers, hidden): a row for every token of every job, and the
+            layers in the order of `Parts.capture`; None if none were captured.
+    """
+    gains = [gain for gain in gains if not gain.sequence.is_finished]
+    if parts.drafter is None or not gains:
+        return
+    starts = [0, *accumulate(len(job.tokens) for job in jobs)]
+    parts.drafter.observe(
+        [
+            Observation(
+                gain.sequence.draft_state,
+                gain.tokens_read,
+                gain.drafted,
+                gain.verdict,
+                None if hidden is None else _features(parts, hidden, [starts[gain.job] + node for node in gain.nodes]),
+            )
+            for gain in gains
+        ]
+    )
+
+
+def _features(parts: Parts, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows of the captured hidden states, with the layers in the drafter's order."""
+    columns = [parts.capture.index(layer) for layer in parts.feature_layers]
+    return hidden[list(rows)][:, columns]

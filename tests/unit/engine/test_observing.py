@@ -1,0 +1,164 @@
+"""The drafter observes every pass: prompt chunks, rounds, and the hidden states that its traits name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.assembly import DraftMethod, build_parts, choose_methods
+from draftree.core.errors import ConfigurationError
+from draftree.core.tree import EMPTY, Draw, TokenTree, chain
+from draftree.core.types import Budget, Verdict
+from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.wrappers.guided import GuidedDrafter
+from draftree.drafters.wrappers.merged import MergedDrafter
+from draftree.engine.engine import Engine, Limits
+from draftree.engine.observing import Gain, observe
+from draftree.engine.parts import Parts
+from draftree.engine.sequence import WritingSequence
+from draftree.loading.load import LoadedModel
+from draftree.models.base import Extend
+from draftree.models.table import TableLM, hashed
+from draftree.planners.base import PLANNERS
+from draftree.sampling.controls import build_controls
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+from draftree.verifiers.base import VERIFIERS
+from engine_samples import run
+
+VOCAB = 8
+
+
+class Recorder(SequenceDrafter[SequenceView]):
+    """Drafts two tokens and keeps what it observes."""
+
+    def __init__(self, features: tuple[int, ...] = (), context: DraftContext | None = None) -> None:
+        self.traits = self.describe(features)
+        self.observed: list[tuple[Observation[SequenceView], int]] = []
+        """Observations, each with the length of the target's slot then."""
+
+    @classmethod
+    def describe(cls, config: tuple[int, ...]) -> DraftTraits:
+        return DraftTraits(draws=frozenset({Draw.FREE}), depth=2, nodes=2, features=config)
+
+    def open(self, sequence: SequenceView) -> SequenceView:
+        return sequence
+
+    def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
+        return chain([1, 2][: min(budget.num_nodes, budget.depth)])
+
+    def observe(self, observations: Sequence[Observation[SequenceView]]) -> None:
+        for one in observations:
+            self.observed.append((one, -1 if one.state.slot is None else one.state.slot.length))
+
+
+def merged_with(recorder: Recorder) -> tuple[Any, DraftTraits]:
+    other = Recorder((2,))
+    traits = [other.traits, recorder.traits]
+    merged = MergedDrafter([other, recorder], ["other", "own"], traits=traits, draw=Draw.FREE, vocab_size=VOCAB)
+    return merged, MergedDrafter.describe(traits)
+
+
+def guided(recorder: Recorder) -> tuple[Any, DraftTraits]:
+    drafter = GuidedDrafter(recorder, "own", draw=Draw.FREE, may_branch=True, vocab_size=VOCAB)
+    return drafter, GuidedDrafter.describe(recorder.traits)
+
+
+def parts_of(drafter: Any, traits: DraftTraits) -> Parts:
+    model, verifier, planner = TableLM(hashed(VOCAB, seed=5)), VERIFIERS.find("coupled"), PLANNERS.find("fixed")
+    plan = planner(planner.Config(), default_depth=2, default_nodes=2)
+    return Parts(model, verifier(verifier.Config()), plan, drafter, traits)
+
+
+@pytest.mark.parametrize("wrapped", [lambda own: (own, own.traits), merged_with, guided])
+def test_every_chunk_and_every_round_is_observed(wrapped: Any) -> None:
+    recorder = Recorder()
+    drafter, traits = wrapped(recorder)
+    # what is captured is not under test here: tables have no layers
+    traits = DraftTraits(draws=traits.draws, depth=2, nodes=4)
+    engine = Engine(parts_of(drafter, traits), Limits(4))
+    lengths = (1500, 40, 3)
+    for seed, length in enumerate(lengths):
+        controls = build_controls(SamplingParams(), vocab_size=VOCAB, seed=seed)
+        prompt = [seed + 1, *([1, 2, 3] * length)][:length]
+        engine.add(WritingSequence(str(seed), 0, prompt, controls=controls, limit=length + 30, detokenizer=None))
+    run(engine)
+    for length in lengths:
+        own = [pair for pair in recorder.observed if pair[0].state.history.prompt_length == length]
+        gained = 0
+        for one, slot_length in own:
+            if one.verdict is None:
+                assert not len(one.tree)
+                assert gained + one.tokens_read < length, "a chunk ends before the root"
+            path = () if one.verdict is None else one.verdict.path
+            # a merged drafter's own path is as long as the whole one: both draft the same
+            gained += one.tokens_read + len(path)
+            assert slot_length == gained, "what was read and accepted is what the target's slot holds"
+        rounds = [one for one, _ in own if one.verdict is not None]
+        assert rounds
+        assert all(one.tokens_read == 1 for one in rounds[1:]), "after the prompt the root alone is read"
+        assert (len(own) > len(rounds)) == (length > 512)
+
+
+class _Written(SimpleNamespace):
+    is_finished = False
+
+
+def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
+    recorder = Recorder((-1, 0, 2))
+    parts = parts_of(recorder, recorder.traits)
+    parts.target.num_layers = 4
+    assert parts.feature_layers == (3, 0, 2)
+    assert parts.capture == (0, 2, 3)
+    view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
+    first, second, ended = (_Written(draft_state=view) for _ in range(3))
+    ended.is_finished = True
+    jobs = [Extend(None, [0] * count, range(-1, count - 1)) for count in (4, 3, 5)]  # type: ignore[arg-type]
+    hidden = torch.arange(12 * 3 * 2, dtype=torch.float32).view(12, 3, 2)
+    gains = [
+        Gain(first, 0, [0, 1, 3], 2, chain([1, 2]), Verdict((1,), 5)),  # type: ignore[arg-type]
+        Gain(ended, 1, [0], 1, EMPTY, Verdict((), 5)),  # type: ignore[arg-type]
+        Gain(second, 2, range(5), 5),  # type: ignore[arg-type]
+    ]
+    observe(parts, gains, jobs, hidden)
+    (one, other) = (observation for observation, _ in recorder.observed)
+    assert one.hidden is not None
+    assert torch.equal(one.hidden, hidden[[0, 1, 3]][:, [2, 0, 1]])
+    assert other.hidden is not None
+    assert torch.equal(other.hidden, hidden[7:][:, [2, 0, 1]])
+    assert (other.tokens_read, other.tree, other.verdict) == (5, EMPTY, None)
+    observe(parts, gains, jobs)
+    assert [observation.hidden for observation, _ in recorder.observed[2:]] == [None, None]
+
+
+def test_a_part_of_merged_drafters_gets_its_own_layers() -> None:
+    recorder = Recorder((5, 2))
+    merged, traits = merged_with(recorder)
+    assert traits.features == (2, 5)
+    view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
+    state, hidden = merged.open(view), torch.randn(3, 2, 4)
+    merged.observe([Observation(state, 3, EMPTY, None, hidden)])
+    ((one, _),) = recorder.observed
+    assert one.hidden is not None
+    assert torch.equal(one.hidden, hidden[:, [1, 0]])
+
+
+@pytest.mark.parametrize("layers", [(4,), (-5,), (0, 9)])
+def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...]) -> None:
+    model = TableLM(hashed(VOCAB, seed=5))
+    model.num_layers = 4
+    methods = choose_methods("ngram", "coupled", "fixed")
+
+    def build(features: tuple[int, ...]) -> Parts:
+        chosen = replace(methods, drafters=(DraftMethod("own", Recorder, features),))
+        loaded = LoadedModel(model, None, (), "table")
+        return build_parts(chosen, loaded, None, dtype=model.dtype, device="cpu")
+
+    with pytest.raises(ConfigurationError, match=f"layer {layers[-1]}, but 'table' has 4 layers"):
+        build(layers)
+    assert build((3, -4)).capture == (0, 3)
