@@ -85,6 +85,7 @@ def test_a_cached_state_drafts_as_one_that_was_opened(spec: str, draw: Draw) -> 
     cached = rig.drafter.detach(source, length)
     if cached is not None:
         rig.drafter.check_integrity([cached])
+        assert not any(slot.num_tentative for model in rig.models for slot in model._slots), "no tree is kept"
         for cut in (length, 9):
             (one, other, _), (fresh, *_) = views_of(rig, text[:cut]), views_of(rig, text[:cut])
             fork = rig.drafter.fork(cached, other, cut)
