@@ -30,7 +30,7 @@ class LayerRange:
         end: the one behind the last.
         part: names attentions and perceptrons that are left out; None for none.
         hidden: what goes into the first layer, shape (rows, hidden); None for the tokens' embeddings.
-        keeps_hidden: whether what comes out of the last layer is wanted.
+        keeps_hidden: whether the output of the last layer is wanted, to continue from it.
         capture: layers whose input, the residual stream that enters them, is wanted for every row; `end` stands for
             the output of the last layer that is run, before the final norm.
 

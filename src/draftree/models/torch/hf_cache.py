@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
 from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.kv.partial import LayerRange, Outcome, require_capture
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.context import context_length
@@ -82,6 +83,7 @@ class CachedModel(LanguageModel):
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._takes_positions = takes_positions(model)
+        self._layers = TorchLayers(model, int(config.num_hidden_layers))
 
     @property
     def footprint(self) -> Footprint:
@@ -107,18 +109,22 @@ class CachedModel(LanguageModel):
     @torch.inference_mode()
     def embedding_facts(self) -> EmbeddingFacts:
         """Read from the configuration and compared with a pass."""
-        layers = TorchLayers(self.model, int(self.model.config.get_text_config().num_hidden_layers))
-        with layers.learning():
-            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
-        return embedding_facts(self.model, layers)
+        return embedding_facts(self.model, self._layers)
+
+    def require_capture(self, capture: Sequence[int]) -> None:
+        """Refuse layers that this model does not have, or a model whose layers are not found."""
+        require_capture(capture, first=0, end=self._layers.num_layers)
+        self._layers.require_capture()
 
     def attach(self, model: Any) -> None:
         """Go on with the model that was let go by `release`."""
         self.model = model
+        self._layers.bind(model)
 
     def release(self) -> None:
         """Let the model go; every slot is closed."""
         self.model = None
+        self._layers.release()
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Nothing to do: transformers' caches grow by themselves."""
@@ -160,11 +166,17 @@ class CachedModel(LanguageModel):
         slot.num_pads, slot.offset, slot._length = prompt.num_pads, prompt.offset, prompt.length - 1
         return slot
 
-    @torch.inference_mode()
     def extend(self, jobs: Sequence[Extend]) -> Scores:
         """One forward pass for each job."""
+        return Scores(self.extend_and_capture(jobs, ()).logits, starts_of(jobs))
+
+    @torch.inference_mode()
+    def extend_and_capture(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> Outcome:
+        """`extend` that also gives what enters these layers."""
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         parts: list[Tensor] = []
+        captured: list[Tensor] = []
+        layers = LayerRange(0, self._layers.num_layers, capture=capture)
         for job in jobs:
             slot = _slot(job.slot)
             expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
@@ -176,18 +188,21 @@ class CachedModel(LanguageModel):
             positions = torch.arange(start, start + count, device=self.device) + slot.offset
             seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
             seen[:, : slot.num_pads] = 0
-            output = self.model(
-                input_ids=torch.tensor([list(job.tokens)], device=self.device),
-                attention_mask=seen,
-                past_key_values=slot.cache,
-                use_cache=True,
-                **({"logits_to_keep": rows} if self._rows_keyword else {}),
-                **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
-            )
+            with self._layers.running(layers) as caught:
+                output = self.model(
+                    input_ids=torch.tensor([list(job.tokens)], device=self.device),
+                    attention_mask=seen,
+                    past_key_values=slot.cache,
+                    use_cache=True,
+                    **({"logits_to_keep": rows} if self._rows_keyword else {}),
+                    **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
+                )
             slot.tentative += count
+            if (states := caught.stacked(capture)) is not None:
+                captured.append(states)
             logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
             parts.append((logits if logits.dtype == torch.float64 else logits.float())[: len(asked)])
-        return Scores(torch.cat(parts), starts_of(jobs))
+        return Outcome(torch.cat(parts), None, captured=torch.cat(captured) if captured else None)
 
     @torch.inference_mode()
     def commit(self, slot: Slot, path: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-/* Attention: a row's keys in the order of their positions, 64 at a time. */
+/* Attention of a row over its keys in the order of their positions, 64 at a time. */
 #pragma once
 #include <string.h>
 #include "rows.h"
@@ -7,22 +7,22 @@ typedef struct {
     float *keys, *values; /* one block, widened: [64][head_dim] */
     float *sums;          /* [row][head of the group][head_dim] */
     float *largest, *total;
-} Attending;
+} AttentionState;
 
-INLINE int64_t place_of(const Pass *pass, int64_t row, int64_t position) {
+INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
     int64_t identical = pass->identical[row];
     return position < identical ? position
                                 : pass->list[pass->list_start[row] + position - identical];
 }
 
-static void read_block(const Work *work, const Layer *layer, Attending *at, int64_t row,
-                       int64_t kv_head, int64_t first, int64_t end) {
+static void widen_block(const Work *work, const Layer *layer, AttentionState *at, int64_t row,
+                        int64_t kv_head, int64_t first, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim;
     const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
     for (int64_t position = first; position < end; position++) {
-        const int64_t from = (base + place_of(pass, row, position)) * dim,
+        const int64_t from = (base + place_of_key(pass, row, position)) * dim,
                       to = (position - first) * dim;
         for (int64_t i = 0; i < dim; i += LANES) {
             store(at->keys + to + i, stored(layer->keys, from + i, decoder->kv_format));
@@ -43,8 +43,8 @@ INLINE void add_values(float *sums, const float *values, const float *weights, i
     for (int i = 0; i < count; i++) store(sums + i * LANES, sum[i]);
 }
 
-/* one query and one block; keys from `low` to `high` of the block are seen */
-static void attend_block(const Attending *at, const float *query, int64_t dim, int64_t index,
+/* one query and one block, of which keys from `low` to `high`, exclusive, are visible */
+static void attend_block(const AttentionState *at, const float *query, int64_t dim, int64_t index,
                          int low, int high, float scaling) {
     float scores[KEY_BLOCK] __attribute__((aligned(64))),
         weights[KEY_BLOCK] __attribute__((aligned(64)));
@@ -90,20 +90,18 @@ static void attend_block(const Attending *at, const float *query, int64_t dim, i
         add_values(sums + i, at->values + i, weights, dim, 1, low, high, factor);
 }
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-INLINE int64_t first_seen(const Layer *layer, int64_t position) {
-    return layer->window ? most(0, position + 1 - layer->window) : 0;
+INLINE int64_t first_visible(const Layer *layer, int64_t position) {
+    return layer->window ? max_int(0, position + 1 - layer->window) : 0;
 }
 
-/* whether a block's keys lie in the same places for all rows, and which row sees most of them */
+/* whether a block's keys are stored in the same places for all rows; `widest` is the row to which
+ * most of them are visible */
 INLINE int shares_block(const Pass *pass, int64_t first_row, int64_t end_row, int64_t block,
                         int64_t *widest) {
     int64_t most_seen = 0;
     int is_shared = 1;
     for (int64_t row = first_row; row < end_row; row++) {
-        int64_t seen = least(block + KEY_BLOCK, pass->position[row] + 1);
+        int64_t seen = min_int(block + KEY_BLOCK, pass->position[row] + 1);
         is_shared &= seen <= pass->identical[row];
         if (seen > most_seen) {
             most_seen = seen;
@@ -121,14 +119,15 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     const int64_t width = (decoder->heads + 2 * decoder->kv_heads) * dim,
                   queries = (end_row - first_row) * group;
-    Attending at = {scratch, scratch + KEY_BLOCK * dim, scratch + 2 * KEY_BLOCK * dim, NULL, NULL};
+    AttentionState at = {scratch, scratch + KEY_BLOCK * dim, scratch + 2 * KEY_BLOCK * dim, NULL,
+                         NULL};
     at.largest = at.sums + queries * dim;
     at.total = at.largest + queries;
     memset(at.sums, 0, (size_t)(queries * dim) * sizeof(float));
     int64_t start = INT64_MAX, end = 0;
     for (int64_t row = first_row; row < end_row; row++) {
-        start = least(start, first_seen(layer, pass->position[row]));
-        end = most(end, pass->position[row] + 1);
+        start = min_int(start, first_visible(layer, pass->position[row]));
+        end = max_int(end, pass->position[row] + 1);
     }
     for (int64_t i = 0; i < queries; i++) {
         at.largest[i] = -INFINITY;
@@ -138,14 +137,14 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
         int64_t widest = first_row;
         const int is_shared = shares_block(pass, first_row, end_row, block, &widest);
         if (is_shared)
-            read_block(work, layer, &at, widest, kv_head, block,
-                       least(block + KEY_BLOCK, pass->position[widest] + 1));
+            widen_block(work, layer, &at, widest, kv_head, block,
+                        min_int(block + KEY_BLOCK, pass->position[widest] + 1));
         for (int64_t row = first_row; row < end_row; row++) {
             const int64_t position = pass->position[row],
-                          high = least(block + KEY_BLOCK, position + 1);
-            const int64_t low = most(block, first_seen(layer, position));
+                          high = min_int(block + KEY_BLOCK, position + 1);
+            const int64_t low = max_int(block, first_visible(layer, position));
             if (low >= high) continue;
-            if (!is_shared) read_block(work, layer, &at, row, kv_head, block, high);
+            if (!is_shared) widen_block(work, layer, &at, row, kv_head, block, high);
             for (int64_t head = 0; head < group; head++) {
                 const float *query = work->wide + row * width + (kv_head * group + head) * dim;
                 attend_block(&at, query, dim, (row - first_row) * group + head, (int)(low - block),

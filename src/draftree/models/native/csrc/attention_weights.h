@@ -1,11 +1,11 @@
 /* Softmax of one tile of queries and one block of keys.
  *
- * A row keeps a reference, a power of two near the largest score so far; its weights are powers of
- * two below that. The reference moves only when a block's largest score is HEADROOM above it, which
- * after the first blocks hardly happens, so sums need not shrink: they stay where they are added
- * up. Weights up to 2^HEADROOM cost no accuracy, as both the sums of weights and those of values
- * are divided by each other in the end. Whether and when a reference moves depends on a row's own
- * scores alone. All three ways to the weights below give the same bits.
+ * A row keeps a reference, the exponent of a power of two near its largest score so far; its
+ * weights are relative to that power. The reference moves only if a block's largest score is more
+ * than HEADROOM above it, which is rare after the first blocks, so sums are rarely rescaled.
+ * Weights up to 2^HEADROOM cost no accuracy, since the sum of weighted values is divided by the sum
+ * of weights. Whether a reference moves depends on the row's own scores only. The three functions
+ * below give the same bits.
  */
 #pragma once
 #include "vectors.h"
@@ -16,20 +16,20 @@ enum { QUERIES = 16, KEY_GROUPS = KEY_BLOCK / LANES };
 #define HEADROOM 8.0f
 
 typedef struct {
-    uint16_t weights[QUERIES * KEY_BLOCK]; /* [query][key], or turned [pair of keys][query][2] */
-    float factor[QUERIES];                 /* by which sums so far shrink */
+    uint16_t weights[QUERIES * KEY_BLOCK]; /* [query][key], or [pair of keys][query][2] */
+    float factor[QUERIES];                 /* by which earlier sums are multiplied */
     float *largest, *total;                /* references, and sums of weights */
-    vi low, high;   /* keys that each lane sees; read only where not all do */
-    float scaling;  /* of scores, to powers of two */
-    int first, end; /* lanes with a query */
-    int is_few;     /* only these are weighed */
-} __attribute__((aligned(64))) Weighing;
+    vi low, high;                          /* keys visible to each lane; read if some are not */
+    float scaling;                         /* of scores, to powers of two */
+    int first, end;                        /* lanes with a query */
+    int is_few;                            /* whether softmax runs for these lanes only */
+} __attribute__((aligned(64))) SoftmaxState;
 
 typedef float Scores[KEY_BLOCK][LANES];
 
 /* 2 to the x, relative error 3e-6: weights are rounded to 2e-3 anyway; minus infinity gives 0 */
 INLINE vf power_of_two(vf x) {
-    const vf rest = (vf)_mm512_reduce_ps((__m512)x, 1); /* behind the whole number below */
+    const vf rest = (vf)_mm512_reduce_ps((__m512)x, 1); /* fraction */
     vf p = splat(0.01353416523921686f);
     p = fma16(p, rest, splat(0.05201146575410819f));
     p = fma16(p, rest, splat(0.24144275385223166f));
@@ -39,28 +39,28 @@ INLINE vf power_of_two(vf x) {
 }
 
 /* the larger of each pair; a NaN in `one` gives `other` */
-INLINE vf upper(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); }
+INLINE vf max_lanes(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); }
 
-/* Moves references for a block's largest scores. A score that is NaN makes its own weight NaN, and
- * with it the row. */
-INLINE vf moved_reference(Weighing *at, vf top, int *shrinks) {
+/* Moves references for a block's largest scores. A NaN score gives a NaN weight, and so a NaN row.
+ */
+INLINE vf update_reference(SoftmaxState *at, vf top, int *rescales) {
     const vf before = load(at->largest), wanted = top * at->scaling;
     const vi grown = wanted > before + HEADROOM;
     const vf now = choose(grown, wanted, before);
-    *shrinks = any_of(grown);
+    *rescales = any_of(grown);
     store(at->factor,
-          *shrinks ? choose(grown, power_of_two(before - now), splat(1.0f)) : splat(1.0f));
+          *rescales ? choose(grown, power_of_two(before - now), splat(1.0f)) : splat(1.0f));
     store(at->largest, now);
     return choose(now == -INFINITY, splat(0.0f), -now);
 }
 
-INLINE void add_to_total(const Weighing *at, vf sum) {
+INLINE void add_to_total(const SoftmaxState *at, vf sum) {
     store(at->total, fma16(load(at->total), load(at->factor), sum));
 }
 
 /* rows to columns */
 INLINE void transpose(vf *x) {
-#define TURN(step, ...) \
+#define SWAP(step, ...) \
     for (int i = 0; i < 16; i++) \
         if (!(i & step)) { \
             vf a = x[i], b = x[i + step]; \
@@ -75,31 +75,31 @@ INLINE void transpose(vf *x) {
     __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
 #define TURNED_1 \
     __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
-    TURN(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-    TURN(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
-    TURN(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-    TURN(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
-#undef TURN
+    SWAP(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+    SWAP(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+    SWAP(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+    SWAP(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#undef SWAP
 }
 
 typedef uint16_t halves __attribute__((vector_size(64)));
 typedef halves halves_loose __attribute__((aligned(2), may_alias));
 
-#define LOWER_TURNS \
+#define LOWER_HALVES \
     0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, \
         13, 45, 14, 46, 15, 47
-#define UPPER_TURNS \
+#define UPPER_HALVES \
     16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, \
         59, 28, 60, 29, 61, 30, 62, 31, 63
 
-INLINE vf in_turns(vf even, vf odd) { /* to bfloat16: even0 odd0 even1 odd1 ... */
+INLINE vf interleave_narrow(vf even, vf odd) { /* to bfloat16: even0 odd0 even1 odd1 ... */
     const halves both = (halves)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
     return (vf)__builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
                                        7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
                                        15, 31);
 }
 
-INLINE void hide_unseen(const Weighing *at, Scores scores) {
+INLINE void mask_scores(const SoftmaxState *at, Scores scores) {
     for (int key = 0; key < KEY_BLOCK; key++) {
         const vi number = (vi){0} + key;
         store(scores[key], choose((number >= at->low) & (number < at->high), load(scores[key]),
@@ -107,25 +107,25 @@ INLINE void hide_unseen(const Weighing *at, Scores scores) {
     }
 }
 
-INLINE vf top_of_all(const Weighing *at, const Scores scores) {
+INLINE vf max_scores(const SoftmaxState *at, const Scores scores) {
     vf top[4];
     for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
     for (int key = 0; key < KEY_BLOCK; key += 4)
-        for (int i = 0; i < 4; i++) top[i] = upper(load(scores[key + i]), top[i]);
-    return upper(upper(top[0], top[1]), upper(top[2], top[3]));
+        for (int i = 0; i < 4; i++) top[i] = max_lanes(load(scores[key + i]), top[i]);
+    return max_lanes(max_lanes(top[0], top[1]), max_lanes(top[2], top[3]));
 }
 
-/* sums of the weights of keys 0, 16, 32 and 48, of 1, 17, 33 and 49, and so on: added up in the
- * order of sum_of */
+/* Adds sums of the weights of keys 0, 16, 32, 48, of keys 1, 17, 33, 49, and so on, in the order of
+ * sum_of. */
 INLINE vf sum_of_sums(vf *sums) {
     for (int key = 0; key < 8; key++) sums[key] += sums[key + 8];
     for (int key = 0; key < 4; key++) sums[key] += sums[key + 4];
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-#define SIXTEEN(what) \
-    what(0) what(1) what(2) what(3) what(4) what(5) what(6) what(7) what(8) what(9) what(10) \
-        what(11) what(12) what(13) what(14) what(15)
+#define FOR_16_KEYS(macro) \
+    macro(0) macro(1) macro(2) macro(3) macro(4) macro(5) macro(6) macro(7) macro(8) macro(9) \
+        macro(10) macro(11) macro(12) macro(13) macro(14) macro(15)
 #define NO_SUM(key) vf sum##key = splat(0.0f);
 #define ADD_WEIGHT(key) \
     const vf weight##key = power_of_two(fma16(load(scores[group + key]), scaling, minus_base)); \
@@ -135,51 +135,51 @@ INLINE vf sum_of_sums(vf *sums) {
 #define ADD_TWO(key, next) \
     ADD_WEIGHT(key) \
     ADD_WEIGHT(next) \
-    store(pairs + key / 2 * QUERIES, in_turns(weight##key, weight##next));
+    store(pairs + key / 2 * QUERIES, interleave_narrow(weight##key, weight##next));
 
-/* A query in each lane. Written out key by key, as the sums are to stay in registers. */
-static __attribute__((noinline)) int weigh_turned(Weighing *at, Scores scores, int is_masked) {
-    int shrinks;
-    if (is_masked) hide_unseen(at, scores);
-    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks),
+/* A query in each lane. Unrolled by key, so that the sums stay in registers. */
+static __attribute__((noinline)) int weigh_transposed(SoftmaxState *at, Scores scores,
+                                                      int is_masked) {
+    int rescales;
+    if (is_masked) mask_scores(at, scores);
+    const vf minus_base = update_reference(at, max_scores(at, scores), &rescales),
              scaling = splat(at->scaling);
     float *pairs = (float *)at->weights;
-    SIXTEEN(NO_SUM)
+    FOR_16_KEYS(NO_SUM)
     for (int group = 0; group < KEY_BLOCK; group += LANES, pairs += LANES / 2 * QUERIES) {
         ADD_TWO(0, 1)
         ADD_TWO(2, 3)
         ADD_TWO(4, 5) ADD_TWO(6, 7) ADD_TWO(8, 9) ADD_TWO(10, 11) ADD_TWO(12, 13) ADD_TWO(14, 15)
     }
-    vf sums[] = {SIXTEEN(SUM)};
+    vf sums[] = {FOR_16_KEYS(SUM)};
     add_to_total(at, sum_of_sums(sums));
-    return shrinks;
+    return rescales;
 }
 
-/* as above, but a key in each lane of the weights */
-static __attribute__((noinline)) int weigh_in_rows(Weighing *at, Scores scores, int is_masked) {
-    int shrinks;
-    if (is_masked) hide_unseen(at, scores);
-    const vf minus_base = moved_reference(at, top_of_all(at, scores), &shrinks),
+/* A query in each lane of the scores, and a key in each lane of the weights. */
+static __attribute__((noinline)) int weigh_in_rows(SoftmaxState *at, Scores scores, int is_masked) {
+    int rescales;
+    if (is_masked) mask_scores(at, scores);
+    const vf minus_base = update_reference(at, max_scores(at, scores), &rescales),
              scaling = splat(at->scaling);
-    SIXTEEN(NO_SUM)
+    FOR_16_KEYS(NO_SUM)
     for (int group = 0; group < KEY_BLOCK; group += LANES) {
-        SIXTEEN(ADD_WEIGHT)
-        vf rows[] = {SIXTEEN(WEIGHT)};
+        FOR_16_KEYS(ADD_WEIGHT)
+        vf rows[] = {FOR_16_KEYS(WEIGHT)};
         transpose(rows);
         for (int lane = 0; lane < QUERIES; lane++)
             store_half(at->weights + lane * KEY_BLOCK + group, rows[lane]);
     }
-    vf sums[] = {SIXTEEN(SUM)};
+    vf sums[] = {FOR_16_KEYS(SUM)};
     add_to_total(at, sum_of_sums(sums));
-    return shrinks;
+    return rescales;
 }
 
-static int weigh_few(
-    Weighing *at,
-    Scores scores) { /* a key in each lane, so that lanes without a query take no time */
+/* A key in each lane, so that lanes without a query take no time. */
+static int weigh_few(SoftmaxState *at, Scores scores) {
     const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     vf seen[QUERIES][KEY_GROUPS], tops = splat(-INFINITY), sums = splat(0.0f);
-    int shrinks;
+    int rescales;
     for (int query = at->first; query < at->end; query++) {
         float line[KEY_BLOCK] __attribute__((aligned(64)));
         vf top = splat(-INFINITY);
@@ -188,11 +188,11 @@ static int weigh_few(
             const vi number = lanes + group * LANES;
             seen[query][group] = choose((number >= at->low[query]) & (number < at->high[query]),
                                         load(line + group * LANES), splat(-INFINITY));
-            top = upper(seen[query][group], top);
+            top = max_lanes(seen[query][group], top);
         }
         tops[query] = _mm512_reduce_max_ps((__m512)top);
     }
-    const vf minus_base = moved_reference(at, tops, &shrinks), scaling = splat(at->scaling);
+    const vf minus_base = update_reference(at, tops, &rescales), scaling = splat(at->scaling);
     for (int query = at->first; query < at->end; query++) {
         vf sum = splat(0.0f);
         for (int group = 0; group < KEY_GROUPS; group++) {
@@ -204,6 +204,6 @@ static int weigh_few(
         sums[query] = sum_of(sum);
     }
     add_to_total(at, sums);
-    return shrinks;
+    return rescales;
 }
 #endif

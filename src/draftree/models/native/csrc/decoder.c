@@ -1,9 +1,9 @@
-/* A pass of a decoder over a few rows, as close to the speed of memory as it gets.
+/* A forward pass of a decoder over a few rows, limited by memory bandwidth.
  *
- * Every row is computed by the same arithmetic in the same order, whatever stands beside it: the
- * product of a row with a weight adds up along the inner dimension only, and attention adds a row's
- * keys in the order of their positions, in blocks of 64, wherever they lie. So a token's logits are
- * bit-identical whether it is scored alone or in any tree.
+ * The arithmetic of a row and its order do not depend on the other rows: the product of a row with
+ * a weight sums along the inner dimension only, and attention sums over a row's keys in the order
+ * of their positions, in blocks of 64, wherever they are stored. So a token's logits are
+ * bit-identical in every batch and every tree.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -79,7 +79,7 @@ static void norm_and_capture(const Work *work, const float *norm, int64_t from, 
     const int64_t hidden = work->decoder->hidden;
     EACH(row, work->rows, phase) {
         capture_row(work, row, from, layer);
-        put_input(work, row, work->x + row * hidden, hidden, norm);
+        write_input(work, row, work->x + row * hidden, hidden, norm);
     }
 }
 
@@ -89,7 +89,7 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
     const Pass *pass = work->pass;
     norm_and_capture(work, layer->attention_norm, from, index, phase + ATTENTION_NORM);
     product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
-    EACH(row, work->rows, phase + PLACE) place_row(work, layer, row);
+    EACH(row, work->rows, phase + PLACE) store_row(work, layer, row);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
         /* the last rows attend to most keys: they go first */
         int64_t chunk = pass->num_chunks - 1 - item / decoder->kv_heads;
@@ -105,7 +105,7 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
     }
     const int64_t width = decoder->heads * decoder->head_dim;
     EACH(row, work->rows, phase + OUTPUT_INPUT)
-        put_input(work, row, work->mixed + row * width, width, NULL);
+        write_input(work, row, work->mixed + row * width, width, NULL);
     product(work, &layer->output, work->rows, phase + OUTPUT,
             layer->attention_post_norm == NULL ? TO_STREAM : TO_WIDE);
     if (layer->attention_post_norm == NULL) return;
@@ -123,7 +123,7 @@ static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
         down.inputs = work->mixed;
     } else {
         EACH(row, work->rows, phase + DOWN_INPUT)
-            put_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
+            write_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
     }
     product(&down, &layer->down, work->rows, phase + DOWN,
             layer->mlp_post_norm == NULL ? TO_STREAM : TO_WIDE);
@@ -173,12 +173,12 @@ static void run_thread(void *argument, int thread) {
     run_layers(work, work->scratch + thread * work->scratch_size);
     if (pass->num_logits) {
         EACH(row, pass->num_logits, FINAL_NORM)
-            put_input(work, row, work->x + pass->logit_rows[row] * hidden, hidden,
-                      decoder->final_norm);
+            write_input(work, row, work->x + pass->logit_rows[row] * hidden, hidden,
+                        decoder->final_norm);
         product(work, &decoder->head, pass->num_logits, HEAD, TO_LOGITS);
     }
 #if AMX
-    /* another library may believe that its own configuration still stands */
+    /* restores the tile configuration of another library */
     if (tiles) {
         if (before.palette) _tile_loadconfig(&before);
         else _tile_release();
@@ -216,11 +216,11 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     int64_t queries = 0;
     for (int64_t i = 0; i < pass->num_chunks; i++)
-        queries = most(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
+        queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
     const int64_t size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
 #if AMX
     const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
-    return most(size, (bytes + 127) / 64 * 16);
+    return max_int(size, (bytes + 127) / 64 * 16);
 #else
     return size;
 #endif
@@ -231,9 +231,10 @@ static int place_work(Work *work) { /* in the arena; 0 if there is no memory */
     const Pass *pass = work->pass;
     const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    const int64_t widest = most(all_heads, decoder->hidden);
-    const int64_t inputs = most(most(decoder->hidden, decoder->heads * dim), decoder->mlp) + 64;
-    const int64_t mixed_width = most(decoder->heads * dim, decoder->mlp + 64);
+    const int64_t widest = max_int(all_heads, decoder->hidden);
+    const int64_t inputs = max_int(max_int(decoder->hidden, decoder->heads * dim), decoder->mlp) +
+                           64;
+    const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
     const int64_t layers = pass->last_layer - pass->first_layer;
     const int64_t phase_bytes = (PASS_PHASES + LAYER_PHASES * layers) * (int64_t)sizeof(Phase);
     work->scratch_size = scratch_size(decoder, pass);

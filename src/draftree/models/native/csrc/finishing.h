@@ -1,4 +1,4 @@
-/* What becomes of the sums of a product: bias, scale, activation, and where they go. */
+/* The epilogue of a product: scale, bias, activation, and where the results are stored. */
 #pragma once
 #include "structures.h"
 
@@ -33,7 +33,7 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
     }
 }
 
-/* gate and up lie in turns: block 2i is of the gate, block 2i + 1 of what it lets through */
+/* gate and up alternate: block 2i is of the gate, block 2i + 1 of up */
 INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int64_t block, vf gate,
                        vf up) {
     const Decoder *decoder = work->decoder;
@@ -60,17 +60,16 @@ INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, i
         for (int i = 0; i < count; i++) finish(work, linear, row, block + i, values[i], target);
 }
 
-INLINE vf dequantised(const Work *work, const Linear *linear, int64_t row, int64_t block, vf sums) {
+INLINE vf dequantized(const Work *work, const Linear *linear, int64_t row, int64_t block, vf sums) {
     return sums * (load(linear->scale + block * LANES) * work->input_scales[row]);
 }
 
-INLINE vf of_both_bytes(vi high, vi low) {
+INLINE vf combine_bytes(vi high, vi low) {
     return fma16(__builtin_convertvector(high, vf), splat(256.0f),
                  __builtin_convertvector(low, vf));
 }
 
-/* blocks of outputs at once, and rows at once: as many sums as there are registers for, beside what
- * is multiplied */
+/* Blocks of outputs and rows per kernel call: as many sums as there are registers left for. */
 #if defined(__AVX512F__)
 enum { GROUP = 4, ROWS_AT_ONCE = 6 };
 #else

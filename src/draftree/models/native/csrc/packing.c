@@ -1,4 +1,4 @@
-/* Weights are packed ahead, into blocks of 16 outputs. */
+/* Packs weights into blocks of 16 outputs; structures.h describes the layout. */
 #include <math.h>
 #include <string.h>
 #include "structures.h"
@@ -13,12 +13,11 @@ INLINE float element(const void *weight, int64_t at, int64_t format) {
     return value;
 }
 
-/* outputs lie in rows of `weight`, of format `from`; block i of them becomes block first + step * i
- * of `packed` */
+/* Packs the rows of `weight`, one for each output, in format `from`. Block i of them becomes block
+ * first + step * i of `packed`. */
 void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t inputs, void *packed,
                    int64_t format, int64_t first, int64_t step, float *scales, int32_t *sums) {
-    const int64_t bytes = block_bytes(inputs, format),
-                  units = blocks_of(inputs, inner_block(format));
+    const int64_t bytes = block_bytes(inputs, format);
     for (int64_t block = 0; block * LANES < outputs; block++) {
         const int64_t to_block = first + step * block;
         char *to = (char *)packed + to_block * bytes;
@@ -56,5 +55,4 @@ void draftree_pack(const void *weight, int64_t from, int64_t outputs, int64_t in
             }
         }
     }
-    (void)units;
 }

@@ -1,4 +1,4 @@
-/* Products of rows and packed weights, by whichever way is quickest here. */
+/* Products of rows and packed weights, with tiles or without. */
 #pragma once
 #include "products_rows.h"
 #include "products_tiles.h"
@@ -14,19 +14,19 @@ INLINE void product_of_group(const Work *work, const Linear *linear, int64_t row
         return;
     }
 #endif
-    for (int64_t row = 0; row < rows; row += ROWS_IN_TURN)
-        product_in_pieces(work, linear, row, lesser(ROWS_IN_TURN, rows - row), block, count,
+    for (int64_t row = 0; row < rows; row += ROWS_PER_CALL)
+        product_in_pieces(work, linear, row, min_int(ROWS_PER_CALL, rows - row), block, count,
                           target);
 }
 
-/* groups of blocks, by whichever thread comes for them */
+/* distributes groups of blocks over the threads */
 INLINE void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
     const int64_t blocks = blocks_of(linear->outputs, LANES), groups = blocks_of(blocks, GROUP);
     EACH(group, groups, phase) {
         int64_t block = group * GROUP;
         if (block + GROUP <= blocks) {
             product_of_group(work, linear, rows, block, GROUP, target);
-        } else { /* the mlp's blocks come in pairs */
+        } else { /* blocks of gate and up are computed in pairs */
             int64_t step = target == TO_MLP ? 2 : 1;
             for (; block < blocks; block += step)
                 product_of_group(work, linear, rows, block, (int)step, target);

@@ -1,14 +1,15 @@
-/* Products without tiles. A few rows are multiplied at once by a few inputs of a group of blocks,
- * and their sums are kept between these; so the weights of those inputs come from the nearest cache
- * for all rows but the first. Inputs are added one behind the other all the same, and the bits of a
- * row do not depend on the rows beside it. */
+/* Products without tiles. A kernel multiplies a few rows by a few inputs of a group of blocks; sums
+ * are kept between calls, so weights are in the nearest cache for all rows but the first ones. The
+ * order in which inputs are added does not depend on the number of rows, so neither do a row's
+ * bits.
+ */
 #pragma once
 #include "finishing.h"
 
 enum {
-    FETCHED_AHEAD = 2048,
-    ROWS_IN_TURN = 48,
-    UNITS_IN_SUM = 8 /* 8 * 64 products of 16 and 8 bits fit into 32 */
+    PREFETCH_BYTES = 2048,
+    ROWS_PER_CALL = 48,
+    UNITS_IN_SUM = 8 /* sums of 8 * 64 products of 16 and 8 bits fit into 32 bits */
 };
 
 typedef union {
@@ -19,16 +20,16 @@ typedef union {
 typedef struct {
     const Work *work;
     const Linear *linear;
-    int64_t row, block, from, to; /* of these inputs */
-    Sums *kept;                   /* of these rows */
-    const char *coming; /* weights to fetch meanwhile, laid out as those in work; or NULL */
+    int64_t row, block, from, to; /* inputs from `from` to `to` */
+    Sums *partial_sums;           /* of the rows from `row` on */
+    const char *next_weights;     /* weights to prefetch, in the same layout; or NULL */
 } Piece;
 
 #define EACH_PART(i) for (int i = 0; i < count * PARTS; i++)
 #define EACH_ROW(r) for (int r = 0; r < num_rows; r++)
-#define FETCH(stride, at) \
-    if (piece.coming != NULL) \
-        for (int i = 0; i < count; i++) __builtin_prefetch(piece.coming + i * (stride) + (at))
+#define PREFETCH(stride, at) \
+    if (piece.next_weights != NULL) \
+        for (int i = 0; i < count; i++) __builtin_prefetch(piece.next_weights + i * (stride) + (at))
 
 INLINE void add_float32(Piece piece, int num_rows, int count) {
     const int64_t inputs = piece.linear->inputs;
@@ -36,10 +37,10 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
     const float *input = (const float *)piece.work->inputs + piece.row * inputs;
     part_f sums[6][GROUP * PARTS];
     EACH_ROW(r)
-        EACH_PART(i) sums[r][i] = piece.kept[r].value[i];
+        EACH_PART(i) sums[r][i] = piece.partial_sums[r].value[i];
     for (int64_t k = piece.from; k < piece.to; k++) {
         part_f w[GROUP * PARTS];
-        FETCH(inputs * 64, (k - piece.from) * 64);
+        PREFETCH(inputs * 64, (k - piece.from) * 64);
         EACH_PART(i)
             w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
                                            i % PARTS * PART_LANES);
@@ -49,7 +50,7 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
         }
     }
     EACH_ROW(r)
-        EACH_PART(i) piece.kept[r].value[i] = sums[r][i];
+        EACH_PART(i) piece.partial_sums[r].value[i] = sums[r][i];
 }
 
 INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
@@ -58,12 +59,12 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
     part_f sums[6][GROUP * PARTS];
     EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
     EACH_ROW(r)
-        EACH_PART(i) sums[r][i] = piece.kept[r].value[i];
+        EACH_PART(i) sums[r][i] = piece.partial_sums[r].value[i];
     for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
         for (int pair = 0; pair < 16; pair++) {
             part_u w[GROUP * PARTS];
             uint32_t both[6];
-            FETCH(units * 1024, (unit - piece.from / 32) * 1024 + pair * 64);
+            PREFETCH(units * 1024, (unit - piece.from / 32) * 1024 + pair * 64);
             EACH_PART(i)
                 w[i] = *(const part_u_loose *)(weight +
                                                ((i / PARTS * units + unit) * 16 + pair) * 64 +
@@ -87,18 +88,18 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
         }
     }
     EACH_ROW(r)
-        EACH_PART(i) piece.kept[r].value[i] = sums[r][i];
+        EACH_PART(i) piece.partial_sums[r].value[i] = sums[r][i];
 }
 
 INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; }
 
-INLINE part_i whole_part(const char *from) {
+INLINE part_i broadcast_part(const char *from) {
     int32_t number;
     memcpy(&number, from, 4);
     return (part_i){0} + number;
 }
 
-#if BYTES_APART
+#if SPLIT_BYTES
 enum { INT8_AT_ONCE = ROWS_AT_ONCE / 2 };
 
 /* four products of an unsigned byte and a signed one in each lane */
@@ -114,16 +115,17 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
         input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
     EACH_ROW(r)
         EACH_PART(i)
-            sums[r][0][i] = piece.kept[r].bytes[0][i], sums[r][1][i] = piece.kept[r].bytes[1][i];
+            sums[r][0][i] = piece.partial_sums[r].bytes[0][i],
+            sums[r][1][i] = piece.partial_sums[r].bytes[1][i];
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
         for (int quad = 0; quad < 16; quad++) {
             part_i w[GROUP * PARTS];
-            FETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
+            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
             EACH_PART(i)
                 w[i] = *(const part_i_loose *)(weight + ((i * units + unit) * 16 + quad) * 64);
             EACH_ROW(r)
                 for (int byte = 0; byte < 2; byte++) {
-                    part_i a = whole_part(input[r] + unit * 1024 + byte * 64 + quad * 4);
+                    part_i a = broadcast_part(input[r] + unit * 1024 + byte * 64 + quad * 4);
                     /* signed bytes become unsigned, 128 larger */
                     if (AMX) a ^= (part_i)((part_u){0} + 0x80808080u);
                     EACH_PART(i) sums[r][byte][i] = dot_of_quads(sums[r][byte][i], a, w[i]);
@@ -132,7 +134,8 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     }
     EACH_ROW(r)
         EACH_PART(i)
-            piece.kept[r].bytes[0][i] = sums[r][0][i], piece.kept[r].bytes[1][i] = sums[r][1][i];
+            piece.partial_sums[r].bytes[0][i] = sums[r][0][i],
+            piece.partial_sums[r].bytes[1][i] = sums[r][1][i];
 }
 #else
 enum { INT8_AT_ONCE = ROWS_AT_ONCE };
@@ -157,27 +160,27 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
         for (int quad = 0; quad < 16; quad++) {
             part_s w[GROUP * PARTS];
-            FETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
+            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64);
             EACH_PART(i)
                 w[i] = (part_s)load_part(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 +
                                          i % PARTS * WIDTH);
             const int64_t at = unit * 1024 + quad * 8;
             EACH_ROW(r)
                 EACH_PART(i)
-                    sums[r][i] = dot_of_pairs(sums[r][i], whole_part(input[r] + at),
+                    sums[r][i] = dot_of_pairs(sums[r][i], broadcast_part(input[r] + at),
                                               (part_i)((w[i] << 8) >> 8));
             EACH_ROW(r)
                 EACH_PART(i)
-                    sums[r][i] = dot_of_pairs(sums[r][i], whole_part(input[r] + at + 4),
+                    sums[r][i] = dot_of_pairs(sums[r][i], broadcast_part(input[r] + at + 4),
                                               (part_i)(w[i] >> 8));
         }
     }
     EACH_ROW(r)
-        EACH_PART(i) piece.kept[r].value[i] += __builtin_convertvector(sums[r][i], part_f);
+        EACH_PART(i) piece.partial_sums[r].value[i] += __builtin_convertvector(sums[r][i], part_f);
 }
 #endif
 
-/* kernels know how many rows and blocks they have */
+/* kernels have constant numbers of rows and blocks */
 #define ROWS_CASE(add, rows) \
     case rows: \
         switch (count) { \
@@ -202,23 +205,21 @@ static __attribute__((noinline)) void add_rows(Piece piece, int num_rows, int co
     }
 }
 
-INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* inputs in a piece: where 8-bit weights' sums pass through float32 it is the same for any number
- * of rows */
-INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int is_alone) {
-    if (format == INT8 && !BYTES_APART) return UNITS_IN_SUM * 64;
-    return is_alone ? inputs : format == FLOAT32 ? 64 : format == BFLOAT16 ? 128 : 256;
+/* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
+ * not depend on the number of rows. */
+INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int is_only) {
+    if (format == INT8 && !SPLIT_BYTES) return UNITS_IN_SUM * 64;
+    return is_only ? inputs : format == FLOAT32 ? 64 : format == BFLOAT16 ? 128 : 256;
 }
 
-/* Memory would rest while the second few rows are multiplied, so these fetch what the first will
- * need next. Where there are no others the few themselves fetch a little ahead. */
-INLINE const char *coming_weights(const Work *work, const Linear *linear, int64_t block,
-                                  int64_t from, int64_t to, int is_alone) {
+/* While later rows are multiplied, the memory is idle: the second call prefetches the weights that
+ * the next piece needs. If there is one call only, it prefetches a little ahead itself. */
+INLINE const char *weights_to_prefetch(const Work *work, const Linear *linear, int64_t block,
+                                       int64_t from, int64_t to, int is_only) {
     const int64_t format = work->decoder->format, bytes = block_bytes(linear->inputs, format);
     const int64_t of_input = format == FLOAT32 ? 64 : 1024 / inner_block(format);
     const char *weight = (const char *)linear->weight + block * bytes;
-    if (is_alone) return weight + from * of_input + FETCHED_AHEAD;
+    if (is_only) return weight + from * of_input + PREFETCH_BYTES;
     return to < linear->inputs ? weight + to * of_input
                                : weight + work->pass->num_threads * GROUP * bytes;
 }
@@ -227,32 +228,33 @@ INLINE void product_in_pieces(const Work *work, const Linear *linear, int64_t ro
                               int64_t block, int count, int target) {
     const int64_t format = work->decoder->format,
                   at_once = format == INT8 ? INT8_AT_ONCE : ROWS_AT_ONCE;
-    const int is_alone = num_rows <= at_once;
-    const int64_t step = inputs_of_piece(format, linear->inputs, is_alone);
-    Sums kept[ROWS_IN_TURN];
-    memset(kept, 0, (size_t)num_rows * sizeof(Sums));
+    const int is_only = num_rows <= at_once;
+    const int64_t step = inputs_of_piece(format, linear->inputs, is_only);
+    Sums partial_sums[ROWS_PER_CALL];
+    memset(partial_sums, 0, (size_t)num_rows * sizeof(Sums));
     for (int64_t from = 0; from < linear->inputs; from += step) {
         Piece piece = {work, linear, .block = block, .from = from,
-                       .to = lesser(from + step, linear->inputs)};
+                       .to = min_int(from + step, linear->inputs)};
         for (int64_t r = 0; r < num_rows; r += at_once) {
             piece.row = row + r;
-            piece.kept = kept + r;
-            piece.coming = is_alone || r == at_once
-                               ? coming_weights(work, linear, block, from, piece.to, is_alone)
-                               : NULL;
-            add_rows(piece, (int)lesser(at_once, num_rows - r), count);
+            piece.partial_sums = partial_sums + r;
+            piece.next_weights = is_only || r == at_once
+                                     ? weights_to_prefetch(work, linear, block, from, piece.to,
+                                                           is_only)
+                                     : NULL;
+            add_rows(piece, (int)min_int(at_once, num_rows - r), count);
         }
     }
     for (int64_t r = 0; r < num_rows; r++) {
         vf values[GROUP];
-        memcpy(values, &kept[r], sizeof(values));
+        memcpy(values, &partial_sums[r], sizeof(values));
         for (int i = 0; i < count && format == INT8; i++) {
-#if BYTES_APART
+#if SPLIT_BYTES
             const vi extra = *(const vi_loose *)(linear->sums + (block + i) * LANES) * 128;
-            values[i] = of_both_bytes((vi)kept[r].bytes[0][i] - extra,
-                                      (vi)kept[r].bytes[1][i] - extra);
+            values[i] = combine_bytes((vi)partial_sums[r].bytes[0][i] - extra,
+                                      (vi)partial_sums[r].bytes[1][i] - extra);
 #endif
-            values[i] = dequantised(work, linear, row + r, block + i, values[i]);
+            values[i] = dequantized(work, linear, row + r, block + i, values[i]);
         }
         finish_blocks(work, linear, row + r, block, count, values, target);
     }

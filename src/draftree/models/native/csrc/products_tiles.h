@@ -1,4 +1,4 @@
-/* Products by matrix tiles: sixteen rows at a time of bytes or halves. */
+/* Products by matrix tiles of 16 rows in bfloat16 or int8. */
 #pragma once
 #include "finishing.h"
 
@@ -23,24 +23,24 @@ static void configure_tiles(void) {
 typedef union {
     vf value[16];
     vi sum[16];
-} __attribute__((aligned(64))) Found;
+} __attribute__((aligned(64))) TileSums;
 
 INLINE void finish_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block,
-                        int count, const Found *found, int target, int64_t rows) {
+                        int count, const TileSums *found, int target, int64_t rows) {
     const int64_t format = work->decoder->format, in_tile = TILE_ROWS / tile_rows(format);
     for (int64_t r = 0; r < in_tile && row_tile * in_tile + r < rows; r++) {
         const int64_t row = row_tile * in_tile + r;
         vf values[GROUP];
         for (int i = 0; i < count; i++)
             values[i] = format != INT8 ? found[i].value[r]
-                                       : dequantised(work, linear, row, block + i,
-                                                     of_both_bytes(found[i].sum[2 * r],
+                                       : dequantized(work, linear, row, block + i,
+                                                     combine_bytes(found[i].sum[2 * r],
                                                                    found[i].sum[2 * r + 1]));
         finish_blocks(work, linear, row, block, count, values, target);
     }
 }
 
-/* one tile of rows by up to four blocks of outputs */
+/* One tile of rows by up to four blocks of outputs. */
 INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block,
                             int count, int target, int64_t rows) {
     const int64_t format = work->decoder->format,
@@ -71,7 +71,7 @@ INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_
     }
 #undef UNITS
 #undef STEP
-    Found found[4];
+    TileSums found[4];
     _tile_stored(0, &found[0], 64);
     if (count > 1) _tile_stored(1, &found[1], 64);
     if (count > 2) _tile_stored(2, &found[2], 64);
@@ -79,13 +79,13 @@ INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_
     finish_tile(work, linear, row_tile, block, count, found, target, rows);
 }
 
-INLINE void fetch_tile(const char *at) {
+INLINE void prefetch_tile(const char *at) {
     for (int i = 0; i < 16; i++) __builtin_prefetch(at + i * 64, 0, 2);
 }
 
-/* two tiles of rows by two blocks of outputs: each tile that is read is used twice. While these are
- * multiplied memory would rest, so the weights of the groups behind those in work are fetched (one
- * tile of rows waits for memory anyway) */
+/* Two tiles of rows by two blocks of outputs: each tile is used twice. The memory is idle
+ * meanwhile, so weights of later groups are prefetched; one tile of rows is limited by memory
+ * anyway. */
 INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t row_tile,
                                  int64_t block, int target, int64_t rows) {
     const int64_t ahead = work->pass->num_threads * GROUP *
@@ -102,10 +102,10 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
     for (int64_t unit = 0; unit < units; unit++) { \
         _tile_loadd(4, input + unit * 1024, 64); \
         _tile_loadd(6, weight + unit * 1024, 64); \
-        if (row_tile == 0) fetch_tile(weight + unit * 1024 + ahead); \
+        if (row_tile == 0) prefetch_tile(weight + unit * 1024 + ahead); \
         dot(0, 4, 6); \
         _tile_loadd(7, weight + (units + unit) * 1024, 64); \
-        if (row_tile == 0) fetch_tile(weight + (units + unit) * 1024 + ahead); \
+        if (row_tile == 0) prefetch_tile(weight + (units + unit) * 1024 + ahead); \
         dot(1, 4, 7); \
         _tile_loadd(5, input + (units + unit) * 1024, 64); \
         dot(2, 5, 6); \
@@ -117,7 +117,7 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
         UNITS(_tile_dpbssd)
     }
 #undef UNITS
-    Found found[4];
+    TileSums found[4];
     _tile_stored(0, &found[0], 64);
     _tile_stored(1, &found[1], 64);
     _tile_stored(2, &found[2], 64);

@@ -10,21 +10,21 @@ INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
 }
 
-#define ROUNDING \
-    12582912.0f /* its last bit is 1: what is added to it is rounded to a whole number */
-#define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: high and low byte fit when both are signed */
+/* The last bit of this number is 1, so adding a small number to it rounds to an integer. */
+#define ROUNDING 12582912.0f
+#define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: both signed bytes fit */
 
-INLINE float most_of(vi sizes) { /* of floats without their signs; NaN, whose bits are the largest,
-                                    if one is among them */
-    int32_t most = 0;
+/* the largest of floats without signs; NaN, whose bits are the largest, if there is one */
+INLINE float largest_size(vi sizes) {
+    int32_t bits = 0;
     float found;
-    for (int lane = 0; lane < LANES; lane++) most = sizes[lane] > most ? sizes[lane] : most;
-    memcpy(&found, &most, 4);
+    for (int lane = 0; lane < LANES; lane++) bits = sizes[lane] > bits ? sizes[lane] : bits;
+    memcpy(&found, &bits, 4);
     return found;
 }
 
-INLINE void store_whole(char *to, int64_t column, vi whole) {
-#if BYTES_APART
+INLINE void store_int8(char *to, int64_t column, vi whole) {
+#if SPLIT_BYTES
     typedef int8_t bytes __attribute__((vector_size(16)));
     const bytes first = __builtin_convertvector(((whole + 128) >> 8) + INPUT_OFFSET, bytes),
                 second = __builtin_convertvector(whole + INPUT_OFFSET, bytes);
@@ -39,9 +39,9 @@ INLINE void store_whole(char *to, int64_t column, vi whole) {
 #endif
 }
 
-/* a row becomes the next product's input, normed first if there is a norm */
-static void put_input(const Work *work, int64_t row, const float *from, int64_t size,
-                      const float *norm) {
+/* writes a row as the next product's input, after a norm if there is one */
+static void write_input(const Work *work, int64_t row, const float *from, int64_t size,
+                        const float *norm) {
     const Decoder *decoder = work->decoder;
     const vf inverse = splat(norm == NULL ? 1.0f : inverse_rms(from, size, decoder->epsilon));
     const vf offset = splat(decoder->norm_offset);
@@ -61,15 +61,15 @@ static void put_input(const Work *work, int64_t row, const float *from, int64_t 
     } else {
         vi largest = {0};
         for (int64_t i = 0; i < size; i += LANES)
-            largest = larger(largest, (vi)VALUE(i) & 0x7fffffff);
-        const float most = most_of(largest), scale = most / LARGEST_INPUT;
+            largest = max_vi(largest, (vi)VALUE(i) & 0x7fffffff);
+        const float size_limit = largest_size(largest), scale = size_limit / LARGEST_INPUT;
         work->input_scales[row] = scale;
-        const vf inverse_scale = splat(most > 1e-30f ? LARGEST_INPUT / most : 0.0f);
+        const vf inverse_scale = splat(size_limit > 1e-30f ? LARGEST_INPUT / size_limit : 0.0f);
         const int64_t units = blocks_of(size, 64);
         for (int64_t i = 0; i < units * 64; i += LANES) {
             const vf value = i < size ? VALUE(i) * inverse_scale : splat(0.0f);
-            store_whole((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64,
-                        (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
+            store_int8((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64,
+                       (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
         }
     }
 #undef VALUE
@@ -106,9 +106,9 @@ static void embed(const Work *work, int64_t row) {
         store(to + i, load(to + i) * decoder->embedding_scale);
 }
 
-/* norm of one head, then its turn by position */
-static void place_head(const Work *work, float *head, const float *norm, int64_t row,
-                       int64_t rope) {
+/* norm of one head, then its rotation by position */
+static void rotate_head(const Work *work, float *head, const float *norm, int64_t row,
+                        int64_t rope) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, rotary = pass->rotary_dim, half = rotary / 2;
@@ -134,16 +134,16 @@ static void place_head(const Work *work, float *head, const float *norm, int64_t
     }
 }
 
-static void place_row(const Work *work, const Layer *layer, int64_t row) {
+static void store_row(const Work *work, const Layer *layer, int64_t row) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
     float *query = work->wide + row * width, *key = query + decoder->heads * dim,
           *value = key + decoder->kv_heads * dim;
     for (int64_t h = 0; h < decoder->heads; h++)
-        place_head(work, query + h * dim, layer->query_norm, row, layer->rope);
+        rotate_head(work, query + h * dim, layer->query_norm, row, layer->rope);
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
-        place_head(work, key + h * dim, layer->key_norm, row, layer->rope);
+        rotate_head(work, key + h * dim, layer->key_norm, row, layer->rope);
         int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) *
                      dim;
         for (int64_t i = 0; i < dim; i += LANES) {

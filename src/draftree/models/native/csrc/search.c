@@ -1,8 +1,8 @@
-/* The largest entries of rows as wide as a vocabulary, with a request's noise added or without.
+/* The largest entries of rows of logits, with the noise of a request added or without.
  *
- * The noise is the hash of core/noise.py; its logarithms are rounded otherwise than torch's, by
- * less than 1e-4. Whoever needs the one true largest entry asks for a few and decides between those
- * that lie so close.
+ * The noise is the hash of core/noise.py. Its logarithms differ from torch's by less than 1e-4, so
+ * a caller that needs the exact largest entry searches for a few and decides between entries that
+ * are as close as that.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ INLINE vf log16(vf x) {
     return fma16(e, splat(0.693359375f), f + y);
 }
 
-/* how far from its end the uniform lies that decides a token's noise: the smaller, the larger the
+/* 1 minus the uniform variable of a token's noise, as an integer: the smaller, the larger the
  * noise */
 INLINE vi hash16(vu token, uint32_t first, uint32_t odd) {
     vu x = token * 0x9E3779B9u;
@@ -66,17 +66,17 @@ INLINE vf noise16(vi hash) {
 typedef struct {
     float values[MAX_COUNT];
     int64_t count, held;
-} Highest; /* in descending order */
+} TopValues; /* in descending order */
 
-INLINE void lift(Highest *best, float value) {
+INLINE void insert_value(TopValues *best, float value) {
     if (best->held == best->count && !(value > best->values[best->held - 1])) return;
     int64_t at = best->held < best->count ? best->held++ : best->held - 1;
     for (; at > 0 && value > best->values[at - 1]; at--) best->values[at] = best->values[at - 1];
     best->values[at] = value;
 }
 
-INLINE void insert(int64_t *tokens, float *scores, int64_t count, int64_t *held, int64_t token,
-                   float score) {
+INLINE void insert_entry(int64_t *tokens, float *scores, int64_t count, int64_t *held,
+                         int64_t token, float score) {
     if (*held == count && !(score > scores[count - 1])) return;
     int64_t at = *held < count ? (*held)++ : count - 1;
     for (; at > 0 && score > scores[at - 1]; at--) {
@@ -97,11 +97,11 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
             ragged[i] = first + i < search->vocab ? logits[i] : -INFINITY;
         logits = ragged;
     }
-    vf x[GROUP / LANES], most = splat(-INFINITY);
+    vf x[GROUP / LANES], top = splat(-INFINITY);
     vi unordered = {0};
     for (int i = 0; i < GROUP / LANES; i++) {
         x[i] = load(logits + i * LANES);
-        most = choose(x[i] > most, x[i], most);
+        top = choose(x[i] > top, x[i], top);
         unordered |= x[i] != x[i];
     }
     if (any_of(unordered)) return 1;
@@ -109,15 +109,15 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
     if (temperature == 0.0f) {
         if (search->totals != NULL)
             for (int i = 0; i < GROUP / LANES; i++) store(scores + i * LANES, x[i]);
-        *largest = max_of(most);
+        *largest = max_of(top);
         return 0;
     }
     if (temperature != 1.0f) {
         for (int i = 0; i < GROUP / LANES; i++) x[i] = x[i] / temperature;
-        most = most / temperature;
+        top = top / temperature;
     }
-    *largest = max_of(most);
-    /* every score is needed for a sum, or while there is nothing to beat */
+    *largest = max_of(top);
+    /* every score is needed for a sum, or while there is no bound */
     const int needs_all = search->totals != NULL || bound == -INFINITY;
     const int may_win = *largest + LARGEST_NOISE >= bound;
     *largest = -INFINITY;
@@ -131,17 +131,17 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
         winning |= uniform16(hash[i]) <= exp16(x[i] - splat(bound)) * 1.0001f;
     }
     if (!needs_all && !any_of(winning)) return 0;
-    most = splat(-INFINITY);
+    top = splat(-INFINITY);
     for (int i = 0; i < GROUP / LANES; i++) {
         vf score = x[i] + noise16(hash[i]);
-        most = choose(score > most, score, most);
+        top = choose(score > top, score, top);
         store(scores + i * LANES, score);
     }
-    *largest = max_of(most);
+    *largest = max_of(top);
     return 0;
 }
 
-static float log_total(const float *scores, int64_t size, float largest) {
+static float log_sum_exp(const float *scores, int64_t size, float largest) {
     if (largest == -INFINITY) return -INFINITY;
     vf total = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) total += exp16(load(scores + i) - splat(largest));
@@ -152,7 +152,7 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
     const int64_t groups = (search->vocab + GROUP - 1) / GROUP, count = search->count;
     int64_t *tokens = search->tokens + row * count, held = 0;
     float *found = search->scores + row * count;
-    Highest best = {.count = count};
+    TopValues best = {.count = count};
     float bound = -INFINITY;
     for (int64_t group = 0; group < groups; group++) {
         if (score_group(search, row, group * GROUP, bound, scores + group * GROUP,
@@ -168,7 +168,7 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
             if (search->totals != NULL) search->totals[row] = NAN;
             return;
         }
-        lift(&best, largest[group]);
+        insert_value(&best, largest[group]);
         if (best.held == count) bound = best.values[count - 1];
     }
     const float *values = search->temperatures[row] == 0.0f ? search->logits + row * search->stride
@@ -178,12 +178,12 @@ static void search_row(const Search *search, int64_t row, float *scores, float *
         const int64_t end = group * GROUP + GROUP < search->vocab ? group * GROUP + GROUP
                                                                   : search->vocab;
         for (int64_t i = group * GROUP; i < end; i++)
-            if (values[i] >= bound) insert(tokens, found, count, &held, i, values[i]);
+            if (values[i] >= bound) insert_entry(tokens, found, count, &held, i, values[i]);
     }
-    if (search->totals != NULL) search->totals[row] = log_total(scores, groups * GROUP, found[0]);
+    if (search->totals != NULL) search->totals[row] = log_sum_exp(scores, groups * GROUP, found[0]);
 }
 
-/* fresh memory of this size costs more than the search; each thread keeps its own */
+/* memory of each thread: to allocate it for every search would cost more than the search */
 static __thread struct {
     float *memory;
     int64_t size;

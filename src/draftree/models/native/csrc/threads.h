@@ -1,9 +1,8 @@
-/* Threads that come when they can: they take pieces of the work, and only those that have come are
- * waited for.
+/* A thread pool without a fixed assignment of work: threads take pieces of a phase, and the caller
+ * waits only for threads that have started.
  *
- * On a machine that does something else as well, a thread may get its core milliseconds late,
- * several times as long as a small pass. Whoever calls begins at once and does all that nobody else
- * has taken.
+ * On a busy machine a thread may get its core milliseconds late, several times the duration of a
+ * small pass. The caller starts at once and takes all pieces that no other thread has taken.
  */
 #pragma once
 #include <pthread.h>
@@ -14,9 +13,10 @@
 typedef void (*Task)(void *argument, int thread);
 
 enum {
-    PATIENCE = 20000, /* spins, some tenths of a millisecond: who yields to another program may wait
-                         for milliseconds */
-    WAKEFUL = 60000   /* spins between two works before a thread sleeps */
+    /* some tenths of a millisecond: after a yield to another program a thread may wait milliseconds
+     */
+    SPINS_BEFORE_YIELD = 20000,
+    SPINS_BEFORE_SLEEP = 60000, /* between two tasks */
 };
 
 static struct {
@@ -27,46 +27,46 @@ static struct {
     Task task;
     void *argument;
     int wanted;
-    atomic_long round; /* odd: who comes may enter */
+    atomic_long round; /* odd while threads may join */
     atomic_int inside, sleeping;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER};
 
-INLINE void pause_briefly(void) {
+INLINE void spin_once(void) {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
 
-INLINE void wait_a_little(long spins) {
-    pause_briefly();
-    if (spins > PATIENCE) sched_yield();
+INLINE void spin_or_yield(long spins) {
+    spin_once();
+    if (spins > SPINS_BEFORE_YIELD) sched_yield();
 }
 
-static int is_new(long round, long seen) { return round % 2 && round != seen; }
+static int is_new_round(long round, long seen) { return round % 2 && round != seen; }
 
 static long next_round(long seen) {
     long round;
-    for (long spins = 0; spins < WAKEFUL; spins++) {
-        if (is_new(round = atomic_load(&pool.round), seen)) return round;
-        pause_briefly();
+    for (long spins = 0; spins < SPINS_BEFORE_SLEEP; spins++) {
+        if (is_new_round(round = atomic_load(&pool.round), seen)) return round;
+        spin_once();
     }
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.sleeping, 1);
-    while (!is_new(round = atomic_load(&pool.round), seen))
+    while (!is_new_round(round = atomic_load(&pool.round), seen))
         pthread_cond_wait(&pool.wake, &pool.lock);
     atomic_fetch_sub(&pool.sleeping, 1);
     pthread_mutex_unlock(&pool.lock);
     return round;
 }
 
-static void *member(void *argument) {
+static void *worker(void *argument) {
     const int thread = (int)(intptr_t)argument;
     for (long seen = 0;;) {
         seen = next_round(seen);
         atomic_fetch_add(&pool.inside, 1);
-        /* still open: the caller cannot leave before this thread does */
+        /* the round is still open, so the caller waits for this thread */
         if (atomic_load(&pool.round) == seen && thread < pool.wanted)
             pool.task(pool.argument, thread);
         atomic_fetch_sub(&pool.inside, 1);
@@ -74,7 +74,7 @@ static void *member(void *argument) {
     return NULL;
 }
 
-static int start_threads(int wanted) { /* returns how many there are, the caller included */
+static int start_threads(int wanted) { /* returns their number with the caller */
     if (pool.owner != getpid()) {      /* threads do not survive a fork */
         pool.owner = getpid();
         pool.started = 0;
@@ -89,7 +89,7 @@ static int start_threads(int wanted) { /* returns how many there are, the caller
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        int failed = pthread_create(&thread, &attributes, member,
+        int failed = pthread_create(&thread, &attributes, worker,
                                     (void *)(intptr_t)(pool.started + 1));
         pthread_attr_destroy(&attributes);
         if (failed) break;
@@ -98,7 +98,7 @@ static int start_threads(int wanted) { /* returns how many there are, the caller
     return wanted < pool.started + 1 ? wanted : pool.started + 1;
 }
 
-/* Calls `task` here and on every thread that comes before the caller's own call ends. */
+/* Calls `task` on this thread and on every thread that joins before that call ends. */
 void draftree_in_parallel(Task task, void *argument, int threads) {
     if (threads <= 1) {
         task(argument, 0);
@@ -116,24 +116,25 @@ void draftree_in_parallel(Task task, void *argument, int threads) {
     }
     task(argument, 0);
     atomic_fetch_add(&pool.round, 1);
-    for (long spins = 0; atomic_load(&pool.inside); spins++) wait_a_little(spins);
+    for (long spins = 0; atomic_load(&pool.inside); spins++) spin_or_yield(spins);
     pthread_mutex_unlock(&pool.busy);
 }
 
-INLINE int64_t take(const Work *work, int phase) {
+INLINE int64_t take_piece(const Work *work, int phase) {
     return atomic_fetch_add_explicit(&work->phases[phase].taken, 1, memory_order_relaxed);
 }
 
-/* Behind the last piece that a thread could take: until all are done. */
-static int complete(const Work *work, int phase, int64_t own, int64_t pieces) {
+/* Waits until all pieces of a phase are done. */
+static int wait_for_phase(const Work *work, int phase, int64_t own, int64_t pieces) {
     atomic_long *done = &work->phases[phase].done;
     if (own) atomic_fetch_add_explicit(done, own, memory_order_release);
     for (long spins = 0; atomic_load_explicit(done, memory_order_acquire) < pieces; spins++)
-        wait_a_little(spins);
+        spin_or_yield(spins);
     return 0;
 }
 
-/* every piece of a phase once, by whichever thread comes for it; behind the loop all are done */
+/* Runs every piece of a phase once, on any thread; after the loop all are done. */
 #define EACH(index, pieces, phase) \
     for (int64_t own = 0, index; \
-         (index = take(work, phase)) < (pieces) || complete(work, phase, own, pieces); own++)
+         (index = take_piece(work, phase)) < (pieces) || wait_for_phase(work, phase, own, pieces); \
+         own++)

@@ -1,6 +1,5 @@
-/* Vectors of sixteen numbers on any processor, and the few functions of them that passes and
- * searches need. Contraction is off, so that a product is fused in every copy of a loop or in none.
- */
+/* Vectors of 16 numbers on any processor, and the functions of them that passes and searches need.
+ * Contraction is off, so a product is fused in every copy of a loop or in none. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -30,7 +29,7 @@ INLINE vf load(const float *p) { return *(const vf_loose *)p; }
 INLINE void store(float *p, vf x) { *(vf_loose *)p = x; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
-INLINE vi larger(vi a, vi b) {
+INLINE vi max_vi(vi a, vi b) {
 #if defined(__AVX512F__)
     return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #else
@@ -63,8 +62,8 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #endif
 }
 
-/* What one register holds: sums that live through a long loop are kept in these, as compilers spill
- * wider ones. */
+/* The contents of one register. Sums of long loops are kept in these, since compilers spill wider
+ * vectors. */
 #if defined(__AVX512F__)
 enum { WIDTH = 64 };
 #elif defined(__AVX2__)
@@ -126,7 +125,7 @@ INLINE int any_of(vi mask) {
 #endif
 }
 
-/* sums of sixteen vectors, one in each lane */
+/* the sums of 16 vectors, one in each lane */
 INLINE vf sums_of(vf *x) {
     vf a[8], b[4], c[2];
     for (int i = 0; i < 8; i++)
