@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import draftree
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.store import Store, digest_of
 from draftree.models.base import Extend
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = ("config.json", "generation_config.json")
 PATTERNS = ("*.json", "*.safetensors")
-ROOT = Path(draftree.__file__).parent
+ROOT = Path(__file__).parents[2]
 SOURCES = (
     *sorted((ROOT / "models" / "native").glob("*.py")),
     *sorted((ROOT / "loading" / "warm_start").glob("*.py")),
