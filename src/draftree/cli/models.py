@@ -132,7 +132,7 @@ def show_cache(
     if clear and as_json:
         raise typer.BadParameter("--clear lists nothing: leave one of them out", param_hint="--json")
     # here, since it imports torch
-    from draftree.loading.warm_start.store import LIMIT_VARIABLE, Store
+    from draftree.loading.warm_start.store import SWITCH, Store
 
     store = Store()
     if clear:
@@ -140,21 +140,21 @@ def show_cache(
         return
     kept = [
         {"folder": facts.get("folder"), "dtype": facts.get("dtype"), "quantization": facts.get("quantization")}
-        | {"bytes": status.st_size, "used": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
+        | {"bytes": status.st_size, "made": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
         for path, status in store.entries()
         for facts in [store.facts(path)]
     ]
     if as_json:
-        typer.echo(json.dumps({"cache": str(store.folder), "limit_bytes": store.limit_bytes, "kept": kept}, indent=2))
+        typer.echo(json.dumps({"cache": str(store.folder), "is_on": store.is_on, "kept": kept}, indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("last used", "weights", "bytes"):
+    for heading in ("made", "weights", "bytes"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
     table.add_column("model", overflow="fold")
     for one in kept:
         weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
         table.add_row(
-            str(one["used"]),
+            str(one["made"]),
             str(weights),
             f"{one['bytes']:,}",
             escape(harmless(str(one["folder"] or "cannot be read"))),
@@ -162,8 +162,8 @@ def show_cache(
     console = Console()
     if kept:
         console.print(table)
-    limit = f"at most {store.limit_bytes:,} bytes ({LIMIT_VARIABLE})" if store.is_on else f"off ({LIMIT_VARIABLE}=0)"
-    console.print(f"cache: {store.folder}, {limit}", highlight=False, soft_wrap=True)
+    state = f"on ({SWITCH}=0 switches it off)" if store.is_on else f"off ({SWITCH}=0)"
+    console.print(f"cache: {store.folder}, {state}", highlight=False, soft_wrap=True)
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:

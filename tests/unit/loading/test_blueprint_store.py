@@ -1,9 +1,7 @@
-"""Records on disk: bounded, whole whoever else writes, and gone when they are cleared."""
+"""Records on disk: one for each name, whole while others write, and gone when they are cleared."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,10 +42,9 @@ def record() -> Record:
 
 
 @pytest.fixture(autouse=True)
-def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     monkeypatch.delenv("DRAFTREE_BLUEPRINTS")
-    return lambda text: monkeypatch.setenv("DRAFTREE_BLUEPRINTS", text)
 
 
 def test_what_is_kept_comes_back_to_the_last_bit() -> None:
@@ -63,28 +60,20 @@ def test_what_was_made_for_something_else_does_not() -> None:
     assert Store().get("b", MADE_FOR) is None
 
 
-def test_the_least_recently_used_go(limit: Callable[[str], None]) -> None:
-    Store().put("a", MADE_FOR, "x")
-    size = Store().entries()[0][1].st_size
-    limit(str(3 * size))
-    for age, name in enumerate("bc"):
-        Store().put(name, MADE_FOR, "x")
-        os.utime(Store().folder / f"{name}.json", ns=(age, age))
-    os.utime(Store().folder / "a.json", ns=(0, 0))
-    Store().get("a", MADE_FOR)
-    Store().put("d", MADE_FOR, "x")
-    assert {path.stem for path, _ in Store().entries()} == {"a", "c", "d"}
+def test_a_newer_record_of_the_same_name_takes_the_place_of_the_older() -> None:
+    for files in ("x", "y"):
+        Store().put("a", {"files": files}, files)
+    assert len(Store().entries()) == 1
+    assert Store().get("a", {"files": "x"}) is None
+    assert Store().get("a", {"files": "y"}) == "y"
 
 
-def test_what_is_larger_than_the_limit_is_not_kept(limit: Callable[[str], None]) -> None:
-    limit("50")
-    Store().put("a", MADE_FOR, "x")
-    assert Store().entries() == []
-
-
-def test_a_limit_that_is_no_number_is_refused(limit: Callable[[str], None]) -> None:
-    limit("many")
-    with pytest.raises(ConfigurationError, match=r"DRAFTREE_BLUEPRINTS is 'many': give a number of bytes"):
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, is_on in (("0", False), ("1", True), ("", True)):
+        monkeypatch.setenv("DRAFTREE_BLUEPRINTS", value)
+        assert Store().is_on is is_on
+    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "50000000")
+    with pytest.raises(ConfigurationError, match="DRAFTREE_BLUEPRINTS is '50000000': set it to 0"):
         Store()
 
 
@@ -95,7 +84,7 @@ def test_cleared_is_gone() -> None:
     assert (Store().entries(), Store().clear()) == ([], 0)
 
 
-def test_who_reads_while_others_write_reads_something_whole() -> None:
+def test_a_record_is_whole_while_others_write_it() -> None:
     Store().put("a", MADE_FOR, "x" * 10)
 
     def write(number: int) -> None:
@@ -110,11 +99,8 @@ def test_who_reads_while_others_write_reads_something_whole() -> None:
     assert [path.name for path in Store().folder.iterdir()] == ["a.json"]
 
 
-def test_parts_of_dead_writers_are_swept() -> None:
+def test_parts_of_interrupted_processes_are_cleared() -> None:
     Store().put("a", MADE_FOR, "x")
-    dead, living = Store().folder / "x.part", Store().folder / "y.part"
-    for path in (dead, living):
-        path.write_text("half")
-    os.utime(dead, (0, 0))
-    Store().put("b", MADE_FOR, "x")
-    assert (dead.exists(), living.exists()) == (False, True)
+    (Store().folder / "x.part").write_text("half")
+    assert Store().clear() == 1
+    assert list(Store().folder.iterdir()) == []

@@ -190,7 +190,7 @@ def test_a_start_that_was_recorded_with_permission_is_not_taken_without(
     own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "50000000")
+    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "1")
     load_model(own_model, trust_remote_code=True)
     with pytest.raises(ModelLoadError, match="needs Python code of its own"):
         load_model(own_model)

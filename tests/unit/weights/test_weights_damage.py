@@ -134,7 +134,7 @@ def test_copied_folders_are_compared_once(entry: Any, cache: Cache, monkeypatch:
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "50000000")
+    monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "1")
 
 
 @pytest.mark.usefixtures("recording")

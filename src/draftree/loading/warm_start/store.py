@@ -1,8 +1,8 @@
-"""Results of first starts about models and tokenizers, on disk, so that the next ones are short.
+"""Results of first starts, of models and of tokenizers, kept on disk for later starts.
 
-A record belongs to what it was made for: files, versions. One that does not fit is as good as none, and is written over
-by the next start. A checksum finds damage. Nothing here is needed: where the folder cannot be written or read, every
-start is a first one.
+A record belongs to the files and versions that it was made for. One that does not match is ignored, and the next start
+overwrites it, so that there is one record for each folder and kind of weights. A checksum detects damage. Records are
+optional: if the folder cannot be written or read, every start is a first one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,23 @@ from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-LIMIT_VARIABLE = "DRAFTREE_BLUEPRINTS"
-LIMIT_BYTES = 50_000_000
+SWITCH = "DRAFTREE_BLUEPRINTS"
 SUFFIX, PART = ".json", ".part"
-DEAD_SECONDS = 3600
-"""A part that is older was left by a process that is gone."""
 
 
 class Store:
-    """Records by name. Safe for processes that write at once."""
+    """Records by name. Safe for processes that write at once.
+
+    Raises:
+        ConfigurationError: `DRAFTREE_BLUEPRINTS` is neither 0 nor 1.
+    """
 
     def __init__(self) -> None:
         self.folder = Cache().root / "blueprints"
-        self.limit_bytes = _limit_bytes()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is kept."""
-        return self.limit_bytes > 0
+        given = os.environ.get(SWITCH) or "1"
+        if given not in ("0", "1"):
+            raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no records of starts, or to 1")
+        self.is_on = given == "1"
 
     def get(self, name: str, made_for: Mapping[str, Any]) -> Any | None:
         """The content of that name, if it is whole and was made for just this."""
@@ -55,16 +53,12 @@ class Store:
         if found["made_for"] != made_for:
             logger.info("'%s' was made for something else: it is made anew", place)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(place)  # the least recently used go first
         return found["content"]
 
     def put(self, name: str, made_for: Mapping[str, Any], content: Any) -> None:
-        """Keep what JSON can say, if that can be."""
+        """Keep content that JSON can represent; log it if the folder cannot be written."""
         text = json.dumps({"made_for": made_for, "content": content}, separators=(",", ":")).encode()
         whole = hashlib.sha256(text).hexdigest().encode() + b"\n" + text
-        if len(whole) > self.limit_bytes:
-            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PART, delete=False) as part:
@@ -75,12 +69,11 @@ class Store:
                 except OSError:
                     Path(part.name).unlink(missing_ok=True)
                     raise
-            self._shrink()
         except OSError as error:
             logger.info("results of the first start are not kept in '%s': %s", self.folder, error)
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
-        """All records and their status, the most recently used first."""
+        """All records and their status, the newest first."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may take it away
@@ -96,33 +89,11 @@ class Store:
             return {}
 
     def clear(self) -> int:
-        """Remove all records; how many there were."""
+        """Remove all records, and parts that interrupted processes left; how many records there were."""
         entries = self.entries()
-        for path, _ in entries:
+        for path in (*(path for path, _ in entries), *self.folder.glob(f"*{PART}")):
             path.unlink(missing_ok=True)
         return len(entries)
-
-    def _shrink(self) -> None:
-        total = 0
-        for path, status in self.entries():
-            total += status.st_size
-            if total > self.limit_bytes:
-                path.unlink(missing_ok=True)
-        for path in self.folder.glob(f"*{PART}"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > DEAD_SECONDS:
-                    path.unlink()
-
-
-def _limit_bytes() -> int:
-    given = os.environ.get(LIMIT_VARIABLE)
-    if not given:
-        return LIMIT_BYTES
-    if not given.isdecimal():
-        raise ConfigurationError(
-            f"{LIMIT_VARIABLE} is '{given}': give a number of bytes, such as {LIMIT_BYTES}, or 0 to keep nothing"
-        )
-    return int(given)
 
 
 def _parsed(whole: bytes) -> dict[str, Any]:
