@@ -228,7 +228,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         pairs = zip(states, rows, strict=True)
         credits = [self._credits_of(place, state, row, costly) for place, (state, row) in enumerate(pairs)]
         if self._is_row_trial:
-            self._row_trials.record(self._round, paid=False, hit=any(row.path for row in rows))
+            self._row_trials.record(self._round, paid=False)
         for index, plan in enumerate(self._plans):
             places = self._places(index)
             if not places:

@@ -134,12 +134,12 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
     assert reason.startswith("a draft level costs 0.5")
     assert "break-even acceptance 0.5" in reason
     assert reason.endswith("off")
-    assert lone(FLAT, 0.3, level=0.05).planner.explain() == "nothing was drafted yet"
+    assert lone(FLAT, 0.3, level=0.05).planner.explain() == "nothing has been drafted yet"
     table = lone(FLAT, 0.0, level=0.05, unread=0.001)
     table.texts(8, 100)
-    assert ", a token that it has not read yet 0.0" in table.planner.explain()
+    assert ", an unread token 0.0" in table.planner.explain()
     reason = lone(FLAT, 0.9, level=0.0001).play(50).planner.explain()
-    assert "made before it is judged" in reason
+    assert "its tree is judged afterwards" in reason
     assert reason.endswith(": on")
 
 

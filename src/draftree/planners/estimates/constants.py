@@ -14,10 +14,12 @@ class AutoConstants:
     """
 
     # Trials of what does not pay
-    first_trial_share: float = 0.04
+    first_trial_share: float = 0.02
     """Share of the time since the last trial that the second trial may cost; halves with every fruitless trial."""
     trial_share: float = 0.004
     """Least such share: what a useless drafter costs in the long run."""
+    trial_backoff: float = 4.0
+    """Factor by which the wait grows with every fruitless trial."""
     trial_depth: int = 2
     """Levels of a trial."""
     single_level_share: float = 0.2

@@ -17,11 +17,11 @@ class TrialSchedule:
 
     Attributes:
         fruitless: trials in a row that brought nothing.
-        last_round: number of the round of the last trial.
+        last_round: number of the round of the last trial; the first one is due at once.
     """
 
     fruitless: int = 0
-    last_round: float = 0
+    last_round: float = -math.inf
 
     def rounds_left(self, cost: float, now: int) -> int:
         """Rounds until the next trial.
@@ -30,7 +30,7 @@ class TrialSchedule:
             cost: of a trial, in plain passes.
             now: number of the round.
         """
-        share = max(AUTO.trial_share, AUTO.first_trial_share * 0.5**self.fruitless)
+        share = max(AUTO.trial_share, AUTO.first_trial_share / AUTO.trial_backoff ** min(self.fruitless, 16))
         return math.ceil(max(0.0, self.last_round + cost / share - now))
 
     def record(self, now: int, *, paid: bool, hit: bool = False) -> None:
