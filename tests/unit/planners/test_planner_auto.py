@@ -78,6 +78,18 @@ def test_it_comes_close_to_the_best_fixed_length(
     assert found > 0.94 * best
 
 
+def test_the_time_of_the_planner_is_part_of_the_cost_of_a_trial() -> None:
+    """A free draft without a node worth scoring is made less often where planning takes long."""
+    drafts = []
+    for planning in (0.0, 0.002):
+        table = lone(STEEP, 0.0, level=1e-7)
+        table.planning = planning
+        table.play(200).play(300)
+        drafts.append(sum(budget.num_nodes > 0 for budget in table.budgets))
+    assert drafts[0] == 300
+    assert 20 < drafts[1] < 40
+
+
 def test_a_drafter_comes_back_when_it_becomes_right() -> None:
     table = lone(FLAT, 0.0, level=0.005)
     table.play(150)

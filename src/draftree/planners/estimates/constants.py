@@ -16,7 +16,7 @@ class AutoConstants:
     # Trials of what does not pay
     first_trial_share: float = 0.02
     """Share of the time since the last trial that the second trial may cost; halves with every fruitless trial."""
-    trial_share: float = 0.004
+    trial_share: float = 0.002
     """Least such share: what a useless drafter costs in the long run."""
     trial_backoff: float = 4.0
     """Factor by which the wait grows with every fruitless trial."""
