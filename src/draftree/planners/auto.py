@@ -28,7 +28,7 @@ from draftree.planners.estimates.choosing import Depth, choose_nodes
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts
 from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels
+from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels, net_gain
 from draftree.planners.estimates.reasons import sentence
 from draftree.planners.estimates.trials import TrialSchedule
 
@@ -123,31 +123,29 @@ class AutoPlanner(Planner[SequenceEstimates]):
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         for index in sorted(range(len(costly)), key=costly.__getitem__):
             plan, owns = self._plans[index], [state.parts[index] for state in states]
-            gains = plan.gains(owns, self._round)
-            whole = [sum(column) for column in zip(*gains, strict=True)]
             if costly[index]:
+                gains = plan.gains(owns, self._round)
+                whole = [sum(column) for column in zip(*gains, strict=True)]
                 unread = [
                     (state.length or self._prefix) - own.num_read for state, own in zip(states, owns, strict=True)
                 ]
-                catching_up = plan.costs.catching_up(unread)
                 best = plan.choose(
                     whole,
                     curve,
                     expected,
                     batch=batch,
-                    catching_up=catching_up,
+                    catching_up=plan.costs.catching_up(unread),
                     planning=self._planning,
                     now=self._round,
                 )
                 asked[index] = self._shares(plan, gains, best.speed)
                 expected = best if best.levels else expected
             else:
-                plan.choose_cheap(
-                    [gain / batch for gain in whole], curve, batch=batch, planning=self._planning, now=self._round
-                )
+                plan.choose_cheap(curve, batch=batch, planning=self._planning, now=self._round)
                 asked[index] = [plan.depth] * batch
-                if plan.depth:
-                    expected = Depth(plan.depth, expected.tokens + sum(whole), expected.seconds)
+                if plan.depth and any(costly):  # these are judged by what it adds
+                    tokens = sum(map(sum, plan.gains(owns, self._round)))
+                    expected = Depth(plan.depth, expected.tokens + tokens, expected.seconds)
         return asked
 
     def _curve(self, batch: int) -> Sequence[float]:
@@ -255,8 +253,10 @@ class AutoPlanner(Planner[SequenceEstimates]):
                 own.num_read = states[place].length
                 if any(costly):  # otherwise no drafter is judged by it
                     own.levels.observe(self._round, [credit], plan.depth)
+            nets = [net_gain(credit, curve, batch) for credit in own_credits]
+            plan.observe_net_gains(nets)
             if plan.is_trial:
-                paid = any(plan.pays(credit, curve, batch, planning=self._planning) for credit in own_credits)
+                paid = plan.pays(max(nets), curve[batch], planning=self._planning)
                 plan.trials.record(self._round, paid=paid, hit=hits > 0)
 
     def _credits_of(

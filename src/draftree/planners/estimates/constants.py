@@ -68,6 +68,8 @@ class AutoConstants:
     """Tokens that a level is assumed to add per token of the level above, with the weight of one draft."""
     gain_memory: int = 16
     """Drafts over which gains are averaged."""
+    recent_memory: int = 6
+    """Drafts over which the gain of a cheap drafter is averaged to turn it off."""
     untried_keep: float = 0.98
     """Factor of a level's weight for every round without a trial of it."""
     min_first_weight: float = 8.0

@@ -96,6 +96,7 @@ class PartPlan:
         trials: schedule of trials while it is off.
         depth: levels of the current round; 0 if it does not draft.
         is_trial: whether it drafts though it is not expected to pay.
+        recent_gain: of a draft, less the cost of its rows, in plain passes.
         hits: drafts whose first token was accepted.
         expected_hits: how many were expected; gains are corrected by the ratio.
     """
@@ -106,6 +107,7 @@ class PartPlan:
     trials: TrialSchedule = field(default_factory=TrialSchedule)
     depth: int = 0
     is_trial: bool = False
+    recent_gain: float = AUTO.first_gain
     hits: float = AUTO.hit_prior
     expected_hits: float = AUTO.hit_prior
 
@@ -179,20 +181,16 @@ class PartPlan:
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
         return best
 
-    def choose_cheap(
-        self, gains: Sequence[float], curve: Sequence[float], *, batch: int, planning: float, now: int
-    ) -> None:
-        """Plan a draft in full if drafts pay on average, or if a trial is due.
+    def choose_cheap(self, curve: Sequence[float], *, batch: int, planning: float, now: int) -> None:
+        """Plan a draft in full if recent drafts paid on average, or if a trial is due.
 
         Args:
-            gains: expected tokens of one sequence by level.
             curve: seconds of a pass by rows.
             batch: sequences of the round.
             planning: seconds of the planner in a round with a draft.
             now: number of the round.
         """
-        expected = Credit(list(gains), [batch * rows for rows in self.levels.rows])
-        is_on = self.pays(expected, curve, batch, planning=planning)
+        is_on = self.pays(self.recent_gain, curve[batch], planning=planning)
         is_due = not is_on and not self.trials.rounds_left(self.trial_cost(curve, batch, extra=planning), now)
         self._set(self.part.depth if is_on or is_due else 0, is_trial=is_due)
         if is_on:
@@ -228,7 +226,16 @@ class PartPlan:
             self.expected_hits = AUTO.hit_memory
         self.levels.observe(now, credits, self.depth)
 
-    def pays(self, credit: Credit, curve: Sequence[float], batch: int, *, planning: float) -> bool:
-        """Whether such a draft is worth its seconds and those of its rows and of planning."""
-        rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
-        return sum(credit.gains) * curve[batch] > (self.costs.call or 0.0) + planning + rows
+    def observe_net_gains(self, gains: Sequence[float]) -> None:
+        """Average the drafts' gains less the cost of their rows, in plain passes."""
+        self.recent_gain += (sum(gains) / len(gains) - self.recent_gain) / AUTO.recent_memory
+
+    def pays(self, net_gain: float, plain_seconds: float, *, planning: float) -> bool:
+        """Whether a draft of this gain is worth its seconds and those of planning."""
+        return net_gain * plain_seconds > (self.costs.call or 0.0) + planning
+
+
+def net_gain(credit: Credit, curve: Sequence[float], batch: int) -> float:
+    """Gain of a draft less the cost of its rows, in plain passes."""
+    rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
+    return sum(credit.gains) - rows / curve[batch]
