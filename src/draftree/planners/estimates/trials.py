@@ -12,8 +12,8 @@ from draftree.planners.estimates.constants import AUTO
 class TrialSchedule:
     """Schedule of the trials of one drafter, or of rows that are not expected to pay. Mutated by its methods.
 
-    A trial is due once its cost is at most a share of the time since the last one. The share halves with every
-    fruitless trial, down to a least one. So waits grow geometrically up to a cap that depends on the cost of a trial.
+    A trial is due once its cost is at most a share of the time since the last one. Every fruitless trial divides the
+    share, down to a least one. So waits grow geometrically up to a cap that is proportional to the cost of a trial.
 
     Attributes:
         fruitless: trials in a row that brought nothing.
