@@ -26,6 +26,7 @@ class Table:
         unread: seconds for each token of the text that the drafter has not read, when it is to draft.
         read: tokens that it has read.
         length: tokens of the text.
+        planning: seconds of the planner in a round.
     """
 
     costs: dict[int, float]
@@ -36,6 +37,7 @@ class Table:
     unread: float = 0.0
     read: int = 0
     length: int = 100
+    planning: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -84,7 +86,7 @@ class Table:
         score = self.pass_seconds(num_rows)
         total = score + sum(parts)
         part_seconds = parts if len(parts) > 1 else ()
-        record = RoundRecord(0, sum(parts), score, 0, 0, total, num_rows, tuple(rows), part_seconds)
+        record = RoundRecord(self.planning, sum(parts), score, 0, 0, total, num_rows, tuple(rows), part_seconds)
         self.planner.observe(self.states, record)
         self.length += rows[0].num_written
         self.read = self.length if reads else self.read

@@ -28,7 +28,7 @@ from draftree.planners.estimates.choosing import Depth, choose_nodes
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts
 from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels
+from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels, net_gain
 from draftree.planners.estimates.reasons import sentence
 from draftree.planners.estimates.trials import TrialSchedule
 
@@ -88,6 +88,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._round = 0
         self._next_decision = 0
         self._is_idle = False
+        self._planning = 0.0
+        """Seconds of `budgets` and `trim` in a round with a draft."""
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
         """Set the measured passes of the target."""
@@ -109,7 +111,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         curve = self._curve(batch)
         self._scored, self._asked, self._is_row_trial = None, self._choose_depths(states, curve), False
         if not any(plan.depth for plan in self._plans):
-            waits = (plan.trials.rounds_left(plan.trial_cost(curve, batch), self._round) for plan in self._plans)
+            costs = [plan.trial_cost(curve, batch, extra=self._planning) for plan in self._plans]
+            waits = (p.trials.rounds_left(cost, self._round) for p, cost in zip(self._plans, costs, strict=True))
             self._next_decision = self._round + min(AUTO.max_idle_rounds, *waits)
         return [self._budget(depths) for depths in zip(*self._asked, strict=True)]
 
@@ -120,21 +123,29 @@ class AutoPlanner(Planner[SequenceEstimates]):
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         for index in sorted(range(len(costly)), key=costly.__getitem__):
             plan, owns = self._plans[index], [state.parts[index] for state in states]
-            gains = plan.gains(owns, self._round)
-            whole = [sum(column) for column in zip(*gains, strict=True)]
             if costly[index]:
+                gains = plan.gains(owns, self._round)
+                whole = [sum(column) for column in zip(*gains, strict=True)]
                 unread = [
                     (state.length or self._prefix) - own.num_read for state, own in zip(states, owns, strict=True)
                 ]
-                catching_up = plan.costs.catching_up(unread)
-                best = plan.choose(whole, curve, expected, batch=batch, catching_up=catching_up, now=self._round)
+                best = plan.choose(
+                    whole,
+                    curve,
+                    expected,
+                    batch=batch,
+                    catching_up=plan.costs.catching_up(unread),
+                    planning=self._planning,
+                    now=self._round,
+                )
                 asked[index] = self._shares(plan, gains, best.speed)
                 expected = best if best.levels else expected
             else:
-                plan.choose_cheap([gain / batch for gain in whole], curve, batch=batch, now=self._round)
+                plan.choose_cheap(curve, batch=batch, planning=self._planning, now=self._round)
                 asked[index] = [plan.depth] * batch
-                if plan.depth:
-                    expected = Depth(plan.depth, expected.tokens + sum(whole), expected.seconds)
+                if plan.depth and any(costly):  # these are judged by what it adds
+                    tokens = sum(map(sum, plan.gains(owns, self._round)))
+                    expected = Depth(plan.depth, expected.tokens + tokens, expected.seconds)
         return asked
 
     def _curve(self, batch: int) -> Sequence[float]:
@@ -209,6 +220,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
 
     def _observe_costs(self, states: Sequence[SequenceEstimates], record: RoundRecord) -> None:
         seconds = record.part_seconds or (record.draft_seconds,)
+        self._planning += (record.plan_seconds - self._planning) / AUTO.cost_memory
         for index, plan in enumerate(self._plans):
             places = self._places(index)
             if places and index < len(seconds):
@@ -228,7 +240,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         pairs = zip(states, rows, strict=True)
         credits = [self._credits_of(place, state, row, costly) for place, (state, row) in enumerate(pairs)]
         if self._is_row_trial:
-            self._row_trials.record(self._round, paid=False, hit=any(row.path for row in rows))
+            self._row_trials.record(self._round, paid=False)
         for index, plan in enumerate(self._plans):
             places = self._places(index)
             if not places:
@@ -241,8 +253,10 @@ class AutoPlanner(Planner[SequenceEstimates]):
                 own.num_read = states[place].length
                 if any(costly):  # otherwise no drafter is judged by it
                     own.levels.observe(self._round, [credit], plan.depth)
+            nets = [net_gain(credit, curve, batch) for credit in own_credits]
+            plan.observe_net_gains(nets)
             if plan.is_trial:
-                paid = any(plan.pays(credit, curve, batch) for credit in own_credits)
+                paid = plan.pays(max(nets), curve[batch], planning=self._planning)
                 plan.trials.record(self._round, paid=paid, hit=hits > 0)
 
     def _credits_of(

@@ -78,6 +78,18 @@ def test_it_comes_close_to_the_best_fixed_length(
     assert found > 0.94 * best
 
 
+def test_the_time_of_the_planner_is_part_of_the_cost_of_a_trial() -> None:
+    """A free draft without a node worth scoring is made less often where planning takes long."""
+    drafts = []
+    for planning in (0.0, 0.002):
+        table = lone(STEEP, 0.0, level=1e-7)
+        table.planning = planning
+        table.play(200).play(300)
+        drafts.append(sum(budget.num_nodes > 0 for budget in table.budgets))
+    assert drafts[0] == 300
+    assert 20 < drafts[1] < 40
+
+
 def test_a_drafter_comes_back_when_it_becomes_right() -> None:
     table = lone(FLAT, 0.0, level=0.005)
     table.play(150)
@@ -134,12 +146,12 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
     assert reason.startswith("a draft level costs 0.5")
     assert "break-even acceptance 0.5" in reason
     assert reason.endswith("off")
-    assert lone(FLAT, 0.3, level=0.05).planner.explain() == "nothing was drafted yet"
+    assert lone(FLAT, 0.3, level=0.05).planner.explain() == "nothing has been drafted yet"
     table = lone(FLAT, 0.0, level=0.05, unread=0.001)
     table.texts(8, 100)
-    assert ", a token that it has not read yet 0.0" in table.planner.explain()
+    assert ", an unread token 0.0" in table.planner.explain()
     reason = lone(FLAT, 0.9, level=0.0001).play(50).planner.explain()
-    assert "made before it is judged" in reason
+    assert "its tree is judged afterwards" in reason
     assert reason.endswith(": on")
 
 

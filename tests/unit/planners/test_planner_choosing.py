@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.planners.estimates.choosing import CLEAR, choose_depth, choose_nodes
+from draftree.planners.estimates.choosing import choose_depth, choose_nodes
+from draftree.planners.estimates.constants import AUTO
 
 chances = st.floats(0.05, 0.99)
 
@@ -48,14 +49,22 @@ def test_no_other_choice_of_nodes_is_faster(
         for parents, _ in batch
     ]
     speeds = [
-        (size + sum(batch[i][1][node] for i, nodes in enumerate(way) for node in nodes if batch[i][1][node] >= 0.01))
+        (
+            size
+            + sum(
+                batch[i][1][node]
+                for i, nodes in enumerate(way)
+                for node in nodes
+                if batch[i][1][node] >= AUTO.min_survival
+            )
+        )
         / (sunk + seconds[size + sum(map(len, way))])
         for way in itertools.product(*every)
         if all(closed(batch[i][0], nodes) for i, nodes in enumerate(way))
     ]
     plain = size / (sunk + seconds[size])
     assert chosen.speed >= plain * (1 - 1e-12)
-    assert chosen.speed >= max(speeds) / CLEAR * (1 - 1e-9)
+    assert chosen.speed >= max(speeds) / AUTO.node_margin * (1 - 1e-9)
 
 
 @given(survivals=trees(8), seconds=curves(), factor=st.floats(1.0, 4.0))

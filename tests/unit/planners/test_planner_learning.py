@@ -1,4 +1,4 @@
-"""What the planner learns: costs of passes and drafts, chances of nodes, gains of levels."""
+"""Estimates of the planner `auto`: costs of passes and drafts, acceptance of nodes, gains of levels, trials."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
-from draftree.planners.estimates.acceptance import Acceptance, OwnAcceptance
+from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
+from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts, PassCosts
-from draftree.planners.estimates.credit import Credits
-from draftree.planners.estimates.drafting import Levels, OwnLevels, PartPlan, Rest
+from draftree.planners.estimates.credit import Credit, Credits
+from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels
+from draftree.planners.estimates.trials import TrialSchedule
 
 
 def at(costs: PassCosts, rows: int, batch: int = 1, prefix: int = 100) -> float:
@@ -75,28 +77,28 @@ def test_curves_never_fall() -> None:
 
 def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
     costs = DraftCosts()
-    costs.observe(5.0, 3, behind=100)
+    costs.observe(5.0, 3, unread=100)
     assert costs.level is None
     for _ in range(50):
-        costs.observe(0.3, 3, behind=2)
+        costs.observe(0.3, 3, unread=2)
     assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
     assert costs.is_below(0.02, 20.0)
     assert not costs.is_below(0.02, 10.0)
 
 
-def test_a_drafter_that_answers_at_once_is_heard_before_it_is_judged() -> None:
+def test_a_lookup_drafter_may_cost_more_than_a_model_and_still_draft_first() -> None:
     at_once, by_passes = (PartPlan.of(DraftPart("d", 4, 4, runs_model=runs)) for runs in (False, True))
-    assert not at_once.is_instant(1.0)
+    assert not at_once.is_cheap(1.0)
     for plan in (at_once, by_passes):
-        plan.costs.observe(0.05, 4, behind=0)
-    assert at_once.is_instant(1.0)
-    assert not by_passes.is_instant(1.0)
-    assert not at_once.is_instant(0.2)
+        plan.costs.observe(0.05, 4, unread=0)
+    assert at_once.is_cheap(1.0)
+    assert not by_passes.is_cheap(1.0)
+    assert not at_once.is_cheap(0.2)
 
 
-def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> OwnAcceptance:
+def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> SequenceAcceptance:
     """Verdicts on a chain whose every node is right with this chance behind its parent."""
-    dice, own = random.Random(0), OwnAcceptance()
+    dice, own = random.Random(0), SequenceAcceptance()
     for _ in range(rounds):
         path: list[int] = []
         while len(path) < len(tree) and dice.random() < right:
@@ -110,7 +112,7 @@ def test_a_drafter_that_is_too_sure_is_corrected(right: float) -> None:
     acceptance = Acceptance(200)
     tree = chain([1, 2], scores=[math.log(0.75), 2 * math.log(0.75)])
     teach(acceptance, tree, right)
-    first, second = acceptance.survivals(OwnAcceptance(), tree)
+    first, second = acceptance.survivals(SequenceAcceptance(), tree)
     assert first == pytest.approx(right, abs=0.1)
     assert second == pytest.approx(right**2, abs=0.12)
 
@@ -119,7 +121,7 @@ def test_bins_of_a_score_are_apart() -> None:
     acceptance = Acceptance(200)
     for sure, right in ((0.9, 0.9), (0.3, 0.1)):
         teach(acceptance, chain([1], scores=[math.log(sure)]), right)
-    chances = [acceptance.survivals(OwnAcceptance(), chain([1], scores=[math.log(s)]))[0] for s in (0.9, 0.3)]
+    chances = [acceptance.survivals(SequenceAcceptance(), chain([1], scores=[math.log(s)]))[0] for s in (0.9, 0.3)]
     assert chances == pytest.approx([0.9, 0.1], abs=0.08)
 
 
@@ -127,74 +129,109 @@ def test_survival_never_rises_along_a_path() -> None:
     acceptance = Acceptance(50)
     tree = TokenTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, -1, 4))
     teach(acceptance, chain([1, 2, 3]), 0.9)
-    survivals = acceptance.survivals(OwnAcceptance(), tree)
+    survivals = acceptance.survivals(SequenceAcceptance(), tree)
     assert all(parent < 0 or survivals[node] <= survivals[parent] for node, parent in enumerate(tree.parents))
 
 
 def test_a_sequence_of_its_own_kind_is_told_apart_and_a_new_one_is_not() -> None:
     acceptance, tree = Acceptance(80), chain([1])
-    good, bad, dice = OwnAcceptance(), OwnAcceptance(), random.Random(2)
+    good, bad, dice = SequenceAcceptance(), SequenceAcceptance(), random.Random(2)
     for _ in range(100):
         acceptance.observe(good, tree, [0] if dice.random() < 0.9 else [])
         acceptance.observe(bad, tree, [0] if dice.random() < 0.2 else [])
-    high, middle, low = (acceptance.survivals(own, tree)[0] for own in (good, OwnAcceptance(), bad))
+    high, middle, low = (acceptance.survivals(own, tree)[0] for own in (good, SequenceAcceptance(), bad))
     assert high > middle + 0.1 > low + 0.3
 
 
 def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
     acceptance = Acceptance(50)
     deep = chain([1, 2, 3, 4])
-    before = acceptance.survivals(OwnAcceptance(), deep)
+    before = acceptance.survivals(SequenceAcceptance(), deep)
     for _ in range(50):
-        acceptance.observe(OwnAcceptance(), deep, [])
-    after = acceptance.survivals(OwnAcceptance(), deep)
+        acceptance.observe(SequenceAcceptance(), deep, [])
+    after = acceptance.survivals(SequenceAcceptance(), deep)
     assert after[0] < 0.1
     # a second node behind its parent is as likely as ever
     assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
 
 
+def credit(gains: list[float]) -> Credit:
+    return Credit(gains, [1.0] * len(gains))
+
+
 def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
     levels = Levels.of_depth(4)
-    for _ in range(30):
-        levels.observe([0.8, 0.6, 0.0, 0.0], [1.0] * 4, 2)
-    first, second, third, fourth = levels.expected()
+    for now in range(30):
+        levels.observe(now, [credit([0.8, 0.6, 0.0, 0.0])], 2)
+    first, second, third, fourth = levels.expected(30)
     assert (first, second) == pytest.approx((0.8, 0.6), abs=0.05)
     assert 0.3 < third < 0.55
     assert fourth < third
-    for _ in range(30):
-        levels.observe([0.0] * 4, [0.0] * 4, 2)
-    assert sum(levels.expected()) < 0.4
+    for now in range(30, 60):
+        levels.observe(now, [credit([0.0] * 4)], 2)
+    assert sum(levels.expected(60)) < 0.4
 
 
-def test_rests_grow_and_end_with_success() -> None:
-    rest = Rest()
-    tried = [number for number in range(300) if not rest.goes_on(1.0, 1.0)]
-    gaps = [later - earlier for earlier, later in pairwise(tried)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] >= 64
-    rest.end()
-    assert not rest.goes_on(1.0, 1.0)
+def test_the_first_level_keeps_weight_without_trials_and_deeper_ones_lose_it() -> None:
+    levels = Levels.of_depth(2)
+    for now in range(40):
+        levels.observe(now, [credit([0.0, 0.0])], 2)
+    levels.expected(2000)
+    assert levels.weights == pytest.approx([AUTO.min_first_weight, 0.0], abs=1e-9)
+    assert levels.expected(2000)[0] < 0.1
 
 
-def test_what_is_cheap_to_try_is_tried_often() -> None:
-    rest = Rest()
-    tried = [number for number in range(100) if not rest.goes_on(1.0, 0.01)]
-    assert len(tried) > 30
+def test_drafts_of_a_batch_count_as_so_many_drafts() -> None:
+    one, batch = Levels.of_depth(1), Levels.of_depth(1)
+    for _ in range(4):
+        one.observe(1, [credit([0.25])], 1)
+    batch.observe(1, [credit([0.25])] * 4, 1)
+    assert batch == one
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.1, 1.0])
+def test_waits_between_fruitless_trials_grow_and_their_cost_stays_a_share_of_the_time(cost: float) -> None:
+    schedule, trials = TrialSchedule(), []
+    for now in range(4000):
+        if not schedule.rounds_left(cost, now):
+            schedule.record(now, paid=False)
+            trials.append(now)
+    waits = [later - earlier for earlier, later in pairwise(trials)]
+    assert trials[0] == 0
+    assert waits == sorted(waits)
+    assert waits[1] >= min(AUTO.trial_backoff * (waits[0] - 1), cost / AUTO.trial_share)
+    assert waits[-1] == math.ceil(cost / AUTO.trial_share)
+    assert cost * len(trials[1:]) / trials[-1] < AUTO.first_trial_share
+
+
+def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_when_it_paid() -> None:
+    schedule = TrialSchedule()
+    for _ in range(3):
+        schedule.record(10, paid=False)
+    longest = schedule.rounds_left(1.0, 10)
+    schedule.record(300, paid=False, hit=True)
+    assert schedule.rounds_left(1.0, 301) == 0
+    schedule.record(301, paid=False)
+    assert schedule.rounds_left(1.0, 301) == longest
+    schedule.record(900, paid=True)
+    assert schedule.rounds_left(1.0, 901) == 0
+    schedule.record(901, paid=False)
+    assert schedule.rounds_left(1.0, 901) < longest
 
 
 def test_own_gains_are_held_to_those_of_all() -> None:
-    plan, own = PartPlan.of(DraftPart("d", 1, 1)), OwnLevels(Levels.of_depth(1))
-    for _ in range(20):
-        plan.levels.observe([0.8], [1.0], 1)
-    own.levels.observe([0.0], [1.0], 1)
-    ((gain,),) = plan.gains([own])
+    plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1))
+    for now in range(20):
+        plan.levels.observe(now, [credit([0.8])], 1)
+    own.levels.observe(19, [credit([0.0])], 1)
+    ((gain,),) = plan.gains([own], 20)
     assert 0.5 < gain < 0.8
 
 
 def test_a_node_that_two_guessed_is_credited_to_the_one_that_costs_nothing() -> None:
     credits = Credits([DraftPart("model:x", 3, 3), DraftPart("lookahead", 3, 3)])
     tree = TokenTree((1, 2, 3), (-1, 0, -1), sources=(("model:x", "lookahead/pool"), ("model:x",), ("lookahead/pool",)))
-    model, pool = credits.of(tree, [0.5, 0.25, 0.125], dear=[True, False])
+    model, pool = credits.of(tree, [0.5, 0.25, 0.125], costly=[True, False])
     assert model.gains == [0.0, 0.25, 0.0]
     assert pool.gains == [0.625, 0.0, 0.0]
     assert pool.rows == [2.0, 0.0, 0.0]

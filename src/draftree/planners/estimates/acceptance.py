@@ -1,10 +1,10 @@
-"""How likely drafted nodes are to be written: learned from what was, apart for every drafter and kind of guess.
+"""Acceptance probabilities of drafted nodes, learned for every drafter and kind of guess.
 
-A node's chance behind its parent is that of its bin. A drafter that scores its guesses has a bin for each range of its
-own probability, so that a drafter that is too sure of itself is corrected: where little was seen, by what all its bins
-showed together. One that does not has a bin for each depth and rank. A merged tree has such bins for every set of
-drafters that guessed a node. What one sequence shows beyond that shifts the odds of its own nodes, the less it has
-shown the less. Survival is the product along the path.
+The probability of a node, given that its parent is accepted, is that of its bin. A drafter with scores has a bin for
+each range of its own probability, which corrects overconfidence; bins with few guesses are corrected by all bins of the
+drafter. A drafter without scores has a bin for each depth and rank. In a merged tree every set of drafters of a node
+has its own bins. A sequence's deviation from its bins shifts the odds of its own nodes, in proportion to its
+observations. Survival is the product along the path.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Key = tuple[Sources, int]
 
 @dataclass(slots=True)
 class Bin:
-    """Tries and hits of one kind of guess. Mutated by `Acceptance`.
+    """Guesses and accepted guesses of one kind. Mutated by `Acceptance`.
 
     Attributes:
-        hits: seen, or assumed at first.
-        tries: likewise.
-        assumed: what the drafter's own probability says; None where it says nothing.
+        hits: accepted guesses, observed or assumed at first.
+        tries: guesses, likewise.
+        assumed: acceptance by the drafter's own probability; None where it gives none.
     """
 
     hits: float
@@ -47,10 +47,10 @@ class Bin:
     assumed: float | None = None
 
     def chance(self, odds: float) -> float:
-        """How likely such a node is to be accepted behind its parent.
+        """Acceptance probability of such a node, given its parent.
 
         Args:
-            odds: factor of the odds of what is assumed, as all bins of these drafters showed.
+            odds: factor of the assumed odds, from all bins of these drafters.
         """
         if self.assumed is None:
             return self.hits / self.tries
@@ -58,13 +58,13 @@ class Bin:
 
 
 def shifted(chance: float, odds: float) -> float:
-    """The chance whose odds are so many times as high."""
+    """The chance with odds multiplied by `odds`."""
     return chance * odds / (1.0 - chance + chance * odds)
 
 
 @dataclass(slots=True)
 class Deviation:
-    """What one sequence showed: hits and misses beside those that were expected. Mutated by `Acceptance`."""
+    """Observed and expected hits and misses of one sequence. Mutated by `Acceptance`."""
 
     hits: float = AUTO.sequence_weight
     expected_hits: float = AUTO.sequence_weight
@@ -77,8 +77,8 @@ class Deviation:
         return self.hits / self.expected_hits * self.expected_misses / self.misses
 
     def observe(self, expected: float, hit: float, *, memory: float) -> None:
-        """One node, and how likely it was."""
-        # towards the prior, not towards zero: what is forgotten was as expected
+        """Add one node and its expected acceptance."""
+        # decays towards the prior, not towards zero
         rest, keep = AUTO.sequence_weight / memory, 1.0 - 1.0 / memory
         self.hits = keep * self.hits + rest + hit
         self.expected_hits = keep * self.expected_hits + rest + expected
@@ -88,12 +88,12 @@ class Deviation:
 
 @dataclass(slots=True)
 class SequenceAcceptance:
-    """One sequence's shifts, by sources."""
+    """One sequence's deviations, by sources."""
 
     by_sources: dict[Sources, Deviation] = field(default_factory=dict)
 
     def of(self, sources: Sources) -> Deviation:
-        """The shift for these."""
+        """The deviation for these sources."""
         found = self.by_sources.get(sources)
         if found is None:
             found = self.by_sources[sources] = Deviation()
@@ -101,10 +101,10 @@ class SequenceAcceptance:
 
 
 class Acceptance:
-    """Learns chances from verdicts. Mutated by `observe`.
+    """Learns acceptance from verdicts. Mutated by `observe`.
 
     Args:
-        memory: tries after which what a bin learned counts 1/e.
+        memory: guesses after which an observation of a bin counts 1/e.
     """
 
     def __init__(self, memory: float) -> None:
@@ -113,7 +113,7 @@ class Acceptance:
         self._assumed = SequenceAcceptance()
 
     def survivals(self, own: SequenceAcceptance, tree: TokenTree) -> list[float]:
-        """How likely each node is to be written, its ancestors with it."""
+        """Probability of each node that it and its ancestors are accepted."""
         if not len(tree):
             return []
         found: list[float] = []
@@ -129,13 +129,13 @@ class Acceptance:
         return found
 
     def observe(self, own: SequenceAcceptance, tree: TokenTree, path: Sequence[int]) -> None:
-        """Learn from a verdict on a scored tree: from the children of the root and of accepted nodes."""
+        """Learn from the verdict on a scored tree, that is on the children of the root and of accepted nodes."""
         visited = {-1, *path}
         for node, (parent, key) in enumerate(zip(tree.parents, keys_of(tree), strict=True)):
             if parent not in visited:
                 continue
             bin_, hit = self._bins.get(key) or self._new(key), 1.0 if node in visited else 0.0
-            # drafters that are too sure are so in all bins: few tries tell it of all that were not seen yet
+            # overconfidence is common to all bins, so it also corrects bins without observations
             assumed = self._assumed.of(key[0])
             own.of(key[0]).observe(bin_.chance(assumed.odds), hit, memory=AUTO.sequence_memory)
             if bin_.assumed is not None:

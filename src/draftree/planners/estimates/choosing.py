@@ -1,8 +1,8 @@
-"""Which nodes and levels to pay for: the most expected tokens a second, over the whole batch.
+"""The nodes and levels that maximise expected tokens per second over the whole batch.
 
-Every sequence writes one token a round in any case. Of all drafted nodes those with the highest survival come first,
-whosever they are: for any number of nodes no other choice expects more tokens, since no node survives more often than
-its parent. So only the number is left to choose, and every number is looked at: costs have steps.
+Every sequence writes one token a round in any case. Nodes are taken by descending survival, from whichever tree: since
+no node survives more often than its parent, no other choice of as many nodes expects more tokens. Only their number
+remains to be chosen, and every number is evaluated, because costs have steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftree.planners.estimates.constants import AUTO
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Nodes of every tree, ascending; and what the round is expected to bring."""
+    """Nodes of every tree, ascending, with the expected tokens and seconds of the round."""
 
     nodes: tuple[tuple[int, ...], ...]
     tokens: float
@@ -28,12 +28,12 @@ class Chosen:
 
 
 def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float], *, sunk: float = 0.0) -> Chosen:
-    """The nodes that are worth a row of the pass.
+    """Choose the nodes that are worth a row of the pass.
 
     Args:
         survivals: of every tree's nodes; no node's is above its parent's.
-        seconds: of the pass over 0, 1, 2, … rows; roots are among the rows.
-        sunk: seconds that the round has taken already.
+        seconds: of the pass over 0, 1, 2, … rows, roots included.
+        sunk: seconds that the round has taken so far.
     """
     batch = len(survivals)
     ranked = sorted(
@@ -61,7 +61,7 @@ def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float],
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many levels to draft, and what the round is then expected to bring."""
+    """A number of levels to draft, with the expected tokens and seconds of the round."""
 
     levels: int
     tokens: float
@@ -76,14 +76,14 @@ class Depth:
 def choose_depth(
     gains: Sequence[float], level_seconds: Sequence[float], *, tokens: float, seconds: float, bias: float = 1.0
 ) -> Depth:
-    """How deep to draft.
+    """Choose how many levels to draft.
 
     Args:
-        gains: tokens that each level is expected to bring to the batch.
-        level_seconds: what each level costs, its rows in the target's pass included.
+        gains: tokens that each level is expected to add to the batch.
+        level_seconds: cost of each level, including its rows in the target's pass.
         tokens: expected without a draft.
         seconds: of the round without a draft.
-        bias: how many times as fast as without a draft it must be; above 1 where it is off, or it would flicker.
+        bias: least speed relative to no draft; higher for a drafter that is off, so that it does not flicker.
     """
     best = plain = Depth(0, tokens, seconds)
     least = bias * plain.speed

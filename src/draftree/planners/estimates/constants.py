@@ -9,17 +9,22 @@ from dataclasses import dataclass
 class AutoConstants:
     """Numbers that `auto` and its estimates are tuned by.
 
-    A pass is a plain round's pass of the target. Shares are fractions of its seconds unless another unit is named.
-    Section numbers refer to docs/lab/2026-11-21-auto.md, which has the measurements.
+    Shares without another unit are fractions of the seconds of a plain pass of the target. Measurements are in
+    docs/lab/2026-11-21-auto.md: the constants of trials were compared with neighbouring values on replayed traces
+    ("Constants"), `hit_prior` and the priors of bins on first texts ("The first text of a fresh `LLM`", "Tried and
+    dropped"), `catch_up_rounds` and `single_level_share` on short texts ("Useless drafters in short texts"). The other
+    fields have no measurement of their own; the note measures the planner as a whole.
     """
 
     # Trials of what does not pay
-    first_trial_share: float = 0.04
-    """Share of the time since the last trial that the second trial may cost; halves with every fruitless trial."""
-    trial_share: float = 0.004
-    """Least such share: what a useless drafter costs in the long run."""
+    first_trial_share: float = 0.02
+    """Share of the time since the last trial that a trial may cost; with 4% the worst prompt loses 1.5% more."""
+    trial_share: float = 0.002
+    """Least such share, the long-run cost of a useless drafter; with 0.8% it loses 0.4% more."""
+    trial_backoff: float = 4.0
+    """Factor by which the wait grows with every fruitless trial; with 2 the worst prompt loses 2% more."""
     trial_depth: int = 2
-    """Levels of a trial."""
+    """Levels of a trial; with 1 or 4 the worst prompt loses 1% more."""
     single_level_share: float = 0.2
     """Cost of a level from which a trial has one level."""
     max_idle_rounds: int = 16
@@ -66,6 +71,8 @@ class AutoConstants:
     """Tokens that a level is assumed to add per token of the level above, with the weight of one draft."""
     gain_memory: int = 16
     """Drafts over which gains are averaged."""
+    recent_memory: int = 6
+    """Drafts over which the gain of a cheap drafter is averaged to turn it off."""
     untried_keep: float = 0.98
     """Factor of a level's weight for every round without a trial of it."""
     min_first_weight: float = 8.0

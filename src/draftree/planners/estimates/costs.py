@@ -1,8 +1,8 @@
-"""What passes and drafts cost here: measured before the first round, if at all, and by every round since.
+"""Seconds of passes and drafts on this machine, measured before the first round, if at all, and in every round.
 
-A pass costs the curve that was measured by its rows, times a level and a shape that are learned apart for every
-(batch, prefix) cell: the level follows what the machine does beside, the shape what more rows cost in this cell. A
-cell that nothing is known of begins as the last one that was used.
+The cost of a pass is the measured curve over its rows, times a level and a shape that are learned for every (batch,
+prefix) cell: the level follows the load of the machine, the shape the cost of further rows in this cell. A new cell
+starts as a copy of the last one in use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ MAX_ROWS = 4096
 
 @dataclass(slots=True)
 class _Cell:
-    """What is learned of one batch size and one range of prefixes. Mutated by `PassCosts`."""
+    """Costs of one batch size and one range of prefix lengths. Mutated by `PassCosts`.
+
+    Attributes:
+        batch: sequences of a round.
+        level: factor of the measured curve; None before any measurement.
+        shape: further factor by number of rows, and the number of rounds that it averages.
+        curve: seconds by rows; empty to be computed anew.
+        rounds: observed.
+    """
 
     batch: int
     level: float | None = None
@@ -28,7 +36,7 @@ class _Cell:
     rounds: int = 0
 
     def centre(self) -> None:
-        """What all points of the shape share belongs into the level, which other numbers of rows go by as well."""
+        """Move the mean of the shape into the level, which also applies to other numbers of rows."""
         shared = sum(mean * count for mean, count in self.shape.values()) / sum(n for _, n in self.shape.values())
         self.level = (self.level or 1.0) * shared
         self.shape = {rows: (mean / shared, count) for rows, (mean, count) in self.shape.items()}
@@ -43,7 +51,7 @@ class PassCosts:
         self.learn({})
 
     def learn(self, pass_seconds: Mapping[int, float]) -> None:
-        """Take measured passes of one sequence; a pass is never dearer than one with more rows."""
+        """Set measured passes of one sequence; a pass costs at most what one with more rows costs."""
         known = sorted(pass_seconds)
         seconds = list(accumulate((pass_seconds[rows] for rows in reversed(known)), min))[::-1]
         self._last = _Cell(1, 1.0 if known else None)
@@ -52,11 +60,6 @@ class PassCosts:
         slope = seconds[-1] / known[-1] if len(known) > 1 else AUTO.unknown_row_share * seconds[0]
         points = [*known, known[-1] + MAX_ROWS], [*seconds, seconds[-1] + slope * MAX_ROWS]
         self._base = _between(*points, MAX_ROWS)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether seconds are seconds: something was measured."""
-        return self._last.level is not None
 
     def curve(self, batch: int, prefix: int, *, max_rows: int) -> Sequence[float]:
         """Seconds of a pass over 0, 1, 2, … rows, never falling."""
@@ -70,7 +73,7 @@ class PassCosts:
         return cell.curve
 
     def observe(self, rows: int, batch: int, prefix: int, *, seconds: float) -> None:
-        """Learn from a round."""
+        """Learn from a round's seconds without its draft."""
         cell = self._cell(batch, prefix)
         mean, count = cell.shape.get(rows, (1.0, 0))
         base = self._base[min(rows, MAX_ROWS)]
@@ -89,7 +92,7 @@ class PassCosts:
         key = batch if batch < 8 else 8 * batch.bit_length(), prefix.bit_length()
         found = self._cells.get(key)
         if found is None:
-            # another batch has other numbers of rows: of its shape nothing is known
+            # another batch has other numbers of rows, so its shape is unknown
             points = self._last.shape.items() if self._last.batch == batch else ()
             found = _Cell(batch, self._last.level, {rows: (mean, 1) for rows, (mean, _) in points})
             self._cells[key] = found
@@ -97,9 +100,9 @@ class PassCosts:
 
 
 def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[float]:
-    """Values at 0, 1, …, `last`, straight between those that are given at ascending places, level beyond them.
+    """Values at 0, 1, …, `last`, interpolated linearly between ascending places and constant beyond them.
 
-    Without numpy, whose code a pass drives out of the caches.
+    Without numpy, whose code a pass evicts from the caches.
     """
     found = [values[0]] * min(places[0], last + 1)
     for (start, low), (end, high) in pairwise(zip(places, values, strict=True)):
@@ -110,34 +113,39 @@ def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[
 
 
 def _settled(mean: float, count: int) -> float:
-    """A ratio that was seen a few times only is held closer to 1."""
+    """A ratio, held closer to 1 the fewer rounds it averages."""
     return 1.0 + (mean - 1.0) * count / (count + 1)
 
 
 @dataclass(slots=True)
 class DraftCosts:
-    """What one drafter's calls and levels take, and following a text that it has not read. Mutated by `observe`."""
+    """Seconds of one drafter's calls, of its levels and of reading unread tokens. Mutated by `observe`.
 
-    level: float | None = None
+    Attributes:
+        call: of a draft; None before the first one.
+        level: of a level; None before a draft without catching up.
+        guessed: of a level, estimated from a draft that had to catch up first.
+        unread_token: of each token that it had to read before it could draft.
+        is_rough: whether `call` is of a draft that had to catch up first.
+    """
+
     call: float | None = None
+    level: float | None = None
     guessed: float = 0.0
-    """What a level took, as far as a call that had to catch up first can tell."""
     unread_token: float = 0.0
-    """Seconds for each token that it had to catch up with before it could draft."""
     is_rough: bool = True
-    """Whether `call` is of a draft that had to catch up first."""
 
     def observe(self, seconds: float, depth: int, *, unread: int) -> None:
-        """Learn from a round.
+        """Learn from a draft.
 
         Args:
             seconds: of this drafter.
-            depth: levels that it drafted; 0 if it had nothing to offer.
-            unread: tokens that it had to catch up with: a call with many is no measure of those without.
+            depth: levels that it drafted; 0 if its draft was empty.
+            unread: tokens that it had to read first; with many, the draft does not measure a level.
         """
-        is_first = unread > AUTO.min_unread
-        if is_first:
-            # a guess: that catching up took as long as a level
+        catches_up = unread > AUTO.min_unread
+        if catches_up:
+            # assumes that catching up took as long as a level
             self.guessed = self.guessed or seconds / (1 + depth)
             each = max(0.0, seconds - self.of(depth)) / unread
             self.unread_token = (
@@ -145,13 +153,13 @@ class DraftCosts:
                 if not self.unread_token
                 else self.unread_token + (min(each, AUTO.max_draft_jump * self.unread_token) - self.unread_token) / 2
             )
-        if is_first and self.call is not None:
+        if catches_up and self.call is not None:
             return
         if self.call is None or self.is_rough:
-            self.call, self.is_rough = seconds, is_first
+            self.call, self.is_rough = seconds, catches_up
         else:
             self.call += (min(seconds, AUTO.max_draft_jump * self.call) - self.call) / AUTO.cost_memory
-        if depth and not is_first:
+        if depth and not catches_up:
             each = seconds / depth
             self.level = (
                 each
@@ -160,11 +168,11 @@ class DraftCosts:
             )
 
     def catching_up(self, unread: Sequence[int]) -> float:
-        """Seconds until it has read so many tokens of each text; a few are part of every call."""
+        """Seconds to read so many tokens of each text; a few are part of every call."""
         return self.unread_token * sum(count for count in unread if count > AUTO.min_unread)
 
     def of(self, depth: int, *, otherwise: float = 0.0) -> float:
-        """Seconds of a draft of so many levels; each counts as `otherwise` where nothing was seen yet."""
+        """Seconds of a draft of so many levels; `otherwise` is the cost of a level before the first draft."""
         return depth * ((self.guessed or otherwise) if self.level is None else self.level)
 
     def is_below(self, share: float, plain_seconds: float) -> bool:

@@ -96,6 +96,7 @@ class PartPlan:
         trials: schedule of trials while it is off.
         depth: levels of the current round; 0 if it does not draft.
         is_trial: whether it drafts though it is not expected to pay.
+        recent_gain: of a draft, less the cost of its rows, in plain passes.
         hits: drafts whose first token was accepted.
         expected_hits: how many were expected; gains are corrected by the ratio.
     """
@@ -106,6 +107,7 @@ class PartPlan:
     trials: TrialSchedule = field(default_factory=TrialSchedule)
     depth: int = 0
     is_trial: bool = False
+    recent_gain: float = AUTO.first_gain
     hits: float = AUTO.hit_prior
     expected_hits: float = AUTO.hit_prior
 
@@ -148,6 +150,7 @@ class PartPlan:
         *,
         batch: int,
         catching_up: float,
+        planning: float,
         now: int,
     ) -> Depth:
         """Plan as many levels as pay, or a trial if one is due.
@@ -158,6 +161,7 @@ class PartPlan:
             plain: the round without this drafter.
             batch: sequences of the round.
             catching_up: seconds until the drafter has read the texts.
+            planning: seconds of the planner in a round with a draft.
             now: number of the round.
 
         Returns:
@@ -173,21 +177,21 @@ class PartPlan:
             self.trials.restart()
             self._set(best.levels)
         else:
-            is_due = not self.trials.rounds_left(self.trial_cost(curve, batch, catching_up=catching_up), now)
+            is_due = not self.trials.rounds_left(self.trial_cost(curve, batch, extra=catching_up + planning), now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
         return best
 
-    def choose_cheap(self, gains: Sequence[float], curve: Sequence[float], *, batch: int, now: int) -> None:
-        """Plan a draft in full if drafts pay on average, or if a trial is due.
+    def choose_cheap(self, curve: Sequence[float], *, batch: int, planning: float, now: int) -> None:
+        """Plan a draft in full if recent drafts paid on average, or if a trial is due.
 
         Args:
-            gains: expected tokens of one sequence by level.
             curve: seconds of a pass by rows.
             batch: sequences of the round.
+            planning: seconds of the planner in a round with a draft.
             now: number of the round.
         """
-        is_on = self.pays(Credit(list(gains), [batch * rows for rows in self.levels.rows]), curve, batch)
-        is_due = not is_on and not self.trials.rounds_left(self.trial_cost(curve, batch), now)
+        is_on = self.pays(self.recent_gain, curve[batch], planning=planning)
+        is_due = not is_on and not self.trials.rounds_left(self.trial_cost(curve, batch, extra=planning), now)
         self._set(self.part.depth if is_on or is_due else 0, is_trial=is_due)
         if is_on:
             self.trials.restart()
@@ -199,13 +203,13 @@ class PartPlan:
         is_single = self.costs.of(1) > AUTO.single_level_share * plain_seconds
         return min(1 if is_single else AUTO.trial_depth, self.part.depth)
 
-    def trial_cost(self, curve: Sequence[float], batch: int, *, catching_up: float = 0.0) -> float:
-        """Cost of a trial in plain passes; of a cheap drafter the draft alone."""
+    def trial_cost(self, curve: Sequence[float], batch: int, *, extra: float) -> float:
+        """Cost of a trial in plain passes, with so many `extra` seconds; of a cheap drafter without a row."""
         call = self.costs.call or 0.0
         if not self.is_cheap(curve[1]):
             row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
             call = self.costs.of(self._trial_depth(curve[batch]), otherwise=call) + row
-        return (catching_up + call) / curve[batch]
+        return (extra + call) / curve[batch]
 
     def observe(self, now: int, credits: Sequence[Credit], hits: int) -> None:
         """Learn from the drafts of a round.
@@ -222,7 +226,16 @@ class PartPlan:
             self.expected_hits = AUTO.hit_memory
         self.levels.observe(now, credits, self.depth)
 
-    def pays(self, credit: Credit, curve: Sequence[float], batch: int) -> bool:
-        """Whether such a draft is worth its seconds and those of its rows."""
-        rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
-        return sum(credit.gains) * curve[batch] > (self.costs.call or 0.0) + rows
+    def observe_net_gains(self, gains: Sequence[float]) -> None:
+        """Average the drafts' gains less the cost of their rows, in plain passes."""
+        self.recent_gain += (sum(gains) / len(gains) - self.recent_gain) / AUTO.recent_memory
+
+    def pays(self, net_gain: float, plain_seconds: float, *, planning: float) -> bool:
+        """Whether a draft of this gain is worth its seconds and those of planning."""
+        return net_gain * plain_seconds > (self.costs.call or 0.0) + planning
+
+
+def net_gain(credit: Credit, curve: Sequence[float], batch: int) -> float:
+    """Gain of a draft less the cost of its rows, in plain passes."""
+    rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
+    return sum(credit.gains) - rows / curve[batch]

@@ -12,16 +12,16 @@ from draftree.planners.estimates.constants import AUTO
 class TrialSchedule:
     """Schedule of the trials of one drafter, or of rows that are not expected to pay. Mutated by its methods.
 
-    A trial is due once its cost is at most a share of the time since the last one. The share halves with every
-    fruitless trial, down to a least one. So waits grow geometrically up to a cap that depends on the cost of a trial.
+    A trial is due once its cost is at most a share of the time since the last one. Every fruitless trial divides the
+    share, down to a least one. So waits grow geometrically up to a cap that is proportional to the cost of a trial.
 
     Attributes:
         fruitless: trials in a row that brought nothing.
-        last_round: number of the round of the last trial.
+        last_round: number of the round of the last trial; the first one is due at once.
     """
 
     fruitless: int = 0
-    last_round: float = 0
+    last_round: float = -math.inf
 
     def rounds_left(self, cost: float, now: int) -> int:
         """Rounds until the next trial.
@@ -30,7 +30,7 @@ class TrialSchedule:
             cost: of a trial, in plain passes.
             now: number of the round.
         """
-        share = max(AUTO.trial_share, AUTO.first_trial_share * 0.5**self.fruitless)
+        share = max(AUTO.trial_share, AUTO.first_trial_share / AUTO.trial_backoff ** min(self.fruitless, 16))
         return math.ceil(max(0.0, self.last_round + cost / share - now))
 
     def record(self, now: int, *, paid: bool, hit: bool = False) -> None:
