@@ -1,8 +1,9 @@
-"""Merging trees whose nodes are draws: what rules that compare draft distributions need.
+"""Merge of trees whose nodes are draws, for verifiers that compare draft distributions.
 
-Two facts keep the target's distribution. A child is a draw from the distribution that it carries, given its path and
-what was tried before it. And where a rule rejects a child it subtracts that distribution, whatever the token was, so
-the rest may depend on the token: a later child with the same token has nothing left and is never accepted.
+Two facts preserve the target distribution. A child is a draw from the distribution that it carries, given its path and
+its earlier siblings. A verifier that rejects a child subtracts that whole distribution, whatever the token, so the
+order of later children may depend on the token: a later child with the same token has no residual mass and is never
+accepted.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 
 
 def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -> TokenTree:
-    """One tree that holds the draws of all, each with the distribution that it was drawn from.
+    """Merge trees into one that holds every draw with the distribution that it was drawn from.
 
-    Draws from a distribution come before point draws, which then add acceptance where the former are rejected. A child
-    with the token of an earlier sibling is never accepted itself, so what was drafted behind it goes on behind that
-    sibling. A point draw is shared with such a sibling; a draw from a distribution stays, since leaving it out would
-    say what was drawn.
+    Draws from a distribution precede point draws, which add acceptance where the former are rejected. A child with the
+    token of an earlier sibling is never accepted itself, so its descendants are attached to that sibling. A point draw
+    is merged into such a sibling; a draw from a distribution is kept, because dropping it would condition on its value.
 
     Args:
-        trees: of point or independent draws.
-        names: whose they are; a node names all parts that guessed it.
-        vocab_size: width of the distributions; a point draw gets the one that is all on its token.
+        trees: trees of point or independent draws.
+        names: one name per tree; a node lists the names of all trees that proposed it.
+        vocab_size: width of the distributions; a point draw gets a one-hot distribution.
     """
     joined = _Joined([], [], [], [], [], {})
     pairs = list(zip(trees, names, strict=True))
@@ -46,7 +46,7 @@ def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -
 
 @dataclass(slots=True)
 class _Joined:
-    """A joined tree while it grows, with the first child of each token at each node. Mutated by `add`."""
+    """A joined tree under construction, with the first child of each token at each node. Mutated by `add`."""
 
     tokens: list[int]
     parents: list[int]
@@ -56,7 +56,7 @@ class _Joined:
     first: dict[tuple[int, int], int]
 
     def add(self, tree: TokenTree, name: str, vocab_size: int) -> None:
-        """The nodes of one part; see `join`."""
+        """Add the nodes of one tree; see `join`."""
         distributions = (
             _point_distributions(tree, vocab_size) if tree.distributions is None else tree.distributions.cpu()
         )

@@ -1,4 +1,4 @@
-"""The user's home folder, where there is one, and paths that begin with it."""
+"""The user's home folder, if there is one, and expansion of `~`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["expanded", "home_folder"]
 
 
 def home_folder() -> Path | None:
-    """The home folder; None where `HOME` is missing or empty and the system knows no user of this number."""
+    """Return the home folder; None if `HOME` is missing or empty and the system has no entry for this user id."""
     if os.environ.get("HOME") or os.name == "nt":
         try:
             return Path.home()
@@ -27,7 +27,7 @@ def home_folder() -> Path | None:
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:
-    """A path with `~` replaced by a home folder.
+    """Return a path with `~` replaced by a home folder.
 
     Raises:
         ConfigurationError: there is no such home folder.
@@ -43,4 +43,4 @@ def expanded(spelled: str | os.PathLike[str]) -> Path:
 
 
 def _homeless(path: Path) -> Path:
-    raise ConfigurationError(f"'{path}' begins with a home folder that this system does not know: give a full path")
+    raise ConfigurationError(f"'{path}' begins with a home folder that does not exist on this system: give a full path")

@@ -150,7 +150,7 @@ def test_configuration_is_built_and_checked(registry: Registry[object]) -> None:
         (Spec("one", None, (("width", "0"),)), "width must be at least 1, got 0"),
         (Spec("one", None, (("width", "1"), ("width", "2"))), "given twice"),
         (Spec("one", "a", (("path", "b"),)), "given twice"),
-        (Spec("one", ""), "needs path behind the colon"),
+        (Spec("one", ""), "needs path after the colon"),
     ],
 )
 def test_bad_configurations_are_refused(registry: Registry[object], spec: Spec, says: str) -> None:
@@ -182,7 +182,7 @@ def test_missing_arguments_are_named() -> None:
 
 
 def test_arguments_and_options_of_methods_without_them_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="takes nothing behind a colon"):
+    with pytest.raises(ConfigurationError, match="takes no argument after a colon"):
         build_config(NoOptions, Spec("x", "y"), "gadget")
     with pytest.raises(ConfigurationError, match="it takes none"):
         build_config(NoOptions, Spec("x", None, (("a", "1"),)), "gadget")

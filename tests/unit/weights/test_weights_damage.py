@@ -168,7 +168,7 @@ def test_what_helps_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any
     assert get_again(cache.folder(entry.name)) == f"run 'draftree models get {entry.name}'"
     hub = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     assert get_again(hub) == "run 'hf download some/model --force-download'"
-    assert get_again(tmp_path) == "copy the model again from where it came from"
+    assert get_again(tmp_path) == "copy the model again from its origin"
     converted = tmp_path / "gguf-x"
     converted.mkdir()
     (converted / "draftree.json").write_text('{"source": "x.gguf"}')
