@@ -87,7 +87,7 @@ def test_weights_that_changed_behind_our_back_are_found_out(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
     for _ in range(2):
-        with pytest.raises(ModelLoadError, match="is damaged: its content is not what was stored"):
+        with pytest.raises(ModelLoadError, match="is damaged: its content differs from the stored one"):
             load_model(folder, dtype="float32")
     assert "gives other logits now" in caplog.text
     assert len(reads) == 1

@@ -1,4 +1,4 @@
-"""`draftree demo`: a real model answers two prompts, plain and with speculation, and the texts are held together."""
+"""`draftree demo`: a real model answers two prompts, plain and with speculation, and the texts are compared."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class DemoPrompt:
     """A prompt of the demonstration.
 
     Attributes:
-        title: says what kind of task it is.
-        file: in this package's folder `data`.
-        max_tokens: of the answer.
-        stop: ends the answer, and is shown.
+        title: kind of the task.
+        file: name in this package's folder `data`.
+        max_tokens: limit of the answer.
+        stop: stop string, included in the answer.
     """
 
     title: str
@@ -51,7 +51,7 @@ class DemoPrompt:
         return (resources.files("draftree.cli") / "data" / self.file).read_text(encoding="utf-8").strip()
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:
-        """Greedy, so that everybody sees the same answer."""
+        """Return greedy parameters, so that every run gives the same answer."""
         from draftree.sampling.params import SamplingParams
 
         return SamplingParams(
@@ -73,31 +73,29 @@ def demo(
     model: Annotated[
         str, typer.Option(help="A model with a chat template.", metavar="NAME", autocompletion=complete_model)
     ] = MODEL,
-    draft: Annotated[
-        str, typer.Option(help="What guesses ahead.", metavar="SPEC", autocompletion=complete_draft)
-    ] = "ngram",
+    draft: Annotated[str, typer.Option(help="The drafter.", metavar="SPEC", autocompletion=complete_draft)] = "ngram",
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
     colour: When = Colour.AUTO,
 ) -> None:
-    """See a real model write the same text, plain and with speculation.
+    """Show a real model generate the same text, plain and with speculation.
 
-    Two prompts, decoded greedily, each plain first and then with speculation. Weights are fetched once. Exit status 1
-    if a text differs.
+    Two prompts, decoded greedily, each plain first and then with speculation. Weights are downloaded once. Exit status
+    1 if a text differs.
     """
     from draftree.cli.writing import Setup, fetch_and_load
 
     setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
-        raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
+        raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
     ink = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
         for llm in (plain, fast):
             llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
-            llm.forget()  # the first prompt is to be read anew
+            llm.forget()  # the cache must not hold the first prompt
     say(heading(setup, loaded, ink))
     same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
     if not all(same):
@@ -109,7 +107,7 @@ def message(talk: DemoPrompt) -> list[dict[str, str]]:
 
 
 def heading(setup: Setup, loaded: LoadedModel, ink: Style) -> str:
-    """What answers, and on what."""
+    """Return the lines that name the model and the machine."""
     import torch
 
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
@@ -117,12 +115,12 @@ def heading(setup: Setup, loaded: LoadedModel, ink: Style) -> str:
     machine = f"torch {torch.__version__} · {loaded.model.device} · {threads} · {dtype} · kernels: {loaded.kernels}"
     lines = [ink.bold(f"{setup.model} answers two prompts, each plain and with speculation"), ink.dim(machine)]
     if ink.coloured:
-        lines.append(f"colours: {ink.accepted(f'guessed by {setup.draft}, accepted')}, picked by the model")
+        lines.append(f"colours: {ink.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
     return "\n".join(lines) + "\n"
 
 
 def show(talk: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Style) -> bool:
-    """One prompt, answered twice; whether the answers are the same."""
+    """Show both answers to one prompt; returns whether they are equal."""
     from draftree.cli.compare import are_equal, difference, speedup
 
     say(f"\n{rule(f'{number}. {talk.title}', ink)}\n")
@@ -140,7 +138,7 @@ def show(talk: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, 
 
 
 def answer(llm: LLM, setup: Setup, talk: DemoPrompt, ink: Style) -> Run:
-    """The answer, shown while it is written."""
+    """Generate the answer and show it meanwhile."""
     from draftree.cli.prompt import Task
     from draftree.cli.writing import Screen, write
 
@@ -149,7 +147,7 @@ def answer(llm: LLM, setup: Setup, talk: DemoPrompt, ink: Style) -> Run:
 
 
 def numbers(run: Run) -> str:
-    """Seconds, speed and acceptance of a run."""
+    """Return seconds, speed and acceptance length of a run."""
     stats = run.completions[0].stats
     return " · ".join(
         (
@@ -162,20 +160,20 @@ def numbers(run: Run) -> str:
 
 
 def verdict(ratio: float, run: Run) -> str:
-    """One sentence about what was won, and why."""
+    """Return one sentence that explains the speed-up."""
     stats = run.completions[0].stats
-    share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were guessed right"
+    share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were drafted correctly"
     if ratio >= 1.5:
-        return f"Much could be copied: {share}, in {stats.rounds} passes."
+        return f"Many tokens could be copied: {share}, in {stats.rounds} passes."
     if ratio >= 1.05:
-        return f"A little could be copied: {share}. It helps somewhat."
+        return f"Some tokens could be copied: {share}. Speculation helps somewhat."
     if ratio >= 0.95:
-        return f"Little to copy here: {share}. Speculation brings nothing."
-    return f"Little to copy here: {share}. Wrong guesses cost more than the right ones brought."
+        return f"Few tokens could be copied: {share}. Speculation does not help."
+    return f"Few tokens could be copied: {share}. Rejected drafts cost more than accepted ones saved."
 
 
 def outline(prompt: str) -> Iterator[str]:
-    """The lines of a prompt, code blocks as their number of lines."""
+    """Yield the lines of a prompt; a code block becomes its number of lines."""
     block: int | None = None
     for line in prompt.splitlines():
         if line.startswith("```"):
@@ -193,5 +191,5 @@ def rule(title: str, ink: Style) -> str:
 
 
 def width() -> int:
-    """Columns of the terminal, held to what reads well."""
+    """Return the width of the terminal, limited for readability."""
     return min(MAX_WIDTH, shutil.get_terminal_size().columns)

@@ -146,7 +146,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         # The hub's client lets its network library's own errors through, and that library changes.
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise WeightsError(
-                f"the disk ran full while '{repository}' was fetched from the hub: "
+                f"the disk became full while '{repository}' was downloaded from the hub: "
                 "make room, or set HF_HOME to a folder on another disk"
             ) from error
         raise WeightsError(

@@ -179,4 +179,4 @@ def test_results_are_never_overwritten(folder, prompts, tmp_path, capsys):
 
 def test_rows_must_be_numbers(folder, capsys):
     assert bench("passes", folder, "--rows", "1,two") == 2
-    assert "no list of whole numbers" in capsys.readouterr().err
+    assert "not a list of whole numbers" in capsys.readouterr().err

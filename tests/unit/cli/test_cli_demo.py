@@ -64,7 +64,7 @@ def test_prompts_are_shown_without_their_code() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
-    [(3.0, "Much could be copied"), (1.2, "A little"), (1.0, "brings nothing"), (0.8, "cost more")],
+    [(3.0, "Many tokens could be copied"), (1.2, "Some tokens"), (1.0, "does not help"), (0.8, "cost more")],
 )
 def test_the_verdict_is_honest(ratio: float, words: str, model: str) -> None:
     from draftree import LLM, SamplingParams

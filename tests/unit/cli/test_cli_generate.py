@@ -176,8 +176,8 @@ def test_plain_decoding_needs_no_legend(generate: Any, base: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--prediction", __file__], "nothing reads the prediction: add '--draft prediction'"),
-        (["--draft", "ngram", "--prediction", __file__], "nothing reads the prediction"),
+        (["--prediction", __file__], "no drafter uses the prediction: add '--draft prediction'"),
+        (["--draft", "ngram", "--prediction", __file__], "no drafter uses the prediction"),
         (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "grammar"], "has nothing to draft from: give --json-schema, --regex or --grammar"),

@@ -66,10 +66,10 @@ USAGE = [
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
-    (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "has its control tokens anyway"),
+    (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "control tokens are always encoded as such"),
     (["generate", "MODEL", "ab", "--compare"], "name a drafter with --draft"),
     (["generate", "MODEL", "ab", "--compare", "--draft", "none"], "name a drafter with --draft"),
-    (["demo", "--draft", "none"], "nothing to see without a drafter"),
+    (["demo", "--draft", "none"], "the demo needs a drafter"),
     (["genrate"], "did you mean 'generate'?"),
     (["--verbose"], "--verbose"),
     (["models", "gte"], "gte"),
@@ -132,7 +132,7 @@ REQUESTS = [
     (["--logit-bias", "99999=1"], "99999"),
     (["--stop-token-ids", "99999"], "99999"),
     (["--logprobs", "99999", "--json"], "99999"),
-    (["--draft", "ngram", "--record", "nowhere/t.jsonl"], "its folder is not there"),
+    (["--draft", "ngram", "--record", "nowhere/t.jsonl"], "its folder is missing"),
     (["--dtype", "foo"], "unknown dtype 'foo'"),
     (["--dtype", "flaot32"], "did you mean 'float32'?"),
     (["--device", "cuda:99"], "'cuda:99'"),
@@ -163,7 +163,7 @@ def test_prompts_that_are_none(refused: Refused, base: str, monkeypatch: pytest.
     pipe(b"\n")
     assert "the prompt is empty" in refused("generate", base, "-")
     pipe(b"abc\xff")
-    assert "byte 3 fits no character" in refused("generate", base)
+    assert "byte 3 is invalid" in refused("generate", base)
     assert "not valid Unicode" in refused("generate", base, "a\udcff")
     monkeypatch.setattr(sys, "stdin", None)
     for arguments in (["generate", base], ["generate", base, "-"]):

@@ -34,7 +34,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
     assert f"{acceptance_length(found.rounds):.2f}" in line
     assert "4 nodes" in shown
     assert run(["generate", model, PROMPT, *options, "--record", str(trace)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     )
     shown = capsys.readouterr().out
     assert shown.startswith("planner auto: a draft ")
-    assert "tokens a round" in shown
+    assert "tokens per round" in shown
     assert "1 rows" in shown
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_text_vocab_map import BACKENDS, TEXTS, lexicon
 
-from draftree.text.retokenize.rereading import LOOK_BEHIND, Rereading
+from draftree.text.retokenize.rereading import CONTEXT_TOKENS, Rereading
 from draftree.text.retokenize.vocab_map import read_specials
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, repeat=2) if pair[0] != pair[1]]
@@ -44,7 +44,7 @@ def test_it_is_cut_as_if_it_had_come_at_once(source: str, own: str) -> None:
         one.push([token])
     written = b" " + LONG.encode() if source == "unstripped" else LONG.encode()
     assert one.tokens == whole.tokens == [*lexicon(own).start, *lexicon(own).read(written, begins=True)]
-    assert len(one.tokens) > 3 * LOOK_BEHIND, "the window is shorter than the text"
+    assert len(one.tokens) > 3 * CONTEXT_TOKENS, "the window is shorter than the text"
 
 
 @every_pair
@@ -53,7 +53,7 @@ def test_any_tokens_in_any_portions(source: str, own: str, ids: list[int], cuts:
     """Bytes that are no characters, halves of characters, special tokens: what stands is what stood."""
     known = len(lexicon(source).bytes_of)
     ids = [token % known for token in ids]
-    plain = [token for token in ids if lexicon(source).says(token) is not None]
+    plain = [token for token in ids if lexicon(source).token_bytes(token) is not None]
     one, portioned = reading(source, own), reading(source, own)
     one.push(plain)
     ends = [*sorted(cut for cut in cuts if cut < len(plain)), len(plain)]
@@ -95,7 +95,7 @@ def test_special_tokens_stand_between_stretches_of_text() -> None:
     one = reading("bytes", "fallback")
     one.push([source.specials["<s>"], *source.read(b"one", begins=True), source.specials["</s>"]])
     one.push([source.specials["<|im_start|>"], *source.read(b"two", begins=False)])
-    marks = [i for i in one.tokens if own.says(i) is None]
+    marks = [i for i in one.tokens if own.token_bytes(i) is None]
     assert marks == [own.eos_id, own.specials["<|im_start|>"]]
     assert said(one, "fallback") == b" one two"
 

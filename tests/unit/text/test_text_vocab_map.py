@@ -61,8 +61,8 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there() -> None:
 
 def test_special_tokens_say_nothing_and_markers_in_text_are_spelled() -> None:
     one = lexicon("bytes")
-    assert [one.says(i) for i in one.specials.values()] == [None] * len(one.specials)
-    assert one.says(len(one.bytes_of)) is None
+    assert [one.token_bytes(i) for i in one.specials.values()] == [None] * len(one.specials)
+    assert one.token_bytes(len(one.bytes_of)) is None
     assert not set(one.read(b"a</s>b<|im_end|>", begins=False)) & set(one.specials.values())
 
 
@@ -93,7 +93,9 @@ def test_an_unfinished_character_is_cut_off(data: bytes, kept: bytes) -> None:
 def test_tokens_in_common_say_the_same() -> None:
     target, draft = lexicon("fallback"), lexicon("bytes")
     common = common_tokens(target, draft, target_size=10_000, draft_size=10_000)
-    said = [(target.says(t), draft.says(d)) for t, d in zip(common.target_ids, common.draft_ids, strict=True)]
+    said = [
+        (target.token_bytes(t), draft.token_bytes(d)) for t, d in zip(common.target_ids, common.draft_ids, strict=True)
+    ]
     assert all(a == b for a, b in said)
     assert len(set(common.target_ids)) == len(set(common.draft_ids)) == len(common)
     assert {b"a", b" ", "日".encode(), b"\xf0"} <= {a for a, _ in said if a}

@@ -119,8 +119,8 @@ def test_a_set_that_loses_is_not_stored(
     line = ["tune", "layers", str(folder), "--prompts", str(prompts), "--trials", "3", "--max-tokens", "4"]
     assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 1
     shown = capfd.readouterr()
-    assert f"not kept: the best set is {number:.2f} times as fast as plain decoding" in shown.err
-    assert "kept in" not in shown.out
+    assert f"not stored: the best set is {number:.2f} times as fast as plain decoding" in shown.err
+    assert "stored in" not in shown.out
     assert not place_of(fingerprint(folder)).exists()
 
 
@@ -154,7 +154,7 @@ def test_stopping_keeps_what_was_found(
     assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 130
     shown = capfd.readouterr()
     assert "interrupted" in shown.err
-    assert "not measured on prompts" in shown.out
+    assert "not measured on unseen prompts" in shown.out
     assert stored_set(fingerprint(folder)).num_trials == 2
 
 

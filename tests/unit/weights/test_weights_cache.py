@@ -78,7 +78,7 @@ def test_an_interrupted_publication_leaves_nothing_and_keeps_the_old(cache: Cach
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_and_leaves_nothing(cache: Cache, code: int) -> None:
-    with pytest.raises(WeightsError, match=r"ran full while 'one' was being made \(\d+ MB free\)"):  # noqa: SIM117
+    with pytest.raises(WeightsError, match=r"became full while 'one' was being built \(\d+ MB free\)"):  # noqa: SIM117
         with cache.locked("one"), cache.publish("one", {}) as folder:
             (folder / "file").write_text("half")
             raise OSError(code, "full")

@@ -181,7 +181,7 @@ def test_a_client_that_finds_the_disk_full_leads_to_the_same_words(
     said: str, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "run_client", lambda *_, **__: clients.ClientOutcome(1, said))
-    with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' ran full while 'sample' was being made"):
+    with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' became full while 'sample' was being built"):
         install_entry(sample_entry("pypi", SOURCE), cache)
     assert left_over(cache) == []
 
@@ -206,7 +206,7 @@ def test_a_disk_that_runs_full_while_unpacking_is_said_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("draftree.weights.convert_llama2c.write_safetensors", full)
-    with pytest.raises(WeightsError, match="ran full while 'sample' was being made"):
+    with pytest.raises(WeightsError, match="became full while 'sample' was being built"):
         install_entry(served[0], cache)
     assert left_over(cache) == []
 

@@ -126,7 +126,7 @@ def test_a_byte_level_vocabulary_cuts_text_by_its_own_rule(
 
 def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
     write_gguf(family_model("llama"), tmp_path / "model.gguf", "llama", tokenizer_model="rwkv")
-    with pytest.raises(UnsupportedModelError, match=r"of the kind 'rwkv' and cuts text by the rule 'None'"):
+    with pytest.raises(UnsupportedModelError, match=r"of the kind 'rwkv' and splits text by the rule 'None'"):
         converted(tmp_path / "model.gguf", tmp_path / "folder")
 
 
@@ -213,8 +213,8 @@ def test_flipped_header_bytes_never_give_a_traceback(
         ("llama", {"expert_count": 4}, "mixture of experts"),
         ("llama", {"key_value": ("split.count", 3, gguf.GGUFValueType.UINT16)}, "split into 3 files"),
         ("llama", {"rope_dimension_count": 8}, "rotates only part of each head"),
-        ("llama", {"rope_scaling_type": gguf.RopeScalingType.YARN}, "stretches positions by the rule 'yarn'"),
-        ("llama", {"pad_token_id": 9999}, "its metadata make no model"),
+        ("llama", {"rope_scaling_type": gguf.RopeScalingType.YARN}, "scales positions by the rule 'yarn'"),
+        ("llama", {"pad_token_id": 9999}, "its metadata do not describe a model"),
         ("qwen2", {}, r"lacks the tensor 'blk\.0\.attn_q\.bias'"),
     ],
 )

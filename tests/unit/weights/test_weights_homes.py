@@ -200,7 +200,7 @@ def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("draftree.weights.install.TOKENIZER_BYTES", -(10**9))  # believed to fit
     mount(root, f"size={size}")
     try:
-        with pytest.raises(WeightsError, match=r"ran full .*make room, or set DRAFTREE_CACHE"):
+        with pytest.raises(WeightsError, match=r"became full .*free some space, or set DRAFTREE_CACHE"):
             resolve_model(gguf)
         left = list((root / "work").glob("*.part-*")) if (root / "work").exists() else []
         assert left == []

@@ -119,8 +119,8 @@ def test_byte_pieces_and_word_starts_are_spelled_out_again(tmp_path: Path) -> No
     ("content", "why"),
     [
         (b"", "it has 0 bytes"),
-        (struct.pack("<7i", 24, 40, 2, 5, 1, 300, 32), "make no model"),
-        (struct.pack("<7i", 0, 0, 0, 0, 0, 0, 0), "make no model"),
+        (struct.pack("<7i", 24, 40, 2, 5, 1, 300, 32), "do not describe a model"),
+        (struct.pack("<7i", 0, 0, 0, 0, 0, 0, 0), "do not describe a model"),
         (llama2c_file()[:5000], "ends within the tensor"),
         (llama2c_file()[:-3], r"tokenizer ends (at|within) piece"),
         (llama2c_file()[:-200], "tokenizer ends at piece"),

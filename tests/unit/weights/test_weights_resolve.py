@@ -231,7 +231,7 @@ def test_a_hub_model_in_the_hub_cache_is_found_without_network(
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (OSError(errno.ENOSPC, "full"), "disk ran full while 'owner/tiny.model-1' was fetched"),
+        (OSError(errno.ENOSPC, "full"), "disk became full while 'owner/tiny.model-1' was downloaded"),
         (RuntimeError("connection reset\nby peer"), r"could not be fetched from the hub \(connection reset\)"),
     ],
 )
@@ -264,7 +264,7 @@ Damage = tuple[str, str | None, str]
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("config.json", None, "is no model folder: it lacks config.json; name a folder"),
+        ("config.json", None, "is not a model folder: it lacks config.json; name a folder"),
         ("config.json", "{", r"config\.json' cannot be read \("),
         ("config.json", "[]", "it holds no settings"),
         ("config.json", "{}", "lacks 'model_type'"),
@@ -273,7 +273,7 @@ Damage = tuple[str, str | None, str]
         ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
         ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
         ("model.safetensors", "garbage that is long enough", "is damaged: its header cannot be read"),
-        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header says 10"),
+        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header implies 10"),
         ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
     ],
 )
@@ -290,7 +290,7 @@ def test_weights_cut_short_are_noticed(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(
-        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header says \d+; copy the model"
+        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header implies \d+; copy the model"
     ):
         resolve_model(folder)
 

@@ -14,13 +14,15 @@ def passes(
     model: Model,
     *,
     rows: Annotated[
-        str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
+        str, typer.Option(help="Numbers of tokens per pass.", metavar="N,N,...", rich_help_panel=COMPARED)
     ] = "1,2,4,8,16,32,64",
-    prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
+    prefix: Annotated[
+        int, typer.Option(help="Number of tokens in the cache before the pass.", metavar="N", rich_help_panel=COMPARED)
+    ] = 256,
     trees: Annotated[
         str | None,
         typer.Option(
-            help="Trees to score, as trees, leaf by leaf, and beside a chain of as many tokens: 2-2-2,4-2-1.",
+            help="Trees to score in one pass, path by path, and as a chain of equal size: 2-2-2,4-2-1.",
             metavar="SHAPE,...",
             rich_help_panel=COMPARED,
         ),
@@ -28,12 +30,12 @@ def passes(
     drafts: Annotated[
         str | None,
         typer.Option(
-            help="Trees that the model drafts, and the passes in it: 1-1-1,best-32.",
+            help="Trees that the model drafts, with the time in passes: 1-1-1,best-32.",
             metavar="SHAPE,...",
             rich_help_panel=COMPARED,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
+    repeats: Annotated[int, typer.Option(help="Number of passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
     dtype: Dtype = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",
@@ -42,7 +44,7 @@ def passes(
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
-    """Time passes of a model over more and more tokens, beside the floor that memory sets."""
+    """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
     require_new(output)
     counts = listed(rows, "--rows", kind=int, example="1,2,4")
     from draftree.bench.pass_times import PassSettings, measure
