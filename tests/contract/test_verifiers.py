@@ -113,13 +113,13 @@ def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data
 @pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).chains_only])
 def test_branches_are_refused_where_only_chains_are_read(name: str) -> None:
     distribution = torch.full((2, VOCAB), 1 / VOCAB)
-    with pytest.raises(ConfigurationError, match=f"'{name}' reads chains"):
+    with pytest.raises(ConfigurationError, match=f"'{name}' accepts chains only"):
         verify(rule(name), CASE, TokenTree((1, 2), (ROOT, ROOT), draw=Draw.IID, distributions=distribution))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).needs_distributions])
 def test_missing_distributions_are_refused_where_they_are_needed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="without the draft distributions"):
+    with pytest.raises(ConfigurationError, match="has no draft distributions"):
         verify(rule(name), CASE, chain([1], draw=Draw.IID))
 
 

@@ -140,7 +140,7 @@ async def test_a_request_of_several_texts_is_refused_as_one() -> None:
             full = asyncio.ensure_future(llm.generate([2], params(9, n=3), wait=False))
             endless = asyncio.ensure_future(llm.generate([2], params(9, 10**6, n=3), wait=False))
             await gate.open_behind(llm, 2)
-            with pytest.raises(QueueFullError, match="3 texts were to be queued"):
+            with pytest.raises(QueueFullError, match="3 sequences cannot be queued"):
                 await full
             with pytest.raises(InvalidRequestError):
                 await endless

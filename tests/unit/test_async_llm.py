@@ -124,7 +124,7 @@ async def test_a_chat_is_answered_as_by_the_synchronous_front() -> None:
             assert len(await llm.chat(talks[0], params(3, n=2), priority=-1)) == 2
             with pytest.raises(InvalidRequestError, match="A chat must be a list of messages, but got str"):
                 await llm.chat("ab")  # type: ignore[arg-type]
-            with pytest.raises(InvalidRequestError, match="one conversation a call"):
+            with pytest.raises(InvalidRequestError, match="one conversation per call"):
                 await llm.chat(talks)  # type: ignore[arg-type]
     async with opened() as llm:
         with pytest.raises(InvalidRequestError, match="a conversation needs a tokenizer"):

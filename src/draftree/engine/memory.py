@@ -1,8 +1,8 @@
-"""How much memory a sequence takes, and how many fit into what is free.
+"""Memory per sequence, and the number of sequences that fit into the free memory.
 
-A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and for the length of a
-round the logits of its tree. Half of what is free is given out: while slots are exchanged for longer ones, old and
-new ones stand side by side. What captured graphs will keep is taken off before. `draftree doctor` reports it.
+A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and during a round the
+logits of its tree. Sequences may use half of the free memory: while slots are replaced by longer ones, old and new ones
+exist together. The memory of captured graphs is subtracted first. `draftree doctor` reports it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from draftree.engine.parts import Parts
 from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
 
 SHARE = 0.5
-"""Of the free memory, how much sequences may take."""
+"""Share of the free memory that sequences may use."""
 UNKNOWN = 1 << 32
-"""Bytes that are taken to be free where the system does not say."""
+"""Assumed free bytes if the system does not report them."""
 DRAFT_ROOM = 64
-"""Tentative tokens for which slots have room from the start; more if the drafter's trees are larger."""
+"""Initial room for tentative tokens in a slot; more if the drafter's trees are larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceMemory:
-    """Bytes that one sequence takes.
+    """Bytes per sequence.
 
     Attributes:
         token: keys and values of one token, the drafter's included.
         round: logits and activations of one round.
-        tree: tentative tokens that have to fit beside the text.
+        tree: number of tentative tokens that must fit in addition to the text.
     """
 
     token: int
@@ -36,20 +36,20 @@ class SequenceMemory:
     tree: int
 
     def of(self, length: int) -> int:
-        """A sequence of so many tokens."""
+        """Return the bytes of a sequence of `length` tokens."""
         return (length + self.tree) * self.token + self.round
 
     def num_slots(self, num_bytes: int, length: int) -> int:
-        """How many sequences of so many tokens fit into so many bytes."""
+        """Return how many sequences of `length` tokens fit into `num_bytes`."""
         return num_bytes // max(1, self.of(length))
 
     def longest(self, num_bytes: int) -> int | None:
-        """Tokens that one sequence can have in so many bytes; None if tokens take none."""
+        """Return the longest sequence in tokens that fits into `num_bytes`; None if tokens take no memory."""
         return max(0, (num_bytes - self.round) // self.token - self.tree) if self.token else None
 
 
 def memory_of_sequence(parts: Parts) -> SequenceMemory:
-    """What sequences take with these parts."""
+    """Return the memory per sequence with these parts."""
     target = parts.target.footprint
     draft = NOTHING if parts.drafter is None else parts.drafter.footprint
     nodes = 0 if parts.drafter is None else min(parts.planner.default_nodes, MAX_NODES)
@@ -61,7 +61,7 @@ def memory_of_sequence(parts: Parts) -> SequenceMemory:
 
 
 def memory_for_sequences(parts: Parts) -> int:
-    """Bytes that sequences may take beside these parts, whose weights lie in memory already."""
+    """Return the bytes available to sequences; the weights of the parts must be loaded already."""
     return _given_out(free_memory(parts.target.device), _graph_bytes(parts))
 
 
@@ -76,14 +76,14 @@ def _graph_bytes(parts: Parts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotEstimate:
-    """How many slots of one length an engine has room for.
+    """The number of slots of one length that an engine has room for.
 
     Attributes:
-        free_bytes: of the device; None where the system does not say.
-        sequence_bytes: those of them that sequences may take.
-        graph_bytes: what captured graphs keep at most.
-        slot_bytes: of one slot, with what is drafted for it.
-        num_slots: that fit; 0 if not even one does.
+        free_bytes: free memory of the device; None if the system does not report it.
+        sequence_bytes: bytes of it that sequences may use.
+        graph_bytes: upper bound of the memory of captured graphs.
+        slot_bytes: bytes per slot, including its drafts.
+        num_slots: number of slots that fit; 0 if none does.
     """
 
     free_bytes: int | None
@@ -94,11 +94,11 @@ class SlotEstimate:
 
 
 def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
-    """What an engine of these parts would have room for, made now.
+    """Estimate the room of an engine with these parts, created now.
 
     Args:
-        parts: loaded.
-        length: tokens of a slot, prompt and text.
+        parts: the loaded parts.
+        length: tokens per slot, prompt and text.
     """
     need, free, graphs = memory_of_sequence(parts), free_memory(parts.target.device), _graph_bytes(parts)
     memory = _given_out(free, graphs)

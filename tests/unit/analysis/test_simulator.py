@@ -134,7 +134,7 @@ def test_what_is_left_of_a_tree_behind_tokens() -> None:
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"kind": "header"}\n')
-    with pytest.raises(ConfigurationError, match="no trace of format"):
+    with pytest.raises(ConfigurationError, match="not a trace of format"):
         read_trace(tmp_path / "x")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "y")

@@ -118,7 +118,7 @@ REQUESTS = [
     ),
     (["--verify", "cuopled"], "unknown verifier 'cuopled': did you mean 'coupled'?"),
     (["--draft", "ngram", "--plan", "fixde:2"], "unknown planner 'fixde': did you mean 'fixed'?"),
-    (["--plan", "fixed:2"], "there is no drafter to plan for"),
+    (["--plan", "fixed:2"], "there is no drafter"),
     (["--draft", "ngram,", "--verify", "token"], "not of the form key=value"),
     (["--draft", "model:MODEL,tree=iid-2-2-1", "--verify", "token"], "verifier 'token'"),
     (["--temperature", "-1"], "temperature=-1.0 is refused"),

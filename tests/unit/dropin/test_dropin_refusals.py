@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no grammar": ({"draft": "grammar"}, "from the grammar of a request, and generate takes none"),
     "target lookbehind": ({"target_lookbehind": 3}, "target_lookbehind=3"),
     "assistant lookbehind": ({"assistant_lookbehind": 4}, "assistant_lookbehind=4"),
-    "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
+    "planner alone": ({"draft": "none", "plan": "fixed"}, "there is no drafter"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
     "too long": ({"max_new_tokens": 500}, "set max_new_tokens to 152 at most"),
