@@ -106,7 +106,7 @@ def test_without_a_compiler_passes_run_through_torch(
     loaded = load_model(folder)
     assert loaded.kernels == "torch"
     assert "no-such-compiler" in str(loaded.why_torch)
-    with pytest.raises(ConfigurationError, match=r"exact was asked for.*no-such-compiler"):
+    with pytest.raises(ConfigurationError, match=r"exact was requested.*no-such-compiler"):
         LLM(folder, exact=True)
     with pytest.raises(ConfigurationError, match="no-such-compiler"):
         LLM(folder, kernels="native")

@@ -89,7 +89,7 @@ def test_weights_that_changed_behind_our_back_are_found_out(
     for _ in range(2):
         with pytest.raises(ModelLoadError, match="is damaged: its content differs from the stored one"):
             load_model(folder, dtype="float32")
-    assert "gives other logits now" in caplog.text
+    assert "gives different logits now" in caplog.text
     assert len(reads) == 1
     os.utime(path)  # its owner says that it is meant so
     found = load_model(folder, dtype="float32")

@@ -218,9 +218,9 @@ def test_names_and_refusals(tmp_path: Path) -> None:
         LLM(folder, kernels="graphs", quantization="int8")
     with pytest.raises(ConfigurationError, match="loaded already"):
         LLM(target("llama"), kernels="graphs")
-    with pytest.raises(ConfigurationError, match="exact was asked for"):
+    with pytest.raises(ConfigurationError, match="exact was requested"):
         LLM(folder, kernels="graphs", dtype="float32", exact=True)
-    with pytest.raises(UnsupportedModelError, match="take kernels 'torch'"):
+    with pytest.raises(UnsupportedModelError, match="use kernels 'torch'"):
         wrap_model(fresh(sorted(CACHED)[0]), shapes=SMALL)
     with pytest.raises(ConfigurationError, match="max_graphs"):
         Shapes(max_graphs=0)

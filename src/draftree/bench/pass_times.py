@@ -1,7 +1,7 @@
-"""What a pass of a model costs as it gets wider, beside the floor that memory sets.
+"""Cost of a model's pass by number of rows, compared with the lower bound from memory bandwidth.
 
-A pass over a few tokens reads all weights once, whatever their number: the floor is their bytes over the measured
-bandwidth. What drafting can win hangs on how slowly the cost grows from there.
+A pass over a few tokens reads all weights once, independent of their number: the lower bound is their bytes divided by
+the measured bandwidth. The possible gain of drafting depends on how slowly the cost grows from there.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ QUANTIZED_BYTES = {"int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """Which passes are timed.
+    """The passes to time.
 
     Attributes:
-        model: named as everywhere.
-        rows: tokens in a pass; 1 is always among them.
+        model: name of the model, in any supported form.
+        rows: numbers of tokens per pass; 1 is always included.
         prefix: committed tokens before them.
-        repeats: passes of each kind that count.
-        trees: shapes of trees that are scored, as trees and leaf by leaf.
+        repeats: recorded passes of each kind.
+        trees: shapes of trees that are scored, as trees and path by path.
         drafts: shapes of trees that the model drafts.
-        dtype: of the model.
-        device: of the model.
-        kernels: what computes passes: "auto", "native", "torch" or "graphs".
-        quantization: of the weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        dtype: dtype of the model.
+        device: device of the model.
+        kernels: kernels: "auto", "native", "torch" or "graphs".
+        quantization: of the weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -68,9 +68,9 @@ class PassSettings:
 
     @property
     def most_rows(self) -> int:
-        """Tokens behind the prefix at most."""
+        """Maximum number of tokens after the prefix."""
         scored = [scored_shape(text).num_nodes for text in self.trees]
-        # a drafter's slot holds what it read, and while it is timed the text grows
+        # a drafter's slot holds the tokens that it read, and the text grows during the timing
         drafted = [parse_shape(text, None).num_fed + self.repeats + WARM_UP_PASSES for text in self.drafts]
         return max([*self.rows, *scored, *drafted])
 
@@ -78,15 +78,15 @@ class PassSettings:
 def measure(
     settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
 ) -> tuple[dict[str, Any], list[PassRecord], list[TreeRecord]]:
-    """Load the model and time its passes; the header, a record for each number of rows, and those of trees.
+    """Load the model and time its passes; returns the header and the records of passes and of trees.
 
     Args:
-        settings: which passes.
+        settings: the passes to time.
         fetch: called with the model's name before it is loaded.
 
     Raises:
         ConfigurationError: the prefix and the widest pass do not fit into the model's context.
-        ModelError: the model cannot be had or used.
+        ModelError: the model cannot be found or used.
     """
     shapes = [scored_shape(text) for text in settings.trees]
     fetch(settings.model)
@@ -100,7 +100,7 @@ def measure(
             f"{model.max_length}: lower one of them"
         )
     if any(not shape.is_chain for shape in shapes) and not model.supports_trees:
-        raise ConfigurationError(f"trees were asked for, but '{settings.model}' scores chains only: leave them out")
+        raise ConfigurationError(f"trees were requested, but '{settings.model}' scores chains only: leave them out")
     weight_bytes = weight_bytes_read(
         loaded.folder, model.dtype, loaded.quantization, trust_remote_code=loaded.runs_code
     )
@@ -132,7 +132,7 @@ def measure(
 
 
 def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:
-    """Time one pass over each number of rows behind a prefix, in turns; all rows give logits, as in verification."""
+    """Time one pass for each number of rows after a prefix, interleaved; all rows give logits, as in verification."""
     model.reserve(1, prefix + max(rows))
     milliseconds: dict[int, list[float]] = {count: [] for count in rows}
     slot = slot_behind(model, prefix)
@@ -151,13 +151,13 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
 def weight_bytes_read(
     folder: Path, dtype: torch.dtype, quantization: str | None = None, *, trust_remote_code: bool = False
 ) -> int:
-    """Bytes of all weights that a pass reads."""
+    """Return the bytes of all weights that a pass reads."""
     size = dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization]
     return weights_of_pass(folder, trust_remote_code=trust_remote_code) * size
 
 
 def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
-    """Weights that a pass reads: everything but an embedding that is not the head as well."""
+    """Return the number of weights that a pass reads: all except an embedding that is not also the head."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)

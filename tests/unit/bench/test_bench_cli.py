@@ -149,7 +149,7 @@ def test_reports_wait_for_no_torch(folder, prompts, tmp_path):
     ("arguments", "said"),
     [
         (["--category", "stroy"], "did you mean 'story'"),
-        (["--prompts", "none.jsonl"], "prompts file 'none.jsonl' is not there"),
+        (["--prompts", "none.jsonl"], "prompts file 'none.jsonl' does not exist"),
         (["--draft", "ngramm"], "did you mean 'ngram'"),
         (["--repeats", 0], "repeats is 0"),
         (["--limit", 0], "limit is 0"),

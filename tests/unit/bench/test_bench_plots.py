@@ -53,7 +53,7 @@ def test_a_round_in_milliseconds() -> None:
     rounds = Report(texts(0.0)).round_milliseconds()
     assert rounds["plain"]["score"] == pytest.approx(1800 / 20)
     assert rounds["plain"]["all"] == pytest.approx(2000 / 20)
-    assert any(grid.title.startswith("Milliseconds of a round") for grid in grids_of(texts(0.0)))
+    assert any(grid.title.startswith("Milliseconds per round") for grid in grids_of(texts(0.0)))
 
 
 def test_runs_stand_side_by_side() -> None:
@@ -93,7 +93,7 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(ConfigurationError, match="nothing that is drawn"):
+    with pytest.raises(ConfigurationError, match="no data for plots"):
         draw_all([Results("e.jsonl", HEADER)], tmp_path)
 
 

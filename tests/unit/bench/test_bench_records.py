@@ -41,7 +41,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     ("text", "said"),
     [
         ("", "no header line"),
-        ("oops\n", "line 1 is no JSON"),
+        ("oops\n", "line 1 is not JSON"),
         ('{"a": 1}\n', "line 1 was not written by draftree bench"),
         ("[]\n", "line 1 was not written by draftree bench"),
         ('{"kind": "header", "format": 99}\n', "has format 99, this version reads 1"),
@@ -57,7 +57,7 @@ def test_other_files_are_refused(tmp_path, text, said):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"none\.jsonl' is not there"):
+    with pytest.raises(ConfigurationError, match=r"none\.jsonl' does not exist"):
         read_results(tmp_path / "none.jsonl")
 
 

@@ -124,7 +124,7 @@ def test_partings_show_how_close_the_choice_was():
     assert report.agreement() == (0, 1)
     grid = grids_of(results(*records))[-1]
     assert grid.rows[0] == ("ngram", "3", "3", "0.25", "0.38", "0.5", "0.5")
-    assert grid.rows[1][:3] == ("plain, held against transformers", "1", "1")
+    assert grid.rows[1][:3] == ("plain, compared with transformers", "1", "1")
 
 
 def test_what_nothing_makes_the_same_is_not_counted():

@@ -47,14 +47,14 @@ def test_foreign_formats_are_read(tmp_path):
     ("lines", "said"),
     [
         ([], "holds no prompts"),
-        (['{"prompt": "a"}', "{oops"], "line 2 is no JSON"),
-        (["[1]"], "line 1 is no JSON object"),
+        (['{"prompt": "a"}', "{oops"], "line 2 is not JSON"),
+        (["[1]"], "line 1 is not a JSON object"),
         (['{"id": "a"}'], "line 1 has no prompt"),
         (['{"prompt": "a", "turns": ["b"]}'], "line 1 has prompt and turns"),
         (['{"prompt": " "}'], "line 1: 'prompt' must be a text"),
         (['{"prompt": 3}'], "line 1: 'prompt' must be a text"),
         (['{"turns": []}'], "line 1: 'turns' must be a list"),
-        (['{"messages": [{"role": "user"}]}'], "line 1: a message has just"),
+        (['{"messages": [{"role": "user"}]}'], "line 1: a message has only"),
         (['{"messages": "hello"}'], "line 1: 'messages' must be a list"),
         (['{"prompt": "a", "category": 3}'], "line 1: 'category' must be a name"),
         (['{"id": "x", "prompt": "a"}', '{"id": "x", "prompt": "b"}'], "2 prompts with the id 'x'"),
@@ -66,7 +66,7 @@ def test_a_bad_line_is_named(tmp_path, lines, said):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not there"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         read_workload(tmp_path / "none.jsonl")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_workload(tmp_path)

@@ -114,7 +114,7 @@ REQUESTS = [
     (["--draft", "model"], "needs name"),
     (
         ["--draft", "model:nowhere-to-be-found"],
-        "no model on this machine is called 'nowhere-to-be-found', and the hub cannot be reached",
+        "there is no model 'nowhere-to-be-found' on this machine, and the hub cannot be reached",
     ),
     (["--verify", "cuopled"], "unknown verifier 'cuopled': did you mean 'coupled'?"),
     (["--draft", "ngram", "--plan", "fixde:2"], "unknown planner 'fixde': did you mean 'fixed'?"),
@@ -152,7 +152,7 @@ def test_requests_that_cannot_be_honoured(refused: Refused, base: str, arguments
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(refused: Refused, base: str) -> None:
-    assert "0 CUDA devices are here" in refused("generate", base, "ab", "--device", "cuda")
+    assert "this machine has 0 CUDA devices" in refused("generate", base, "ab", "--device", "cuda")
 
 
 def test_prompts_that_are_none(refused: Refused, base: str, monkeypatch: pytest.MonkeyPatch) -> None:

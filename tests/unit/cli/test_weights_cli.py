@@ -113,7 +113,7 @@ def test_what_the_cache_holds_beyond_the_catalogue_is_listed(
     [
         (["path", "stories15m"], "not on this machine: run 'draftree models get stories15m'"),
         (["get", "storys15m"], r"did you mean 'stories15m'\?"),
-        (["get", "sample", "nonsense"], "no model on this machine is called 'nonsense'"),
+        (["get", "sample", "nonsense"], "there is no model 'nonsense' on this machine"),
         (["remove", "stories15m"], "'stories15m' is not in the cache, so it cannot be removed: the cache is empty"),
     ],
 )

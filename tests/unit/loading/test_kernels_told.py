@@ -127,7 +127,7 @@ def test_so_does_a_drafter_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(fresh("llama", **SIZES))
-    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay as they are")
+    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay unchanged")
     assert "kernels" not in caplog.text
 
 

@@ -174,7 +174,7 @@ def test_every_command_that_loads_a_model_takes_the_permission(
     assert "allow it with" in capfd.readouterr().err
     assert ran() == ""
     status = run([*arguments, "--trust-remote-code"])
-    assert status == 0 or (command == "tune layers" and "not kept" in capfd.readouterr().err)
+    assert status == 0 or (command == "tune layers" and "not stored" in capfd.readouterr().err)
     assert "m" in ran()
 
 

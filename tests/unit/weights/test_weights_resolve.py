@@ -72,7 +72,7 @@ def test_a_path_object_is_never_a_catalogue_name(folder: Path, tmp_path: Path) -
     assert resolve_model(Path("stories15m")) == Path("stories15m")
     with pytest.raises(ModelNotFoundError, match="run 'draftree models get stories15m'"):
         resolve_model("stories15m", fetch=False)
-    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' is not there: no such folder or file"):
+    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' does not exist: no such folder or file"):
         resolve_model(Path("gemma3-270m"))
 
 
@@ -131,15 +131,15 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         ("  ", "no model was named"),
         (
             "storys15m",
-            r"no model on this machine is called 'storys15m', and the hub cannot be reached: "
+            r"there is no model 'storys15m' on this machine, and the hub cannot be reached: "
             r"did you mean 'stories15m'\? \(known: gemma3-270m, .*\); else name a folder .* or a hub id 'owner/name'",
         ),
-        ("qwerty", r"no model on this machine is called 'qwerty', and the hub cannot be reached: known: gemma3-270m"),
-        ("owner/na me", "no model is called"),
-        ("na me", "no model is called 'na me': known: "),
-        ("name..of-two", r"no model is called 'name\.\.of-two': known: "),
-        ("owner/na--me", "no model is called 'owner/na--me': known: "),
-        ("./nowhere", r"'\./nowhere' is not there: no such folder or file; check the path"),
+        ("qwerty", r"there is no model 'qwerty' on this machine, and the hub cannot be reached: known: gemma3-270m"),
+        ("owner/na me", "there is no model"),
+        ("na me", "there is no model 'na me': known: "),
+        ("name..of-two", r"there is no model 'name\.\.of-two': known: "),
+        ("owner/na--me", "there is no model 'owner/na--me': known: "),
+        ("./nowhere", r"'\./nowhere' does not exist: no such folder or file; check the path"),
         ("/no/where", "no such folder or file"),
         ("~/no-such-folder", "no such folder or file"),
         ("some/deep/folder", "no such folder or file"),
@@ -187,9 +187,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     [
         (
             "storys15m",
-            r"no model is called 'storys15m', on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
+            r"there is no model 'storys15m' on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
         ),
-        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' for you: check the spelling"),
+        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' that you can access: check the spelling"),
     ],
 )
 def test_what_the_hub_does_not_have_was_looked_for_there(name: str, why: str, hub: list[str]) -> None:
@@ -202,13 +202,13 @@ def test_a_name_of_the_catalogue_or_of_a_folder_is_never_looked_for_at_the_hub(h
     assert resolve_model("my model").resolve() == folder
     with pytest.raises(ModelNotFoundError):
         resolve_model("stories15m", fetch=False)
-    with pytest.raises(ModelNotFoundError, match="nothing may be fetched: did you mean 'stories15m'"):
+    with pytest.raises(ModelNotFoundError, match="fetching is not allowed: did you mean 'stories15m'"):
         resolve_model("storys15m", fetch=False)
     assert hub == []
 
 
 def test_without_fetching_a_hub_model_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"nothing may be fetched: .*set HF_HOME to a cache that holds it"):
+    with pytest.raises(ModelNotFoundError, match=r"fetching is not allowed: .*set HF_HOME to a cache that holds it"):
         resolve_model(HUB_NAME, fetch=False)
 
 

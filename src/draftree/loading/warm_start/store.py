@@ -1,7 +1,7 @@
-"""Results of first starts about models and tokenizers, on disk, so that the next ones are short.
+"""On-disk records of first starts of models and tokenizers, which shorten later starts.
 
-A record belongs to what it was made for: files, versions. One that does not fit is as good as none, and is written over
-by the next start. A checksum finds damage. Nothing here is needed: where the folder cannot be written or read, every
+A record is valid for the files and versions that it was made for. An invalid one is ignored and overwritten
+by the next start. A checksum detects damage. The store is optional: if the folder is not accessible, every
 start is a first one.
 """
 
@@ -27,11 +27,11 @@ LIMIT_VARIABLE = "DRAFTREE_BLUEPRINTS"
 LIMIT_BYTES = 50_000_000
 SUFFIX, PART = ".json", ".part"
 DEAD_SECONDS = 3600
-"""A part that is older was left by a process that is gone."""
+"""Age at which a part counts as left by a dead process."""
 
 
 class Store:
-    """Records by name. Safe for processes that write at once."""
+    """Records by name. Safe for concurrent writers."""
 
     def __init__(self) -> None:
         self.folder = Cache().root / "blueprints"
@@ -39,28 +39,28 @@ class Store:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """Whether records are kept."""
         return self.limit_bytes > 0
 
     def get(self, name: str, made_for: Mapping[str, Any]) -> Any | None:
-        """The content of that name, if it is whole and was made for just this."""
+        """Return the content of that name, if it is undamaged and was made for exactly these facts."""
         place = self.folder / f"{name}{SUFFIX}"
         try:
             found = _parsed(place.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.info("'%s' cannot be read (%s): it is made anew", place, error)
+            logger.info("'%s' cannot be read (%s): it will be replaced", place, error)
             return None
         if found["made_for"] != made_for:
-            logger.info("'%s' was made for something else: it is made anew", place)
+            logger.info("'%s' was made for other facts: it will be replaced", place)
             return None
         with contextlib.suppress(OSError):
-            os.utime(place)  # the least recently used go first
+            os.utime(place)  # the least recently used are evicted first
         return found["content"]
 
     def put(self, name: str, made_for: Mapping[str, Any], content: Any) -> None:
-        """Keep what JSON can say, if that can be."""
+        """Store JSON-serializable content, if possible."""
         text = json.dumps({"made_for": made_for, "content": content}, separators=(",", ":")).encode()
         whole = hashlib.sha256(text).hexdigest().encode() + b"\n" + text
         if len(whole) > self.limit_bytes:
@@ -77,18 +77,18 @@ class Store:
                     raise
             self._shrink()
         except OSError as error:
-            logger.info("results of the first start are not kept in '%s': %s", self.folder, error)
+            logger.info("the record of the first start is not stored in '%s': %s", self.folder, error)
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
-        """All records and their status, the most recently used first."""
+        """Return all records and their status, the most recently used first."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):  # another process may take it away
+            with contextlib.suppress(OSError):  # another process may remove it
                 found.append((path, path.stat()))
         return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
-        """What a record was made for; nothing if it cannot be read."""
+        """Return the facts that a record was made for; empty if it is unreadable."""
         try:
             found: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
             return found
@@ -96,7 +96,7 @@ class Store:
             return {}
 
     def clear(self) -> int:
-        """Remove all records; how many there were."""
+        """Remove all records; returns their number."""
         entries = self.entries()
         for path, _ in entries:
             path.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def _limit_bytes() -> int:
         return LIMIT_BYTES
     if not given.isdecimal():
         raise ConfigurationError(
-            f"{LIMIT_VARIABLE} is '{given}': give a number of bytes, such as {LIMIT_BYTES}, or 0 to keep nothing"
+            f"{LIMIT_VARIABLE} is '{given}': give a number of bytes, such as {LIMIT_BYTES}, or 0 to turn the store off"
         )
     return int(given)
 
@@ -131,12 +131,12 @@ def _parsed(whole: bytes) -> dict[str, Any]:
         raise ValueError("it is damaged")
     found = json.loads(text)
     if not isinstance(found, dict) or not {"made_for", "content"} <= found.keys():
-        raise ValueError("it is something else")
+        raise ValueError("it is not a record")
     return found
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Of the contents of files."""
+    """Return a hash of the contents of files."""
     found = hashlib.sha256()
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())
