@@ -1,4 +1,4 @@
-"""Draftree beside other engines: the same prompts, in turns, one text at a time; medians and ratios.
+"""Draftree compared with other engines: the same prompts, interleaved, one text at a time; medians and ratios.
 
     python benchmarks/beside.py smollm2-135m-instruct --peer transformers --ours none --ours ngram \\
         --peer 'llama.cpp bf16=PYTHON benchmarks/peers/llama_cpp.py smollm2-bf16.gguf' \\

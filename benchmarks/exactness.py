@@ -1,4 +1,4 @@
-"""Whether drafts change a text by rounding: every token beside plain decoding's, written one text at a time.
+"""Whether drafts change a text by rounding: every token compared with plain decoding of single texts.
 
     python benchmarks/exactness.py smollm2-135m-instruct --draft ngram --draft suffix --prompts FILE --prompts FILE
     python benchmarks/exactness.py smollm2-135m-instruct --quantization int8 --draft lookahead --out records.jsonl

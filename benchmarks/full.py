@@ -1,4 +1,4 @@
-"""The full benchmark: every measurement of the lab notes again, one after the other, each into a file of its own.
+"""The full benchmark: repeats every measurement of the lab notes, each into its own file.
 
     python benchmarks/full.py --to build/bench --prompts spec_bench.jsonl --prompts humaneval.jsonl
     python benchmarks/full.py --to build/bench --only beside --peers build/peers

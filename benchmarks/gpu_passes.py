@@ -1,4 +1,4 @@
-"""Times passes and decoding of a random model in a real model's shape: weights need not be real to time a pass.
+"""Times passes and decoding of a random model in a real model's shape: pass times do not depend on the weights.
 
     python benchmarks/gpu_passes.py --shape 8b [--device cuda] [--kernels graphs,torch] [--output FILE]
 

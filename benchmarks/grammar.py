@@ -1,4 +1,4 @@
-"""Records under a JSON schema: plain, drafted, with and without what the grammar forces, beside transformers.
+"""Records under a JSON schema: plain, drafted, with and without forced tokens, compared with transformers.
 
     python benchmarks/grammar.py --out benchmarks/results/smollm2-grammar.jsonl
 

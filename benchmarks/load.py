@@ -1,4 +1,4 @@
-"""Throughput and waiting times with several requests at once, beside transformers on the same prompts in the same run.
+"""Throughput and latencies of concurrent requests, compared with transformers on the same prompts in the same run.
 
     python benchmarks/load.py smollm2-135m-instruct --out benchmarks/results/load-smollm2.jsonl
     python benchmarks/load.py smollm2-135m-instruct --scenario beside --out benchmarks/results/beside-smollm2.jsonl

@@ -1,4 +1,4 @@
-"""What comes before and beside fast decoding: start, memory, long prompts, long prefixes, batches.
+"""Costs besides fast decoding: start, memory, long prompts, long prefixes, batches.
 
     python benchmarks/long_tail.py JOB smollm2-135m-instruct --output FILE
 

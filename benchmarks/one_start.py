@@ -1,4 +1,4 @@
-"""The first token of a fresh process, by Draftree or by transformers, and the peak of its memory."""
+"""Time to first token of a fresh process with Draftree or with transformers, and its peak memory."""
 
 from __future__ import annotations
 

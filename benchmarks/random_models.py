@@ -1,4 +1,4 @@
-"""Random models in the shapes of real ones: weights need not be real to time a pass."""
+"""Random models in the shapes of real ones: pass times do not depend on the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafters would have won on texts that are already written: tokens a round, without a model's pass.
+"""Gain of drafters on existing texts: tokens per round, without a model's pass.
 
     python benchmarks/replay_drafts.py texts.jsonl --draft ngram --draft suffix --draft suffix,memory=0
     python benchmarks/replay_drafts.py texts.jsonl --write smollm2-135m-instruct --prompts FILE --limit 3

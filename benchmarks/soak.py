@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, slow readers, bad parameters and injected faults, for as long as asked.
+"""Random arrivals, aborts, slow readers, bad parameters and injected faults, for a given time.
 
 The engine's books are checked after every step, its thread's before every request, and every text against the one that
 its request gives alone.

@@ -1,4 +1,4 @@
-"""What the suffix drafter's memory costs at a million tokens, beside two other structures that could hold it.
+"""Cost of the suffix drafter's memory at a million tokens, compared with two other structures.
 
     python benchmarks/suffix_memory.py [--tokens 1000000] [--text FILE ...]
 

@@ -1,4 +1,4 @@
-"""N requests arrive together, for each N and method, in turns; when the tokens of each came."""
+"""N concurrent requests for each N and method, interleaved; arrival times of the tokens of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts are being written when a long prompt comes, for several budgets `prefill_chunk_size`."""
+"""A long prompt that arrives during decoding, for several values of `prefill_chunk_size`."""
 
 from __future__ import annotations
 

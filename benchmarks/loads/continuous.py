@@ -1,4 +1,4 @@
-"""Several requests by transformers: its continuous batching, and its prompt lookup, one request after the other."""
+"""Several requests with transformers: continuous batching, and prompt lookup one request at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes by number of sequences, tokens before them and rows."""
+"""Pass times by number of sequences, prefix length and rows."""
 
 from __future__ import annotations
 

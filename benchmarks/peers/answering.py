@@ -1,4 +1,4 @@
-"""What the scripts of this folder have in common: their options, and the loop that answers a request a line.
+"""Shared parts of the scripts in this folder: their options, and the loop that answers one request per line.
 
 Each is run by the Python of an environment of its own, so only the standard library may be imported here. A request is
 {"ids": [...], "max_tokens": 64}. The first line that goes out says who is ready, every other one answers a request.

@@ -1,4 +1,4 @@
-"""What every file in the drafters' folder owes the loop: a new drafter is tested the day it appears."""
+"""Contract tests of every file in the drafters' folder; a new drafter is tested automatically."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_unknown_options_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", specs())
-def test_a_configuration_says_what_it_will_draft(spec: str) -> None:
+def test_a_configuration_declares_its_draft(spec: str) -> None:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
     assert cls.draws(config)
@@ -206,7 +206,7 @@ def test_drafts_are_a_function_of_seed_and_text(spec: str, draw: Draw) -> None:
 
 
 @every_case
-def test_company_in_the_batch_changes_no_draft(spec: str, draw: Draw) -> None:
+def test_other_sequences_in_the_batch_change_no_draft(spec: str, draw: Draw) -> None:
     budgets = [Budget(8, 4), Budget(1, 1), Budget(0, 0), Budget(5, 5), Budget(60, 2)]
     together = Rig(spec, draw).open(TEXTS)
     alone = [Rig(spec, draw).open(TEXTS) for _ in TEXTS]
@@ -247,7 +247,7 @@ def test_closing_frees_all_that_was_held(spec: str, draw: Draw) -> None:
 
 
 @every_case
-def test_what_was_reserved_is_enough(spec: str, draw: Draw) -> None:
+def test_reserved_capacity_is_enough(spec: str, draw: Draw) -> None:
     rig = Rig(spec, draw)
     rig.drafter.reserve(1, 40)
     view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1), rig.target.open())
@@ -266,7 +266,7 @@ def test_what_was_reserved_is_enough(spec: str, draw: Draw) -> None:
         if Draw.FREE in draws_of(spec) and (Rig(spec, Draw.FREE).models or spec.startswith(SELF_DRAFTING))
     ],
 )
-def test_a_drafter_that_must_not_know_the_noise_does_not_follow_it(spec: str) -> None:
+def test_a_drafter_without_shared_noise_does_not_follow_it(spec: str) -> None:
     """With the request's own noise a drafter much like the target is right more often than with any other."""
     texts = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
     hits = []

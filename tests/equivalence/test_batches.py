@@ -1,4 +1,4 @@
-"""Planners, rules, batches and lengths of all kinds: the text stays plain decoding's."""
+"""With all planners, rules, batches and lengths the text equals plain decoding's."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_stop_strings_end_the_text_where_generate_ends_it(texts: list[str]) -> N
     assert new < 32, "no text was stopped: the test shows nothing"
 
 
-def test_a_text_streamer_hears_the_text() -> None:
+def test_a_text_streamer_receives_the_text() -> None:
     model, tokenizer = loaded()
     inputs = dict(tokenizer(TEXTS[:1], return_tensors="pt"))
     heard = []

@@ -1,4 +1,4 @@
-"""Texts end where plain decoding ends them, wherever in an accepted run that is, and nothing behind the end counts."""
+"""Texts end where plain decoding ends them, anywhere in an accepted run, and nothing after the end counts."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def text_of(ids: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("place", [1, 4])
-def test_bytes_behind_the_end_never_reach_the_text(scripts: Scripts, seed: int, place: int) -> None:
+def test_bytes_after_the_end_never_reach_the_text(scripts: Scripts, seed: int, place: int) -> None:
     plain, drafted = both(scripts, ending(table(100 + seed, only_letters=False), place), temperature=1.0, seed=seed)
     shown = [token for token in plain.token_ids if token != EOS]
     before = tokenizer().decode(PROMPT, True)

@@ -1,4 +1,4 @@
-"""Texts under a grammar follow it and are plain decoding's: every drafter, in batches and streams, to every end."""
+"""Texts under a grammar match it and equal plain decoding's: every drafter, in batches and streams, to every end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In half precision texts may part, but only where the target itself hardly knows which token it likes better."""
+"""In half precision texts may differ, but only at near-ties of the target."""
 
 from __future__ import annotations
 

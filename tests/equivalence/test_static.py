@@ -1,4 +1,4 @@
-"""Passes in fixed shapes say what passes of any shape say: logits, texts, trees, batches, windows."""
+"""Passes in fixed shapes match passes of any shape: logits, texts, trees, batches, windows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_pass_leaves_all_other_places_as_they_are() -> None:
 
 
 @torch.inference_mode()
-def test_what_a_rejected_node_left_behind_spoils_nothing() -> None:
+def test_leftovers_of_a_rejected_node_have_no_effect() -> None:
     found = []
     for shapes in (SMALL, None):
         model = HFModel(fresh("llama"), shapes=shapes)
@@ -158,7 +158,7 @@ class Refusing(Recorded):
         raise CaptureError("operation not permitted when stream is capturing")
 
 
-def test_shapes_that_come_back_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_passes, "graphs_of", lambda device: Recorded())
     model, dynamic = (HFModel(fresh("gemma2"), shapes=shapes) for shapes in (SMALL, None))
     assert model.static is not None
@@ -179,7 +179,7 @@ def slot_of(model: HFModel) -> Any:
     return filled(model, [3, 4])
 
 
-def test_what_cannot_be_captured_runs_on_with_the_reason(
+def test_shapes_that_fail_to_capture_run_uncaptured_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(static_passes, "graphs_of", lambda device: Refusing())
@@ -199,7 +199,7 @@ def test_what_cannot_be_captured_runs_on_with_the_reason(
     ]
 
 
-def test_whole_passes_go_on_from_sketches() -> None:
+def test_whole_passes_continue_from_partial_ones() -> None:
     model = HFModel(fresh("llama"), shapes=SMALL)
     slot = filled(model, [3, 4, 5])
     whole = model.extend([Extend(slot, [6, 7], [-1, 0])]).logits

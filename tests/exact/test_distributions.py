@@ -267,7 +267,7 @@ def test_best_first_growth_that_keeps_every_draw_in_order_is_lossless(name: str,
 
 
 @pytest.mark.parametrize("name", RATIO_RULES)
-def test_stopping_behind_a_token_of_low_confidence_is_lossless(name: str) -> None:
+def test_stopping_after_a_token_of_low_confidence_is_lossless(name: str) -> None:
     cases = case(3, POOR)
 
     def drafts() -> Iterator[tuple[TokenTree, float]]:

@@ -1,4 +1,4 @@
-"""Under a grammar lossless rules write the distribution of the target without what is forbidden, whatever is drafted.
+"""Under a grammar lossless rules write the target's distribution without the forbidden tokens, for every draft.
 
 The grammar is a list of texts, and what may follow is counted out from that list, not asked of the grammar.
 """

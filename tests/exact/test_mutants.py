@@ -1,4 +1,4 @@
-"""What silently breaks the distribution: each mistake, made on purpose, and by how much the oracle sees it.
+"""Deliberate mistakes that silently bias the distribution, and the distance at which the oracle detects them.
 
 The distances are those of the distributions below (three tokens, one node unless said), computed by enumeration. Under
 `match` the same drafts are harmless; `test_coupled.py` shows it for `coupled`.

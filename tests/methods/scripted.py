@@ -1,4 +1,4 @@
-"""Drafts what a test wrote down: a method like any other, but for its place outside the package."""
+"""Drafts from a script of the test; a method like any other, except for its place outside the package."""
 
 from __future__ import annotations
 

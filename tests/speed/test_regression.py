@@ -1,4 +1,4 @@
-"""Speed that must not get lost: ratios of what is timed side by side in this process, on a real model.
+"""Speed regressions: ratios of interleaved timings in this process, on a real model.
 
 Not a benchmark: bounds are wide, so that they hold on two busy cores of any processor, and each names the mistake
 that it protects from. What is compared takes turns, and the fastest turn counts, by the time that this thread had:

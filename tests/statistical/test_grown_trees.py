@@ -79,7 +79,7 @@ def sorted_by_distribution(tree: TokenTree) -> TokenTree:
     return dataclasses.replace(tree, tokens=tuple(tokens))
 
 
-def test_a_biased_twin_is_found() -> None:
+def test_a_biased_variant_is_detected() -> None:
     trees = grown("wor-2", Draw.WITHOUT_REPLACEMENT)
     assert p_value("recursive", [sorted_by_distribution(tree) for tree in trees]) < LEVEL
 

@@ -129,7 +129,7 @@ def token_before(mixed: int) -> int:
     return token - 2**32 if token >= 2**31 else token
 
 
-def test_dependence_would_be_seen() -> None:
+def test_dependence_would_be_detected() -> None:
     # twins: one value in twenty shared; and no correlation, but a joint pattern
     values, other = grid(), grid(Noise(43))
     shared = np.where(grid(Noise(44)) < 0.05, values, other)

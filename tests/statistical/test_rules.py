@@ -105,17 +105,17 @@ def test_transitions_are_the_targets(name: str, shape: tuple[int, ...], draw: Dr
     assert p_value(rule(name).verify, shape, draw, tokens=15_000) > LEVEL
 
 
-def test_biased_twin_of_token_is_found() -> None:
+def test_biased_variant_of_token_is_detected() -> None:
     assert p_value(bonus_from_the_target, (1, 1, 1), Draw.IID, tokens=6_000) < LEVEL
 
 
-def test_biased_twin_of_multistep_is_found() -> None:
+def test_biased_variant_of_multistep_is_detected() -> None:
     """Children drawn without replacement, called independent."""
     draw = Draw.WITHOUT_REPLACEMENT
     assert p_value(rule("multistep").verify, (2,), draw, tokens=6_000, claimed=Draw.IID) < LEVEL
 
 
-def test_biased_twin_that_verifies_with_the_noise_that_drafted_is_found() -> None:
+def test_biased_variant_that_verifies_with_the_draft_noise_is_detected() -> None:
     """The same stream drafts and tosses: the first uniform chooses the first token and decides on it."""
     request = Noise(2024)
     counts = np.zeros(4)

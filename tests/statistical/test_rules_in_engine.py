@@ -131,7 +131,7 @@ def test_texts_have_the_distribution_of_plain_decoding(rule: str, temperature: f
     assert p_value(parts_of(rule), temperature) > LEVEL
 
 
-def test_a_twin_of_token_that_draws_the_bonus_from_the_target_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_token_that_draws_the_bonus_from_the_target_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(self: Any, *given: Any) -> Any:
         return bonus_from_the_target(*given)
 
@@ -140,7 +140,7 @@ def test_a_twin_of_token_that_draws_the_bonus_from_the_target_is_found(monkeypat
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_twin_of_the_engine_whose_nodes_forget_their_ancestors_is_found(
+def test_a_variant_of_the_engine_without_ancestors_of_nodes_is_detected(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All nodes are penalised for what is written, none for what is drafted before it."""
@@ -153,7 +153,7 @@ def test_a_twin_of_the_engine_whose_nodes_forget_their_ancestors_is_found(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_twin_of_the_drafter_that_claims_its_distributions_without_controls_is_found(rule: str) -> None:
+def test_a_variant_of_the_drafter_with_uncontrolled_distributions_is_detected(rule: str) -> None:
     parts = parts_of(rule)
     drafter = parts.drafter
     assert drafter is not None

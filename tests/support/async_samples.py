@@ -1,4 +1,4 @@
-"""An AsyncLLM over a table, held where a test wants it, and tests that are coroutines. Not a test itself."""
+"""An AsyncLLM over a table that tests can pause, and tests that are coroutines. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of the folder `benchmarks`, which is no package, as modules."""
+"""Imports the scripts of the folder `benchmarks`, which is not a package, as modules."""
 
 from __future__ import annotations
 

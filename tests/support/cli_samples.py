@@ -1,4 +1,4 @@
-"""For tests of the command line: a tiny model with a tokenizer and a chat template, in a folder, and what it writes."""
+"""A tiny model folder with a tokenizer and a chat template for tests of the command line, and its texts."""
 
 from __future__ import annotations
 

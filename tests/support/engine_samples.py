@@ -1,4 +1,4 @@
-"""Engines over small models, for tests of what many requests do to each other. Not a test itself."""
+"""Engines over small models, for tests of concurrent requests. Not a test itself."""
 
 from __future__ import annotations
 

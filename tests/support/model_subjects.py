@@ -1,4 +1,4 @@
-"""Models of every kind behind the seam, and what each must say behind any tokens. Not a test itself."""
+"""Models of every kind, and the logits that each must give after any tokens. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that tests control, and models whose passes move it on. Not a test itself.
+"""A clock that tests control, and models whose passes advance it. Not a test itself.
 
 A pass takes what it takes where weights are read from memory: a fixed time, and little more for each row. So the
 default planner drafts wherever drafts are accepted, by the same numbers on every machine.

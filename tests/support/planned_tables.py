@@ -1,4 +1,4 @@
-"""Rounds of the planner `auto` over drafters that are right as often as it is told. Not a test itself."""
+"""Rounds of the planner `auto` over drafters with a given acceptance. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees and texts as they are drawn, and how far counts may be from a distribution. Not a test itself."""
+"""Sampled trees and texts, and bounds on the distance of counts from a distribution. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are started twice. Not a test itself."""
+"""Helpers for models that are started twice. Not a test itself."""
 
 from __future__ import annotations
 

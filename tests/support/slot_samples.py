@@ -1,4 +1,4 @@
-"""Texts in slots, read at once or token by token. Not a test itself."""
+"""Texts in slots, read in one pass or token by token. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for room in the queue: in order of priority, until there is room, or until he leaves."""
+"""Requests that wait for room in the queue: served by priority, until there is room, or until they are cancelled."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
 
 
 @asynchronous
-async def test_who_leaves_the_line_is_out_of_it_at_once() -> None:
+async def test_a_cancelled_request_leaves_the_line_immediately() -> None:
     async with opened(max_batch_size=1, max_waiting=0) as llm:
         async with held(llm):
             tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
@@ -118,7 +118,7 @@ async def test_who_leaves_the_line_is_out_of_it_at_once() -> None:
 
 
 @asynchronous
-async def test_who_leaves_before_he_is_looked_at_is_not_served() -> None:
+async def test_a_request_cancelled_before_its_turn_is_not_served() -> None:
     rounds: list[RoundRecord] = []
     async with opened(on_round=rounds.append) as llm, held(llm):
         task = asyncio.ensure_future(llm.generate([1], params(1)))
@@ -149,7 +149,7 @@ async def test_a_request_of_several_texts_is_refused_as_one() -> None:
 
 
 @asynchronous
-async def test_draining_lets_in_who_stands_in_line_and_nobody_else() -> None:
+async def test_draining_serves_requests_in_line_and_no_others() -> None:
     async with opened(max_batch_size=1, max_waiting=0) as llm:
         async with held(llm):
             tasks = [asyncio.ensure_future(llm.generate([1], params(seed, 4))) for seed in range(3)]

@@ -84,9 +84,9 @@ class OurWriter(Writer):
         on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
         self._eos_ids = tuple(eos_ids)
-        heard = on_round or (lambda name: None)
+        callback_of = on_round or (lambda name: None)
         self._llms = {
-            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=heard(method.name))
+            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))
             for method in methods
         }
 

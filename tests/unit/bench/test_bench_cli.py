@@ -1,4 +1,4 @@
-"""The whole way: a run on a tiny model, its file, its tables, and what is refused."""
+"""The benchmark commands end to end: a run on a tiny model, its file, its tables, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How methods are written, what they are called, and what transformers does beside them."""
+"""The notation and names of benchmark methods, and transformers' methods for the same jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftree.bench.methods import OurMethod, PeerMethod, jobs_without_peer, our
 from draftree.core.errors import ConfigurationError
 
 
-def test_plain_is_always_there_and_first():
+def test_plain_is_always_first():
     for drafts in ([], ["none"], ["ngram"], ["ngram", "none"]):
         assert our_methods(drafts)[0].name == "plain"
     assert [method.name for method in our_methods(["none"])] == ["plain"]

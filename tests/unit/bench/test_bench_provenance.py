@@ -1,4 +1,4 @@
-"""What stands beside the numbers, and what must not: no host name, no folder of this machine."""
+"""The provenance of the numbers, without a host name or a folder of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts files: the shipped one, foreign formats, and every way in which one can be wrong."""
+"""Prompts files: the built-in one, foreign formats, and all kinds of malformed lines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         read_workload(tmp_path / "latin.jsonl")
 
 
-def test_categories_and_a_limit_choose_from_the_front(tmp_path):
+def test_categories_and_a_limit_choose_the_first_prompts(tmp_path):
     lines = [{"id": f"{kind}{n}", "category": kind, "prompt": "x"} for n in range(3) for kind in ("one", "two")]
     workload = read_workload(written(tmp_path, *lines))
     assert [task.id for task in workload.choose(limit=2).tasks] == ["one0", "two0", "one1", "two1"]

@@ -28,7 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
 
 
-def test_both_prompts_are_answered_twice_and_held_together(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "--model", model]) == 0
     captured = capfd.readouterr()
     assert captured.err == ""
@@ -66,7 +66,7 @@ def test_prompts_are_shown_without_their_code() -> None:
     ("ratio", "words"),
     [(3.0, "Many tokens could be copied"), (1.2, "Some tokens"), (1.0, "does not help"), (0.8, "cost more")],
 )
-def test_the_verdict_is_honest(ratio: float, words: str, model: str) -> None:
+def test_the_summary_matches_the_ratio(ratio: float, words: str, model: str) -> None:
     from draftree import LLM, SamplingParams
 
     completions: list[Completion] = LLM(model).generate("ab", SamplingParams(max_tokens=2))

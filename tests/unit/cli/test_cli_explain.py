@@ -104,7 +104,7 @@ def test_generate_takes_threads(chat: str, threads: None, capfd: pytest.CaptureF
         (["--verify", "nothing"], "nothing"),
     ],
 )
-def test_wrong_values_are_refused_before_a_model_is_looked_for(
+def test_wrong_values_are_refused_before_a_model_is_resolved(
     command: str, given: list[str], words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, str(Path("no-such-model")), "ab", *LINE, *given]) == 1

@@ -1,4 +1,4 @@
-"""`draftree generate --prompts`: a file of prompts, written as one batch, printed in its order."""
+"""`draftree generate --prompts`: a file of prompts, run as one batch, printed in its order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_each_prompt_gives_the_text_that_it_gives_alone(generate: Any, base: str
     assert all(one["draft"] == "ngram" for one in found)
 
 
-def test_they_are_written_as_one_batch(generate: Any, base: str, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_run_as_one_batch(generate: Any, base: str, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     running = []
     from draftree.engine.engine import Engine
 
@@ -155,7 +155,7 @@ def test_labels_and_several_texts_of_each_prompt(generate: Any, base: str, save:
     assert [text["text"] for one in found for text in one["completions"]] == [done.text for done in wanted]
 
 
-def test_texts_are_told_apart_by_headings(generate: Any, base: str, save: Save) -> None:
+def test_texts_have_headings(generate: Any, base: str, save: Save) -> None:
     status, out, err = generate(base, "--prompts", save("ab\n\nb\n"), *OPTIONS)
     first, second = (done.text for done in LLM(base).generate(["ab", "b"], PARAMS))
     assert status == 0
@@ -205,7 +205,7 @@ CLASHES = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), CLASHES, ids=[" ".join(arguments) for arguments, _ in CLASHES])
-def test_what_does_not_go_together_is_refused(
+def test_incompatible_options_are_refused(
     arguments: list[str], words: str, generate: Any, base: str, save: Save
 ) -> None:
     file = save("ab")

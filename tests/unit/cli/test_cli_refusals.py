@@ -155,7 +155,7 @@ def test_cuda_where_there_is_none(refused: Refused, base: str) -> None:
     assert "this machine has 0 CUDA devices" in refused("generate", base, "ab", "--device", "cuda")
 
 
-def test_prompts_that_are_none(refused: Refused, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_prompts_are_refused(refused: Refused, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def pipe(raw: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
 
@@ -183,7 +183,7 @@ def test_a_prompt_longer_than_the_context(refused: Refused, base: str) -> None:
     assert f"the model's context holds {CONTEXT}" in refused("generate", base, "a" * CONTEXT)
 
 
-def test_models_that_are_not_there(refused: Refused, tmp_path: Path) -> None:
+def test_missing_models_are_refused(refused: Refused, tmp_path: Path) -> None:
     assert "did you mean 'smollm2-135m-instruct'?" in refused("generate", "smollm2", "ab")
     assert "no such folder or file" in refused("generate", str(tmp_path / "nothing"), "ab")
     (tmp_path / "empty").mkdir()
@@ -191,7 +191,7 @@ def test_models_that_are_not_there(refused: Refused, tmp_path: Path) -> None:
     assert "no model was named" in refused("generate", "", "ab")
 
 
-def test_models_that_are_damaged(refused: Refused, copy: Path) -> None:
+def test_damaged_models_are_refused(refused: Refused, copy: Path) -> None:
     weights = copy / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])

@@ -1,4 +1,4 @@
-"""What a shell expects of a program: -h, -V, `python -m`, completion, and a word about options of other programs."""
+"""Conventions of shells: -h, -V, `python -m`, completion, and suggestions for options of other programs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_methods_are_completed(complete: Complete) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_is_told_how_to_complete(
+def test_the_completion_script_is_printed(
     shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("_DRAFTREE_COMPLETE", f"source_{shell}")

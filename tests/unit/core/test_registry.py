@@ -1,4 +1,4 @@
-"""Registries: a file in a folder is a method everywhere, and what users write about it is read strictly."""
+"""Registries: a file in a folder is a method everywhere, and specs are parsed strictly."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def test_specs_are_parsed(registry: Registry[object], text: str, specs: list[Spe
 
 
 @pytest.mark.parametrize("text", ["one + two-words", "one+ two-words", " one +two-words ", "one,width=3 + two-words"])
-def test_spaces_around_a_plus_sign_say_nothing(registry: Registry[object], text: str) -> None:
+def test_spaces_around_a_plus_sign_are_ignored(registry: Registry[object], text: str) -> None:
     assert [spec.name for spec in registry.parse(text)] == ["one", "two-words"]
 
 
-def test_what_is_no_text_is_no_spec(registry: Registry[object]) -> None:
+def test_values_other_than_text_are_not_specs(registry: Registry[object]) -> None:
     with pytest.raises(ConfigurationError, match="gadget None is no text"):
         registry.parse(None)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
-"""The doctor: what it finds on a tiny model, what it says, and what it refuses. Numbers are checked for sense only:
-processors differ."""
+"""The doctor: its findings on a tiny model, its sentences, and its refusals. Numbers are only checked for
+plausibility: processors differ.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatc
     assert not engine._places.fits(sequences)
 
 
-def test_what_a_person_reads(folder, capsys, small_buffers) -> None:
+def test_the_printed_report(folder, capsys, small_buffers) -> None:
     arguments = ["doctor", str(folder), "--draft", "ngram", "--dtype", "float32", "--measure", "--length", "64"]
     assert run(arguments) == 0
     shown = capsys.readouterr().out
@@ -119,7 +120,7 @@ def test_what_a_person_reads(folder, capsys, small_buffers) -> None:
         assert part in shown
 
 
-def test_a_drafter_that_does_not_fit_is_a_finding(folder, tmp_path) -> None:
+def test_a_drafter_that_does_not_fit_is_reported(folder, tmp_path) -> None:
     lone = write_model(tmp_path / "lone", seed=1)
     for path in lone.glob("token*"):
         path.unlink()
@@ -197,7 +198,7 @@ def test_caches_ascend() -> None:
     assert cache_sizes() == sorted(cache_sizes())
 
 
-def test_expectations_follow_from_what_was_found() -> None:
+def test_expectations_follow_from_the_reports() -> None:
     assert "bit-identical" in said()
     assert "near-ties" in said(model={"is_exact": False})
     assert "another model" in said(model={"quantization": "int8"})

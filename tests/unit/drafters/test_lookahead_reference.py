@@ -1,4 +1,4 @@
-"""Window and pool of lookahead, round by round, against a plain reference that knows the model."""
+"""Window and pool of lookahead, round by round, compared with a plain reference with access to the model."""
 
 from __future__ import annotations
 

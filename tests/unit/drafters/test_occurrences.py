@@ -1,4 +1,4 @@
-"""The index of runs finds what a search place by place finds, whatever came in which pieces and whatever had to go."""
+"""The index of runs equals a search place by place, for any chunking and eviction."""
 
 from __future__ import annotations
 

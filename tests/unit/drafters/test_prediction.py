@@ -1,4 +1,4 @@
-"""The prediction drafter: what is expected is drafted, edits are passed over, and the text is never another."""
+"""The prediction drafter: expected text is drafted, edits are skipped, and the text never changes."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_the_prediction_is_drafted_from_its_beginning_to_its_end() -> None:
         ("the answer begins with other words", [30, 31, 32, 10, 11], (12, 13, 14, 15)),
     ],
 )
-def test_after_an_edit_it_finds_back(case: str, written: list[int], expected: tuple[int, ...]) -> None:
+def test_it_resynchronizes_after_an_edit(case: str, written: list[int], expected: tuple[int, ...]) -> None:
     writing = Writing(PREDICTION, floor=0.08)
     drafts = [writing.write(token) for token in written]
     assert drafts[-1] == [expected], case
     assert Writing(PREDICTION, floor=0.1).write(*written) == [expected], "several tokens in one round are read alike"
 
 
-def test_nothing_is_drafted_of_what_is_not_found() -> None:
+def test_nothing_is_drafted_without_a_match() -> None:
     writing = Writing(PREDICTION)
     writing.write()
     assert [writing.write(token) for token in (30, 31, 32, 30)] == [[]] * 4
@@ -113,7 +113,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("draft", [None, "ngram", "ngram+suffix"])
-def test_a_prediction_that_nobody_reads_is_refused(draft: str | None) -> None:
+def test_a_prediction_without_a_drafter_for_it_is_refused(draft: str | None) -> None:
     llm = LLM(TABLE, draft)
     with pytest.raises(InvalidRequestError, match="use draft='prediction', alone or merged"):
         llm.generate([[1, 2, 3]], SamplingParams(prediction=[4]))

@@ -1,4 +1,4 @@
-"""The suffix drafter: trees by counts as a slow reference grows them, memory across requests, never another text."""
+"""The suffix drafter: trees by counts as a slow reference grows them, memory across requests, unchanged texts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_budget_cuts_the_tree(budget: Budget, count: int) -> None:
     assert len(drafted(build(width=1), [1, 2, 3, 4, 5, 6] * 4, budget)) == count
 
 
-def test_nothing_grows_below_a_node_that_is_less_sure_than_asked() -> None:
+def test_nothing_grows_below_a_node_under_the_confidence() -> None:
     tokens = [5, 6, 1, 5, 7, 2, 5]
     assert max(len(p) for p in chances(drafted(build(floor=0), tokens))) > 1
     assert all(len(p) == 1 for p in chances(drafted(build(floor=0), tokens, Budget(9, 9, min_confidence=0.9))))

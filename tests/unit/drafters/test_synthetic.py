@@ -1,4 +1,4 @@
-"""An instrument must show what it is set to: so many guesses right, and none of its own work counted."""
+"""The synthetic drafter has its configured acceptance and adds no measurable cost."""
 
 from __future__ import annotations
 

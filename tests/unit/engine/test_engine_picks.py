@@ -1,4 +1,4 @@
-"""A drafter that asks hears the target's pick at every node, whatever rule verified; one that does not hears none."""
+"""A drafter with `wants_picks` receives the target's pick at every node, under every verifier; others receive none."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
 
 
 @pytest.mark.parametrize("verify", ["coupled", "soft"])
-def test_who_does_not_ask_hears_none(verify: str) -> None:
+def test_drafters_without_wants_picks_get_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, verify=verify, temperature=0.8)
     assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
 
 
-def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     search, calls = distribution_module.argmax, []
     monkeypatch.setattr(distribution_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
     write(Listener(TREE, wants_picks=False), verify="coupled", temperature=0.8)
@@ -107,7 +107,7 @@ def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == unasked * 2
 
 
-def test_parts_of_a_merged_tree_hear_their_own_nodes_picks() -> None:
+def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:
     one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
     merged = MergedDrafter([one, other], ["one", "other"], draw=Draw.FREE, vocab_size=VOCAB)
     assert merged.wants_picks

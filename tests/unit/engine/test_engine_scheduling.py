@@ -1,4 +1,4 @@
-"""Order of service, bounded queues, shares of a pass, memory."""
+"""Order of service, bounded queues, prefill budgets, memory."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> SequenceMemory:
     return memory
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_numbers(priced: SequenceMemory) -> None:
+def test_requests_that_never_fit_are_refused_immediately_with_the_numbers(priced: SequenceMemory) -> None:
     llm = table_llm()
     engine = engine_of(llm, Limits(4, memory=priced.of(100)))
     assert engine.longest == 100
@@ -134,7 +134,7 @@ def test_memory_bounds_the_batch(priced: SequenceMemory) -> None:
     assert all(s.finish_reason is FinishReason.LENGTH for s in sequences)
 
 
-def test_who_grows_too_large_waits_again_and_writes_the_same(priced: SequenceMemory) -> None:
+def test_a_preempted_sequence_writes_the_same_text(priced: SequenceMemory) -> None:
     llm = table_llm("ngram,min=1")
     params = [{"max_tokens": 900, "seed": seed} for seed in range(3)]
     engine = engine_of(llm, Limits(None, memory=priced.of(950)))

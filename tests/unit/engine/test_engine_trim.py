@@ -1,4 +1,4 @@
-"""A planner may cut drafted trees before they are scored: the text stays, and every drafter stays in step."""
+"""A planner may prune drafted trees before they are scored: texts are unchanged, and every drafter stays in step."""
 
 from __future__ import annotations
 

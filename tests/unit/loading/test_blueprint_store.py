@@ -1,4 +1,4 @@
-"""Records on disk: bounded, whole whoever else writes, and gone when they are cleared."""
+"""Records on disk: bounded, complete under concurrent writers, and removable."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     return lambda text: monkeypatch.setenv("DRAFTREE_BLUEPRINTS", text)
 
 
-def test_what_is_kept_comes_back_to_the_last_bit() -> None:
+def test_records_are_read_back_exactly() -> None:
     Store().put("a", MADE_FOR, asdict(record()))
     kept = Store().get("a", MADE_FOR)
     assert kept is not None
     assert parsed(kept) == record()
 
 
-def test_what_was_made_for_something_else_does_not() -> None:
+def test_records_of_other_facts_are_ignored() -> None:
     Store().put("a", MADE_FOR, "x")
     assert Store().get("a", {"files": [["a", 1, 3]]}) is None
     assert Store().get("b", MADE_FOR) is None
 
 
-def test_the_least_recently_used_go(limit: Callable[[str], None]) -> None:
+def test_the_least_recently_used_are_evicted(limit: Callable[[str], None]) -> None:
     Store().put("a", MADE_FOR, "x")
     size = Store().entries()[0][1].st_size
     limit(str(3 * size))
@@ -76,26 +76,26 @@ def test_the_least_recently_used_go(limit: Callable[[str], None]) -> None:
     assert {path.stem for path, _ in Store().entries()} == {"a", "c", "d"}
 
 
-def test_what_is_larger_than_the_limit_is_not_kept(limit: Callable[[str], None]) -> None:
+def test_records_above_the_limit_are_not_stored(limit: Callable[[str], None]) -> None:
     limit("50")
     Store().put("a", MADE_FOR, "x")
     assert Store().entries() == []
 
 
-def test_a_limit_that_is_no_number_is_refused(limit: Callable[[str], None]) -> None:
+def test_a_limit_that_is_not_a_number_is_refused(limit: Callable[[str], None]) -> None:
     limit("many")
     with pytest.raises(ConfigurationError, match=r"DRAFTREE_BLUEPRINTS is 'many': give a number of bytes"):
         Store()
 
 
-def test_cleared_is_gone() -> None:
+def test_clearing_removes_all_records() -> None:
     for name in "ab":
         Store().put(name, MADE_FOR, "x")
     assert Store().clear() == 2
     assert (Store().entries(), Store().clear()) == ([], 0)
 
 
-def test_who_reads_while_others_write_reads_something_whole() -> None:
+def test_concurrent_readers_read_complete_records() -> None:
     Store().put("a", MADE_FOR, "x" * 10)
 
     def write(number: int) -> None:

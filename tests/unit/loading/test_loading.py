@@ -36,7 +36,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) ->
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_auto_device_is_there() -> None:
+def test_auto_device_exists() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_device("cpu") == CPU
 
@@ -51,7 +51,7 @@ def test_auto_device_is_there() -> None:
         ("meta", "not supported"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: str, message: str) -> None:
+def test_a_missing_device_is_refused(device: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         resolve_device(device)
 

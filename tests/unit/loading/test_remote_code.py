@@ -113,7 +113,7 @@ def test_a_draft_model_with_code_is_refused(base: Path, own_model: Path) -> None
     assert ran() == ""
 
 
-def test_nothing_is_asked_on_standard_input(own_model: Path) -> None:
+def test_no_prompt_on_standard_input(own_model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from draftree.cli.main import main; main()", "generate", str(own_model), "ab"],
         input=b"y\ny\ny\n",
@@ -186,7 +186,7 @@ def test_a_known_kind_needs_no_code_though_its_settings_name_some(base: Path, tm
     assert ran() == ""
 
 
-def test_a_start_that_was_recorded_with_permission_is_not_taken_without(
+def test_a_start_recorded_with_permission_is_not_used_without(
     own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Whatever a target is given as, its drafter's passes run in the best way there is, unless the user chose another."""
+"""For every kind of target the drafter's passes use the best kernels, unless the user chose others."""
 
 from __future__ import annotations
 

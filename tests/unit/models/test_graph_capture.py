@@ -1,4 +1,4 @@
-"""Capturing on a device that records the order of its calls, and which shapes are captured, given up and counted."""
+"""Graph capture on a device that records the order of its calls; captured, evicted and counted shapes."""
 
 from __future__ import annotations
 

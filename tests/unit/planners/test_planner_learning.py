@@ -1,4 +1,4 @@
-"""What the planner learns: costs of passes and drafts, chances of nodes, gains of levels."""
+"""The planner's estimates: costs of passes and drafts, probabilities of nodes, gains of levels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_measured_passes_lie_on_the_curve_and_others_between() -> None:
     assert at(costs, 64) > at(costs, 9)
 
 
-def test_one_slow_measurement_is_not_believed_where_more_rows_cost_less() -> None:
+def test_one_slow_measurement_is_ignored_if_more_rows_cost_less() -> None:
     costs = PassCosts()
     costs.learn({1: 0.1, 4: 0.5, 8: 0.12})
     assert at(costs, 4) == pytest.approx(0.12)
@@ -73,7 +73,7 @@ def test_curves_never_fall() -> None:
     assert list(curve) == sorted(curve)
 
 
-def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
+def test_a_draft_with_catch_up_does_not_measure_a_level() -> None:
     costs = DraftCosts()
     costs.observe(5.0, 3, behind=100)
     assert costs.level is None
@@ -84,7 +84,7 @@ def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
     assert not costs.is_below(0.02, 10.0)
 
 
-def test_a_drafter_that_answers_at_once_is_heard_before_it_is_judged() -> None:
+def test_a_model_free_drafter_is_tried_before_it_is_rated() -> None:
     at_once, by_passes = (PartPlan.of(DraftPart("d", 4, 4, runs_model=runs)) for runs in (False, True))
     assert not at_once.is_instant(1.0)
     for plan in (at_once, by_passes):
@@ -115,7 +115,7 @@ def test_a_drafter_that_is_too_sure_is_corrected(right: float) -> None:
     assert second == pytest.approx(right**2, abs=0.12)
 
 
-def test_bins_of_a_score_are_apart() -> None:
+def test_bins_of_a_score_are_independent() -> None:
     acceptance = Acceptance(200)
     for sure, right in ((0.9, 0.9), (0.3, 0.1)):
         teach(acceptance, chain([1], scores=[math.log(sure)]), right)
@@ -141,7 +141,7 @@ def test_a_sequence_of_its_own_kind_is_told_apart_and_a_new_one_is_not() -> None
     assert high > middle + 0.1 > low + 0.3
 
 
-def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
+def test_nodes_after_a_wrong_one_teach_nothing() -> None:
     acceptance = Acceptance(50)
     deep = chain([1, 2, 3, 4])
     before = acceptance.survivals(OwnAcceptance(), deep)
@@ -153,7 +153,7 @@ def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
     assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
 
 
-def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
+def test_untried_levels_are_estimated_from_those_above() -> None:
     levels = Levels.of_depth(4)
     for _ in range(30):
         levels.observe([0.8, 0.6, 0.0, 0.0], [1.0] * 4, 2)
@@ -176,7 +176,7 @@ def test_rests_grow_and_end_with_success() -> None:
     assert not rest.goes_on(1.0, 1.0)
 
 
-def test_what_is_cheap_to_try_is_tried_often() -> None:
+def test_cheap_trials_are_frequent() -> None:
     rest = Rest()
     tried = [number for number in range(100) if not rest.goes_on(1.0, 0.01)]
     assert len(tried) > 30

@@ -1,4 +1,4 @@
-"""Draft lengths that follow what was accepted, by hand-made rounds."""
+"""Draft lengths that follow acceptance, with hand-made rounds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_sequence_has_a_length_of_its_own(spec: str) -> None:
     assert good > 5 > bad == 2
 
 
-def test_a_threshold_is_passed_on_and_its_zero_asks_for_nothing() -> None:
+def test_a_threshold_is_passed_on_and_zero_is_off() -> None:
     assert planner("threshold").budgets([None]) == [Budget(5, 5, 0.4)]
     assert planner("threshold:0.75").budgets([None]) == [Budget(5, 5, 0.75)]
     assert planner("threshold:0").budgets([None]) == [Budget(5, 5, 0.0)]

@@ -174,7 +174,7 @@ def test_finite_names_the_sequences_that_can_go_on() -> None:
     assert Distributions(raw[:1], [forbids_all]).finite() == [False]
 
 
-def test_nan_is_seen_behind_every_control() -> None:
+def test_nan_is_detected_after_every_control() -> None:
     for values in SETTINGS:
         raw = random_logits(2)
         raw[1, 9] = math.nan

@@ -1,4 +1,4 @@
-"""Escapes and parts of expressions and schemas that are refused before they are compiled."""
+"""Escapes and parts of expressions and schemas that are refused before compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of JSON schemas: followed as `jsonschema` follows them, or refused."""
+"""References of JSON schemas: resolved as `jsonschema` resolves them, or refused."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def parts(value: Any) -> list[dict[str, Any]]:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, r"at #/\$defs/a: 'not' is not enforced"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_refused(schema: Any, reason: str) -> None:
+def test_a_reference_without_a_target_is_refused(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         guide(schema)

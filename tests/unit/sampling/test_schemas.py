@@ -1,4 +1,4 @@
-"""JSON schemas under a grammar: what is enforced, and that all else is refused. `jsonschema` is the judge."""
+"""JSON schemas under a grammar: enforced keywords, and refusal of all others. `jsonschema` is the reference."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ UNSOUND: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "reason"), UNSOUND)
-def test_what_no_grammar_enforces_is_refused_by_name(schema: Any, reason: str) -> None:
+def test_unenforced_keywords_are_refused_by_name(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason) as found:
         guide(schema)
     assert "at #" in str(found.value)

@@ -1,4 +1,4 @@
-"""A text that grows token by token, read in another tokenizer's tokens."""
+"""A text that grows token by token, re-encoded by another tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(one: Rereading, own: str) -> bytes:
 
 @every_pair
 @pytest.mark.parametrize("text", [*TEXTS, LONG])
-def test_a_text_that_came_token_by_token_says_the_same(source: str, own: str, text: str) -> None:
+def test_a_text_in_single_tokens_has_the_same_bytes(source: str, own: str, text: str) -> None:
     one = reading(source, own)
     for token in lexicon(source).read(text.encode(), begins=True):
         one.push([token])
@@ -36,7 +36,7 @@ def test_a_text_that_came_token_by_token_says_the_same(source: str, own: str, te
 
 
 @every_pair
-def test_it_is_cut_as_if_it_had_come_at_once(source: str, own: str) -> None:
+def test_it_is_split_as_the_whole_text(source: str, own: str) -> None:
     tokens = lexicon(source).read(LONG.encode(), begins=True)
     one, whole = reading(source, own), reading(source, own)
     whole.push(tokens)
@@ -100,14 +100,14 @@ def test_special_tokens_stand_between_stretches_of_text() -> None:
     assert said(one, "fallback") == b" one two"
 
 
-def test_a_marker_that_the_reader_does_not_know_is_read_as_written() -> None:
+def test_an_unknown_special_token_is_read_as_text() -> None:
     source, own = lexicon("bytes"), lexicon("fallback")
     one = Rereading(source, own, {source.specials["<|im_end|>"]: b"<|im_end|>"})
     one.push([*source.read(b"a", begins=True), source.specials["<|im_end|>"]])
     assert said(one, "fallback") == b" a<|im_end|>"
 
 
-def test_the_first_space_of_a_text_is_not_said_where_it_is_not_written() -> None:
+def test_a_stripped_first_space_is_not_encoded() -> None:
     one = reading("fallback", "bytes")
     one.push(lexicon("fallback").read(b"the fox", begins=True))
     assert said(one, "bytes") == b"the fox"

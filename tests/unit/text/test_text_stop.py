@@ -1,4 +1,4 @@
-"""Stop strings against their definition on the whole text."""
+"""Stop strings, compared with their definition on the whole text."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_stop_string_can_be_kept() -> None:
     assert (state.text, state.matched) == ("ND", "END")
 
 
-def test_what_was_held_back_is_given_at_the_end() -> None:
+def test_held_back_text_is_returned_at_the_end() -> None:
     checker = StopChecker(["###"], include_in_output=False)
     assert checker.push("text ##").text == "text "
     assert checker.flush() == "##"

@@ -62,7 +62,7 @@ def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("ab\ud83dcd")
 
 
-def test_a_chat_is_written_as_the_template_says(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_encoded_by_the_template(tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 😀"}]
     expected = "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi 😀<|im_end|>\n"
     closed = tokenizer.apply_chat_template(messages, add_generation_prompt=False)

@@ -1,4 +1,4 @@
-"""The search for sublayers to leave out: it measures, keeps, goes on where it was, and tells what it did not see."""
+"""The search for sublayers to skip: it measures, stores, continues, and reports held-out prompts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_set_that_loses_does_not_replace_one_that_wins_but_on_request(
     assert stored_set(fingerprint(folder)).speedup == 0.5
 
 
-def test_stopping_keeps_what_was_found(
+def test_stopping_keeps_the_measurements(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     tries = LayerSearch._try
@@ -158,7 +158,7 @@ def test_stopping_keeps_what_was_found(
     assert stored_set(fingerprint(folder)).num_trials == 2
 
 
-def test_stopping_at_once_keeps_nothing(
+def test_stopping_before_the_first_set_keeps_nothing(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     def stopping(self: LayerSearch, trial: Any) -> Any:

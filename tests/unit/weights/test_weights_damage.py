@@ -1,4 +1,4 @@
-"""Files that are damaged, absurd or hostile: noticed, named with what helps, and made again where that is possible."""
+"""Damaged, absurd or hostile files are detected, reported with a remedy, and replaced if possible."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_flipped_weights_of_a_folder_are_refused_at_every_start(copy: Path) -> N
     load_model(copy)
 
 
-def test_what_helps_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any, cache: Cache) -> None:
+def test_the_remedy_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any, cache: Cache) -> None:
     assert get_again(cache.folder(entry.name)) == f"run 'draftree models get {entry.name}'"
     hub = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     assert get_again(hub) == "run 'hf download some/model --force-download'"
@@ -211,7 +211,7 @@ def test_malformed_safetensors_headers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 8, b"\xff" * 64, struct.pack("<Q", 100_000) + b"[" * 100_000])
-def test_safetensors_headers_that_are_none(raw: bytes, tmp_path: Path) -> None:
+def test_invalid_safetensors_headers(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
     with pytest.raises(ModelLoadError, match="its header cannot be read"):

@@ -1,4 +1,4 @@
-"""Machines without a home, with a cache that cannot be written, with a full disk: one sentence, or it works."""
+"""Machines without a home, with a read-only cache, with a full disk: one sentence, or it works."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_gguf_file_and_a_cache_that_cannot_be_written(gguf: Path, unwritable: 
         resolve_model(gguf)
 
 
-def test_the_command_line_says_so_in_one_sentence(
+def test_the_command_line_reports_it_in_one_sentence(
     gguf: Path, unwritable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from draftree.cli.main import run

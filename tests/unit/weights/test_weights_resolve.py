@@ -1,4 +1,4 @@
-"""Whatever names a model leads to its folder, or to one clear sentence."""
+"""Every name of a model resolves to its folder, or gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         (HUB_NAME, "'owner/tiny.model-1' is not on this machine, and the hub cannot be reached: name a local folder"),
     ],
 )
-def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
+def test_unknown_names_are_refused_in_one_sentence(name: str, why: str) -> None:
     with pytest.raises(ModelNotFoundError, match=why) as error:
         resolve_model(name)
     assert "\n" not in str(error.value)
@@ -192,7 +192,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         (HUB_NAME, "the hub has no model 'owner/tiny.model-1' that you can access: check the spelling"),
     ],
 )
-def test_what_the_hub_does_not_have_was_looked_for_there(name: str, why: str, hub: list[str]) -> None:
+def test_models_missing_at_the_hub_were_requested_there(name: str, why: str, hub: list[str]) -> None:
     with pytest.raises(ModelNotFoundError, match=why):
         resolve_model(name)
     assert any(f"/models/{name}" in path for path in hub)
@@ -235,7 +235,9 @@ def test_a_hub_model_in_the_hub_cache_is_found_without_network(
         (RuntimeError("connection reset\nby peer"), r"could not be fetched from the hub \(connection reset\)"),
     ],
 )
-def test_faults_of_the_hub_client_are_said(raised: Exception, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_the_hub_client_are_reported(
+    raised: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: object, **keywords: object) -> str:
         raise raised
 
@@ -277,7 +279,7 @@ Damage = tuple[str, str | None, str]
         ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
     ],
 )
-def test_a_damaged_folder_is_said_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
+def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_text(content)
@@ -310,9 +312,7 @@ def test_pickled_weights_are_left_to_transformers(folder: Path) -> None:
     assert resolve_model(folder) == folder
 
 
-def test_a_folder_that_only_holds_something_near_says_what_to_name(
-    folder: Path, tmp_path: Path, gguf_file: Path
-) -> None:
+def test_a_folder_of_a_related_kind_gives_a_suggestion(folder: Path, tmp_path: Path, gguf_file: Path) -> None:
     with pytest.raises(ModelLoadError, match=re.escape(f"to use the GGUF file in it, name '{gguf_file}'")):
         resolve_model(tmp_path)
     gguf_file.unlink()
@@ -326,7 +326,7 @@ def test_a_folder_that_only_holds_something_near_says_what_to_name(
 
 
 @pytest.mark.parametrize("name", ["broken.gguf", "notes.txt"])
-def test_a_file_that_is_no_model_is_said(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("not a model at all, but text")
-    with pytest.raises(ModelLoadError, match=r"is (not a readable|no) GGUF file"):
+    with pytest.raises(ModelLoadError, match=r"is (not a readable|not a) GGUF file"):
         resolve_model(tmp_path / name)
