@@ -12,7 +12,7 @@ HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder built like Llama."""
+    """Sizes of a decoder of the Llama architecture."""
 
     vocab_size: int
     hidden_size: int

@@ -122,7 +122,7 @@ def resident_bytes() -> int:
 
 
 def measure_drafts(tokens: np.ndarray, *, temperature: float) -> None:
-    """One draft a token behind prompts of some lengths, with a full memory and without."""
+    """One draft per token after prompts of several lengths, with a full memory and without."""
 
     def load(name: str) -> LoadedDraftModel:
         raise AssertionError("no model is needed")

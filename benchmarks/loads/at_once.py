@@ -18,7 +18,7 @@ from draftree.core.types import RoundRecord
 
 
 class Written(NamedTuple):
-    """When tokens came; and how many nodes were scored for a text in a round, where that is known."""
+    """Arrival times of tokens, and scored nodes per text and round if known."""
 
     marks: list[Marks]
     nodes: float | None = None
@@ -118,7 +118,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         tokens = sum(marks[-1][1] for marks in requests)
         seconds = sum(max(marks[-1][0] for marks in row["marks"] if marks) for row in group)
         first = [marks[0][0] for marks in requests]
-        # a round brings several tokens at once: each token of it counts with its share of the wait
+        # a round gives several tokens at once: each token of it counts with its share of the wait
         gaps = [
             (after[0] - before[0]) / (after[1] - before[1])
             for marks in requests

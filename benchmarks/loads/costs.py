@@ -47,7 +47,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Three panels: by sequences, by what stands before, by rows."""
+    """Three panels: by sequences, by prefix length, by rows."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -107,7 +107,7 @@ class Rig:
         return self.drafter.draft(self.states, budgets)
 
     def write(self, trees: Sequence[TokenTree], num_kept: int) -> None:
-        """The first way down is accepted, as far as asked; then a bonus."""
+        """The first path is accepted up to the requested length; then a bonus."""
         verdicts = []
         for view, tree in zip(self.views, trees, strict=True):
             way = tree.path(len(tree) - 1)[:num_kept] if len(tree) else []
@@ -221,7 +221,7 @@ def test_other_sequences_in_the_batch_change_no_draft(spec: str, draw: Draw) -> 
 
 @every_case
 def test_rounds_without_a_draft_leave_it_in_step(spec: str, draw: Draw) -> None:
-    """The engine asks no drafter where a budget is empty, and tells it all the same what was written."""
+    """The engine calls no drafter with an empty budget, but still reports the written tokens to it."""
     rig, asked = Rig(spec, draw).open(TEXTS), Rig(spec, draw).open(TEXTS)
     empty = [TokenTree((), ())] * len(TEXTS)
     for _ in range(3):
@@ -267,7 +267,7 @@ def test_reserved_capacity_is_enough(spec: str, draw: Draw) -> None:
     ],
 )
 def test_a_drafter_without_shared_noise_does_not_follow_it(spec: str) -> None:
-    """With the request's own noise a drafter much like the target is right more often than with any other."""
+    """With the request's own noise a drafter similar to the target is right more often than with any other."""
     texts = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
     hits = []
     for shares_noise in (True, False):

@@ -23,7 +23,7 @@ SPECS = {
     "heuristic": ["heuristic", "heuristic,start=3"],
     "threshold": ["threshold", "threshold:0.8", "threshold:0.1,k=2"],
 }
-"""Specs of each planner beside its name alone: add those of a new one."""
+"""Specs of each planner besides its bare name: add those of a new one."""
 NAMES = PLANNERS.names()
 COSTS = {1: 0.010, 2: 0.0105, 4: 0.011, 8: 0.013, 16: 0.018, 32: 0.028, 64: 0.05}
 

@@ -133,11 +133,11 @@ def test_users_criteria_see_every_token_and_cut_after_the_stop(inputs: dict[str,
 
 @pytest.mark.parametrize("inputs", [ONE, BATCH], ids=["one", "batch"])
 def test_a_streamer_receives_the_calls_of_generate(inputs: dict[str, Any]) -> None:
-    wanted, heard = Listener(), Listener()
+    wanted, received = Listener(), Listener()
     plain(model_of(), inputs, streamer=wanted, eos_token_id=EOS)
-    ours(model_of(), inputs, streamer=heard, eos_token_id=EOS)
-    assert heard.heard == wanted.heard
-    assert heard.heard[-1] == "end"
+    ours(model_of(), inputs, streamer=received, eos_token_id=EOS)
+    assert received.calls == wanted.calls
+    assert received.calls[-1] == "end"
 
 
 def test_a_users_own_maximum_takes_precedence() -> None:
@@ -166,7 +166,7 @@ def test_scores_and_logits_of_every_step(inputs: dict[str, Any]) -> None:
             assert values.shape == others.shape
             for row, tokens in enumerate(wanted.sequences):
                 if any(token in EOS for token in tokens[prompt : prompt + step].tolist()):
-                    assert not values[row].any(), "nothing is scored behind the end of a row"
+                    assert not values[row].any(), "nothing is scored after the end of a row"
                 else:
                     torch.testing.assert_close(values[row], others[row], atol=1e-4, rtol=1e-4)
 
@@ -246,7 +246,7 @@ def test_rows_of_long_and_short_prompts_stay_in_step_where_they_must() -> None:
     mask = torch.ones_like(ids)
     ids[1, :525], mask[1, :525] = PAD, 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    wanted, heard = Listener(), Listener()
+    wanted, received = Listener(), Listener()
     expected = plain(model, inputs, streamer=wanted, max_new_tokens=6)
-    assert torch.equal(ours(model, inputs, streamer=heard, draft="ngram", max_new_tokens=6), expected)
-    assert heard.heard == wanted.heard
+    assert torch.equal(ours(model, inputs, streamer=received, draft="ngram", max_new_tokens=6), expected)
+    assert received.calls == wanted.calls

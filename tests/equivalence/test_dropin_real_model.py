@@ -64,9 +64,9 @@ def test_stop_strings_end_the_text_where_generate_ends_it(texts: list[str]) -> N
 def test_a_text_streamer_receives_the_text() -> None:
     model, tokenizer = loaded()
     inputs = dict(tokenizer(TEXTS[:1], return_tensors="pt"))
-    heard = []
+    streamed = []
     for drafting in ({}, {"custom_generate": draftree.generate}):
         streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
         plain(model, inputs, streamer=streamer, **drafting)
-        heard.append("".join(streamer))
-    assert heard[0] == heard[1] != ""
+        streamed.append("".join(streamer))
+    assert streamed[0] == streamed[1] != ""

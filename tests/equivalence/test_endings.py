@@ -59,7 +59,7 @@ def write(model: TableLM, draft: str | None, **params: Any) -> Completion:
 
 
 def knowing(text: tuple[int, ...]) -> Callable[[np.ndarray, Budget], TokenTree]:
-    """A script that knows what is coming and now and then errs."""
+    """A script that drafts the coming text with occasional errors."""
 
     def draft(tokens: np.ndarray, budget: Budget) -> TokenTree:
         start = len(tokens) - len(PROMPT)
@@ -173,7 +173,7 @@ def test_a_minimum_holds_for_stop_strings_too(scripts: Scripts, least: int) -> N
 @pytest.mark.parametrize("least", [1, 4, 9])
 @pytest.mark.parametrize("width", [2, 3, 6])
 def test_a_stop_string_that_begins_before_the_minimum(scripts: Scripts, least: int, width: int) -> None:
-    """Its last character is the first one of the token behind the minimum."""
+    """Its last character is the first one of the token after the minimum."""
     model = table(4, only_letters=True)
     free = write(model, None)
     before = len(text_of(free.token_ids[:least]))

@@ -39,7 +39,7 @@ if platform.machine() == "x86_64":
 
 
 def built(name: str) -> Library:
-    """The library of a build; skips where the compiler or the system knows nothing of its instructions."""
+    """The library of a build; skips if the compiler or the system does not support its instructions."""
     try:
         return Library(built_library(extra_flags=BUILDS[name]))
     except TilesRefusedError as error:

@@ -63,7 +63,7 @@ def test_prompt_logprobs_equal_those_of_transformers(family: str, draft: str | N
 
 
 def passes_by(model: LanguageModel, prompt: Sequence[int]) -> Tensor:
-    """Logits of a whole prompt in one pass of the model behind the seam."""
+    """Logits of a whole prompt in one pass of the target model."""
     from slot_samples import at_once
 
     return torch.log_softmax(at_once(model, list(prompt)), dim=-1)

@@ -91,7 +91,7 @@ def test_weights_changed_with_equal_times_are_detected(
             load_model(folder, dtype="float32")
     assert "gives different logits now" in caplog.text
     assert len(reads) == 1
-    os.utime(path)  # its owner says that it is meant so
+    os.utime(path)  # an intended change
     found = load_model(folder, dtype="float32")
     assert torch.allclose(logits(found), logits(load_model(folder, dtype="float32", kernels="torch")), atol=1e-3)
 

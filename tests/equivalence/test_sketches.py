@@ -54,7 +54,7 @@ def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @torch.inference_mode()
 def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
-    """Logits of a model of transformers that was built with this part only, behind each token."""
+    """Logits of a model of transformers that was built with this part only, after each token."""
     model = fresh("qwen3", **SIZES)
     for layer in part.attention:
         model.model.layers[layer].self_attn.o_proj.weight.zero_()

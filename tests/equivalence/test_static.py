@@ -139,7 +139,7 @@ def test_the_shapes_that_were_used_last_are_kept() -> None:
     assert [bucket.rows for bucket in model.static.buckets] == [4, 2]
     model.reserve(4, 200)
     model.extend([Extend(slot, [5], [-1])])
-    assert [bucket.rows for bucket in model.static.buckets] == [1], "what was captured lies elsewhere now"
+    assert [bucket.rows for bucket in model.static.buckets] == [1], "captured memory moved"
 
 
 class Recorded(Graphs):
@@ -169,7 +169,7 @@ def test_repeated_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
             rows.append(one.extend([Extend(slot, [token, 3], [-1, -1])]).logits)
             one.commit(slot, [0])
     assert torch.allclose(torch.cat(captured), torch.cat(wanted), atol=2e-4)
-    assert model.static.num_captured == 2, "one shape before 48 keys and one behind"
+    assert model.static.num_captured == 2, "one shape up to 48 keys and one above"
     model.reserve(1, 200)
     assert model.extend([Extend(slot_of(model), [5], [-1])]).logits.isfinite().all()
     assert model.static.num_captured == 0

@@ -91,6 +91,6 @@ def test_distribution_of_the_text_is_the_targets(counts: np.ndarray) -> None:
 
 
 def test_distribution_of_a_slightly_colder_text_is_rejected(counts: np.ndarray) -> None:
-    """The biased twin: the same counts against the distribution at temperature 0.9."""
+    """The biased variant: the same counts against the distribution at temperature 0.9."""
     colder = np.power(joint(CASE, 3), 1 / 0.9)
     assert chi_square(counts.reshape(1, -1), (colder / colder.sum()).reshape(1, -1))[1] < LEVEL

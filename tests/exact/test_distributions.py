@@ -231,7 +231,7 @@ def test_a_second_draw_too_rare_for_its_float32_distribution_is_still_lossless()
     distributions = torch.tensor([[1.0, 0.0, 0.0]] * 2)
     for name in ("recursive", "traversal"):
         tree = TokenTree((0, 2), (ROOT, ROOT), draw=WOR, distributions=distributions)
-        # the first child is certain under its distribution, and the second certain because its distribution says
+        # the first child is certain under its distribution, and the second certain because its distribution implies
         # nothing
         check(cases, [(tree, 1.0)], name, depth=1)
 

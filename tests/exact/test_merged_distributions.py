@@ -39,7 +39,7 @@ def alone(name: str, part: int, shape: tuple[int, ...]) -> float:
 
 
 def with_chain(shape: tuple[int, ...], tokens: Sequence[int], *, budget: int = 99) -> Drafts:
-    """A model's draws beside a copied chain, which the spec names first."""
+    """A model's draws merged with a copied chain, which the spec names first."""
     copied = chain(tokens, draw=POINT)
     for tree, probability in trees(CASES[0], shape, IID):
         yield first_levels(join([copied, tree], ["ngram", "model"], vocab_size=VOCAB), budget), probability
@@ -57,7 +57,7 @@ def test_a_copied_chain_beside_draws_keeps_the_distribution_and_never_costs_acce
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_right_chain_keeps_its_depth_where_the_draws_agree_with_it(name: str) -> None:
-    """A drawn token that the chain copied as well goes on with the rest of the chain."""
+    """A drawn token that the chain copied as well continues with the rest of the chain."""
     joined = join([chain([1, 2, 0], draw=POINT), next(drawn((1,)))], ["ngram", "model"], vocab_size=VOCAB)
     assert joined.tokens == (1, 2, 0)
     assert joined.parents == (-1, 0, 1)
@@ -103,7 +103,7 @@ def test_a_budget_cuts_without_bias(name: str, budget: int) -> None:
 
 
 def test_a_second_drawn_twin_stays_a_draw() -> None:
-    """Left out it would bias: whether it is there says what was drawn."""
+    """Dropping it would bias, because its presence depends on the draw."""
 
     def without_twins() -> Drafts:
         distributions = CASES[1].draft_distribution(())

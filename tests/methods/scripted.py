@@ -17,7 +17,7 @@ Script = Callable[[np.ndarray, Budget], TokenTree]
 
 @final
 class ScriptedDrafter(SequenceDrafter[SequenceView]):
-    """Asks the script of its name for a tree behind the tokens so far."""
+    """Draft the tree that the script of its name returns for the tokens so far."""
 
     scripts: ClassVar[dict[str, Script]] = {}
 

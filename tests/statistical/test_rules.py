@@ -1,6 +1,6 @@
 """Rules with their real noise write Markov chains with the target's transitions: 15000 tokens for each rule.
 
-Each rule is run as the loop runs it, round after round behind its own text, with chances from a stream of the round.
+Each rule is run as the loop runs it, round after round on its own text, with chances from a stream of the round.
 The transitions are counted by context (four tokens, four distributions) and Pearson's statistic, 12 degrees of freedom,
 is tested at level 1e-4: an honest rule fails once in 10000 choices of the seed, which is fixed. A chi-square distance
 of 0.0057 a token (a total variation of about 0.04) is found with probability 0.99. The biased twins must be found.

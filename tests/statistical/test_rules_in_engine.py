@@ -5,7 +5,7 @@ three tokens over three, a seed each, are counted for every rule and temperature
 against is computed by hand, token by token, in numpy: repetition penalty, presence and frequency penalty, temperature,
 min-p. Pearson's test at level 1e-4 over the texts that min-p leaves, 26 degrees of freedom at most: a chi-square
 distance of 0.085 (a total variation of about 0.14) is found with probability 0.99, which a test computes. The smaller
-errors are those of the rules, which `exact` looks for; this looks for what stands between the rules and a request.
+errors are those of the rules, which `exact` detects; this detects errors between the rules and a request.
 Twins of a rule, of the drafter and of the engine that each forget one thing must be found, among 500 or 600 texts.
 """
 

@@ -197,7 +197,7 @@ REFUSED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
 """Families that are refused for another reason, and how its sentence goes."""
 
 ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
-"""Families whose rows see what comes behind them: no text can be decoded token by token."""
+"""Families whose rows attend to later tokens, so that texts cannot be decoded token by token."""
 
 OTHERWISE = {name: changes for name, (changes, _) in REFUSED_OTHERWISE.items()}
 FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **OTHERWISE, **ENCODERS}
@@ -236,13 +236,13 @@ def peer(name: str) -> Any:
 
 @functools.cache
 def target(name: str) -> LanguageModel:
-    """The family's model behind the seam, with weights of its own."""
+    """The family's model as a `LanguageModel`, with its own weights."""
     return wrap_model(fresh(name), name=name).model
 
 
 @torch.no_grad()
 def drafter_folder(name: str, where: Path, *, distance: float = DRAFTER_DISTANCE, **changes: Any) -> Path:
-    """A folder with a model like the family's, its matrices off by a share of themselves."""
+    """A folder with a model like the family's, with perturbed matrices."""
     folder = where / "-".join([name, str(distance), *map(str, changes.values())])
     if not folder.exists():
         model = fresh(name, **changes)

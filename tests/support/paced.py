@@ -34,7 +34,7 @@ def compute_bound(rows: int) -> float:
 
 
 class FakeClock:
-    """Moves on by a tick whenever it is read, and by what it is told."""
+    """Advances by a tick whenever it is read, and by given amounts."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

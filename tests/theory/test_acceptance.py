@@ -88,7 +88,7 @@ def heads(case: Case, length: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_chain_under_token_is_a_sum_over_its_heads(seed: int) -> None:
-    """A head is kept with the product of min(T, D): T and D of each of its tokens behind the ones before."""
+    """A prefix is accepted with the product of min(T, D), each conditional on the tokens before."""
     case = pair(seed, vocab_size=3)
     total = 0.0
     for head in heads(case, 3):

@@ -17,7 +17,7 @@ from draftree.core.types import RoundRecord
 
 @asynccontextmanager
 async def held(llm: AsyncLLM) -> AsyncIterator[None]:
-    """Nothing that is asked for in here is looked at before the end."""
+    """No call inside the block is processed before its end."""
     gate = Event()
     holding = llm._driver.call(lambda: gate.wait(120))
     while len(llm._driver._mailbox):
@@ -30,7 +30,7 @@ async def held(llm: AsyncLLM) -> AsyncIterator[None]:
 
 
 async def in_line(llm: AsyncLLM) -> int:
-    """How many requests wait for room, with a look at the books."""
+    """The number of requests that wait for room, with an integrity check."""
 
     def count() -> int:
         llm._driver.check_integrity()

@@ -52,14 +52,14 @@ class Written:
 
 
 def write_prompts(
-    setup: Setup, prompts: Sequence[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
+    setup: Setup, prompts: Sequence[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
 ) -> None:
     """Load the model, generate for all prompts as one batch and print the results in the order of the file.
 
     Args:
         setup: the model and the methods.
         prompts: the prompts of the file.
-        wish: parameters for each of them; its task has no text.
+        request: parameters for each of them; its task has no text.
         screen: where texts appear; None prints one JSON object per line.
         notes: style of standard error.
 
@@ -67,13 +67,13 @@ def write_prompts(
         InvalidRequestError: a prompt is invalid; nothing has been generated then.
         GenerationError: prompts failed during generation; the others are printed.
     """
-    require_fitting_options(prompts, wish.task)
+    require_fitting_options(prompts, request.task)
     llm = setup.over(fetch_and_load(setup))
     if llm.draft_note:
         note(notes.dim(llm.draft_note))
     start = time.perf_counter()
     done = []
-    for written in write_in_order(llm, prompts, wish):
+    for written in write_in_order(llm, prompts, request):
         done.append(written)
         if screen is None:
             say(dump(as_json(written, setup, llm)) + "\n")
@@ -94,17 +94,17 @@ def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
         InvalidRequestError: the message names the line.
     """
     option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
-    talk = next((prompt for prompt in prompts if prompt.messages is not None), None)
-    if talk is not None and option is not None:
+    conversation = next((prompt for prompt in prompts if prompt.messages is not None), None)
+    if conversation is not None and option is not None:
         raise InvalidRequestError(
-            f"{talk.place}: holds messages, and {option} applies to prompts only: leave {option} out, "
+            f"{conversation.place}: holds messages, and {option} applies to prompts only: leave {option} out, "
             "or add its content to the line"
         )
 
 
-def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Request) -> Iterator[Written]:
+def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], request: Request) -> Iterator[Written]:
     """Run all prompts as one batch; yield each once it and all before it are finished."""
-    made = [sequences_of(llm, prompt, wish) for prompt in prompts]
+    made = [sequences_of(llm, prompt, request) for prompt in prompts]
     everything = [sequence for _, sequences in made for sequence in sequences]
     # no progress bar between texts on a terminal
     hidden = None if not is_terminal(sys.stdout) else False
@@ -123,7 +123,7 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Request) -> It
             llm.engine.abort(everything)
 
 
-def sequences_of(llm: LLM, prompt: FilePrompt, wish: Request) -> tuple[bool, list[WritingSequence]]:
+def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, list[WritingSequence]]:
     """Create the n sequences of a prompt; also returns whether they answer a conversation.
 
     Raises:
@@ -133,10 +133,10 @@ def sequences_of(llm: LLM, prompt: FilePrompt, wish: Request) -> tuple[bool, lis
         if prompt.messages is not None:
             chat, ids = True, llm.requests.encode_chat(prompt.messages)
         else:
-            task = dataclasses.replace(wish.task, text=str(prompt.prompt)).decided(llm)
+            task = dataclasses.replace(request.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
             ids = llm.requests.encode(task.messages if chat else task.text)
-        params = fitted_to_context(wish.params, llm, ids) if wish.fits_context else wish.params
+        params = fitted_to_context(request.params, llm, ids) if request.fits_context else request.params
         return chat, llm.requests.sequences(ids, params)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{prompt.place}: {error}") from error
@@ -154,7 +154,7 @@ def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
 def show(written: Written, screen: Screen) -> None:
     """Print the texts of a prompt under its id, or its place in the file."""
     name = str(written.prompt.labels.get("id", written.prompt.place))
-    say(f"{screen.ink.bold(f'=== {name.translate(PICTURES)} ===')}\n")
+    say(f"{screen.style.bold(f'=== {name.translate(PICTURES)} ===')}\n")
     if written.error is None:
         for sequence in written.sequences:
             screen.show(Update(sequence, sequence.take_pieces(), is_last=True))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from draftree.loading.load import LoadedModel
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["TALKS", "DemoPrompt", "demo", "verdict"]
+__all__ = ["DEMO_PROMPTS", "DemoPrompt", "demo", "verdict"]
 
 MODEL = "smollm2-135m-instruct"
 MAX_WIDTH = 80
@@ -62,7 +62,7 @@ class DemoPrompt:
         )
 
 
-TALKS = (
+DEMO_PROMPTS = (
     DemoPrompt("Code to rewrite: much can be copied", "rewrite_code.md", 200, stop="```\n"),
     DemoPrompt("An open story: little can be copied", "tell_story.md", 160),
 )
@@ -89,61 +89,64 @@ def demo(
     setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
         raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
-    ink = Style.chosen(colour, sys.stdout)
+    style = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
         for llm in (plain, fast):
-            llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
+            llm.chat(message(DEMO_PROMPTS[0]), DEMO_PROMPTS[0].params(WARM_UP_TOKENS))
             llm.forget()  # the cache must not hold the first prompt
-    say(heading(setup, loaded, ink))
-    same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
+    say(heading(setup, loaded, style))
+    same = [
+        show(demo_prompt, number, setup, plain=plain, fast=fast, style=style)
+        for number, demo_prompt in enumerate(DEMO_PROMPTS, 1)
+    ]
     if not all(same):
         raise typer.Exit(1)
 
 
-def message(talk: DemoPrompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": talk.prompt}]
+def message(demo_prompt: DemoPrompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": demo_prompt.prompt}]
 
 
-def heading(setup: Setup, loaded: LoadedModel, ink: Style) -> str:
+def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
     """Return the lines that name the model and the machine."""
     import torch
 
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     machine = f"torch {torch.__version__} · {loaded.model.device} · {threads} · {dtype} · kernels: {loaded.kernels}"
-    lines = [ink.bold(f"{setup.model} answers two prompts, each plain and with speculation"), ink.dim(machine)]
-    if ink.coloured:
-        lines.append(f"colours: {ink.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
+    lines = [style.bold(f"{setup.model} answers two prompts, each plain and with speculation"), style.dim(machine)]
+    if style.coloured:
+        lines.append(f"colours: {style.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
     return "\n".join(lines) + "\n"
 
 
-def show(talk: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Style) -> bool:
+def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, style: Style) -> bool:
     """Show both answers to one prompt; returns whether they are equal."""
     from draftree.cli.compare import are_equal, difference, speedup
 
-    say(f"\n{rule(f'{number}. {talk.title}', ink)}\n")
-    for line in outline(talk.prompt):
-        say(ink.dim(f"> {line}") + "\n")
+    say(f"\n{rule(f'{number}. {demo_prompt.title}', style)}\n")
+    for line in outline(demo_prompt.prompt):
+        say(style.dim(f"> {line}") + "\n")
     runs = []
     for llm, wrote in ((plain, setup.plainly()), (fast, setup)):
-        say(f"\n{ink.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
-        runs.append(answer(llm, wrote, talk, ink))
-        say(ink.dim(numbers(runs[-1])) + "\n")
+        say(f"\n{style.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
+        runs.append(answer(llm, wrote, demo_prompt, style))
+        say(style.dim(numbers(runs[-1])) + "\n")
     same, ratio = are_equal(*runs), speedup(*runs)
-    say("\n" + ink.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
+    say("\n" + style.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
     say(textwrap.fill(verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.", width()) + "\n")
     return same
 
 
-def answer(llm: LLM, setup: Setup, talk: DemoPrompt, ink: Style) -> Run:
+def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run:
     """Generate the answer and show it meanwhile."""
     from draftree.cli.prompt import Task
     from draftree.cli.writing import Screen, write
 
-    screen = Screen(ink, live=True, width=width())
-    return write(llm, setup, Task(talk.prompt, chat=True), params=talk.params(), screen=screen)
+    screen = Screen(style, live=True, width=width())
+    return write(llm, setup, Task(demo_prompt.prompt, chat=True), params=demo_prompt.params(), screen=screen)
 
 
 def numbers(run: Run) -> str:
@@ -186,8 +189,8 @@ def outline(prompt: str) -> Iterator[str]:
             yield line
 
 
-def rule(title: str, ink: Style) -> str:
-    return ink.bold(f"── {title} ".ljust(width(), "─"))
+def rule(title: str, style: Style) -> str:
+    return style.bold(f"── {title} ".ljust(width(), "─"))
 
 
 def width() -> int:

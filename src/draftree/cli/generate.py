@@ -148,13 +148,13 @@ def generate(
     source = context.get_parameter_source("max_tokens")
     if not setup.is_plain and not compare:  # a comparison refuses lossy verifiers
         announce_lossy(verify, params.temperature, notes)
-    wish = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
+    request = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
-        write_batch_and_report(setup, batch, wish, screen=screen, notes=notes)
+        write_batch_and_report(setup, batch, request, screen=screen, notes=notes)
     elif compare:
-        compare_and_report(setup, wish, screen, notes)
+        compare_and_report(setup, request, screen, notes)
     else:
-        write_and_report(setup, wish, screen, notes=notes, record=record)
+        write_and_report(setup, request, screen, notes=notes, record=record)
 
 
 def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, colour: Colour) -> None:
@@ -218,7 +218,9 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
         )
 
 
-def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, notes: Style, record: Path | None) -> None:
+def write_and_report(
+    setup: Setup, request: Request, screen: Screen | None, *, notes: Style, record: Path | None
+) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
@@ -228,8 +230,8 @@ def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, note
         if llm.draft_note:
             note(notes.dim(llm.draft_note))
         announce(setup, screen, notes)
-        wish = wish.met(llm)
-        run = write(llm, setup, wish.task, params=wish.params, screen=screen)
+        request = request.met(llm)
+        run = write(llm, setup, request.task, params=request.params, screen=screen)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
@@ -237,35 +239,35 @@ def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, note
 
 
 def write_batch_and_report(
-    setup: Setup, prompts: list[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
+    setup: Setup, prompts: list[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
 ) -> None:
     from draftree.cli.batch import write_prompts
 
-    write_prompts(setup, prompts, wish, screen=screen, notes=notes)
+    write_prompts(setup, prompts, request, screen=screen, notes=notes)
 
 
-def compare_and_report(setup: Setup, wish: Request, screen: Screen | None, notes: Style) -> None:
+def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, warm_up, write
 
     setup.methods()
-    wish = dataclasses.replace(wish, params=comparable(wish.params, setup.verify))
+    request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
     loaded = fetch_and_load(setup)
     fast = setup.over(loaded)
     if fast.draft_note:
         note(notes.dim(fast.draft_note))
     plain = setup.plainly().over(loaded)
-    wish = wish.met(fast)
+    request = request.met(fast)
     for llm in (plain, fast):
-        warm_up(llm, wish.params.constraint)
+        warm_up(llm, request.params.constraint)
     announce(setup, screen, notes)
     live = screen is not None and screen.live
-    plainly = dataclasses.replace(wish.params, prediction=None)
-    plain_run = write(plain, setup.plainly(), wish.task, params=plainly, screen=screen if live else None)
+    plainly = dataclasses.replace(request.params, prediction=None)
+    plain_run = write(plain, setup.plainly(), request.task, params=plainly, screen=screen if live else None)
     if screen is not None:
         note(notes.dim(f"plain: {plain_run.summary}"))
-    fast_run = write(fast, setup, wish.task, params=wish.params, screen=screen)
+    fast_run = write(fast, setup, request.task, params=request.params, screen=screen)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
@@ -280,5 +282,5 @@ def compare_and_report(setup: Setup, wish: Request, screen: Screen | None, notes
 
 def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:
     """Print once what the colours mean, if colours are shown."""
-    if screen is not None and screen.ink.coloured and notes.coloured and not setup.is_plain:
+    if screen is not None and screen.style.coloured and notes.coloured and not setup.is_plain:
         note(f"{notes.accepted('drafted and accepted')}, chosen by the model")

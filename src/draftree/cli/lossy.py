@@ -23,8 +23,8 @@ def lossy_line(verify: str, temperature: float) -> str | None:
     )
 
 
-def announce_lossy(verify: str, temperature: float, ink: Style) -> None:
+def announce_lossy(verify: str, temperature: float, style: Style) -> None:
     """Write the warning, if there is one."""
     line = lossy_line(verify, temperature)
     if line is not None:
-        note(ink.bold(line))
+        note(style.bold(line))

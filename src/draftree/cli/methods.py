@@ -85,24 +85,24 @@ def methods(
         listed = {seam.key: [dataclasses.asdict(card) for card in cards(seam.registry)] for seam in SEAMS}
         say(json.dumps(listed, indent=2) + "\n")
         return
-    ink = Style.chosen(Colour.AUTO, sys.stdout)
+    style = Style.chosen(Colour.AUTO, sys.stdout)
     for number, seam in enumerate(SEAMS):
         if number:
             say("\n")
-        say(f"{ink.bold(f'{seam.key} ({seam.flag})')}  {seam.remark}\n")
+        say(f"{style.bold(f'{seam.key} ({seam.flag})')}  {seam.remark}\n")
         shown = cards(seam.registry)
         margin = max(len(card.name) for card in shown) + 4
         for card in shown:
-            say(entry(card, ink, margin))
+            say(entry(card, style, margin))
 
 
-def entry(card: MethodCard, ink: Style, margin: int) -> str:
+def entry(card: MethodCard, style: Style, margin: int) -> str:
     """Return the lines of one method, its name in the margin."""
     summary = card.summary if card.lossless is not False else f"{card.summary} Lossy."
     lines = textwrap.wrap(summary, WIDTH - margin)
-    head = f"  {ink.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
+    head = f"  {style.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
     options = textwrap.wrap(", ".join(map(spelled, card.options)), WIDTH - margin)
-    rest = [*(f"{'':{margin}}{line}" for line in lines[1:]), *(f"{'':{margin}}{ink.dim(line)}" for line in options)]
+    rest = [*(f"{'':{margin}}{line}" for line in lines[1:]), *(f"{'':{margin}}{style.dim(line)}" for line in options)]
     return "\n".join([head, *rest]) + "\n"
 
 

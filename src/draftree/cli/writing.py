@@ -111,13 +111,13 @@ class Screen:
     """Shows texts while they are verified, or at the end. Mutated by `show`.
 
     Args:
-        ink: style of the output.
+        style: style of the output.
         live: show each piece immediately; for one text only.
         width: columns to which a live text is wrapped; None does not wrap.
     """
 
-    def __init__(self, ink: Style, *, live: bool, width: int | None = None) -> None:
-        self.ink = ink
+    def __init__(self, style: Style, *, live: bool, width: int | None = None) -> None:
+        self.style = style
         self.live = live
         self._guarded = is_terminal(sys.stdout)
         self._wrapping = None if width is None else Wrapping(width)
@@ -128,18 +128,18 @@ class Screen:
         pieces = [harmless(piece) for piece in update.pieces] if self._guarded else update.pieces
         self._pieces.setdefault(update.sequence.index, []).extend(pieces)
         if self.live:
-            say(self.ink.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
+            say(self.style.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
 
     def finish(self) -> None:
         """End the output: all verified text is shown, and the cursor is at the start of a line."""
         if self._wrapping is not None:
-            say(self.ink.pieces(self._wrapping.finish()))
+            say(self.style.pieces(self._wrapping.finish()))
         texts = [self._pieces[index] for index in sorted(self._pieces)]
         for number, pieces in enumerate(texts, 1):
             if len(texts) > 1:
-                say(f"{self.ink.dim(f'--- {number} of {len(texts)} ---')}\n")
+                say(f"{self.style.dim(f'--- {number} of {len(texts)} ---')}\n")
             if not self.live:
-                say(self.ink.pieces(pieces))
+                say(self.style.pieces(pieces))
             if pieces and not pieces[-1].text.endswith("\n"):
                 say("\n")
         self._pieces = {}

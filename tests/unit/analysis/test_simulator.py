@@ -89,7 +89,7 @@ def test_a_text_that_a_stop_cut_off_is_simulated_to_the_letter(tmp_path: Path) -
 
 @pytest.mark.parametrize("plan", ["fixed", "fixed:2", "heuristic", "threshold:0.5", "threshold:0.9,k=4"])
 def test_a_watched_trace_determines_every_planners_result(plan: str, tmp_path: Path) -> None:
-    """A drafter that knows nothing but the text drafts the same at a position, however the loop came there."""
+    """A drafter that depends only on the text drafts the same at a position, however the loop reached it."""
     watched = record("ngram,min=1", "watch", tmp_path / "w.jsonl", prompts=PROMPTS[:1])
     real = record("ngram,min=1", plan, tmp_path / "r.jsonl", prompts=PROMPTS[:1])
     found = simulate(watched, plan)

@@ -20,7 +20,7 @@ METHODS = [PLAIN, DRAFTED, OTHER]
 
 
 class PretendWriter(Writer):
-    """Writes the prompt backwards, or what it is told for a method's name."""
+    """Writes the prompt backwards, or a given text for a method's name."""
 
     def __init__(self, instead: dict[str, tuple[int, ...]] | None = None) -> None:
         self.calls: list[tuple[str, int]] = []

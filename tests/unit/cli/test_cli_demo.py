@@ -9,7 +9,7 @@ import pytest
 
 from cli_samples import DEMO_CONTEXT, save_tiny_model
 from draftree.cli import compare, demo, writing
-from draftree.cli.demo import TALKS, outline, verdict
+from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.writing import Run, Setup
 from draftree.completion import Completion
@@ -25,7 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
     monkeypatch.setattr(writing, "LLM", paced_llm)
-    monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
+    monkeypatch.setattr(
+        demo, "DEMO_PROMPTS", tuple(dataclasses.replace(demo_prompt, max_tokens=40) for demo_prompt in DEMO_PROMPTS)
+    )
 
 
 def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +61,7 @@ def test_colours_tell_accepted_from_picked(model: str, capfd: pytest.CaptureFixt
 
 def test_prompts_are_shown_without_their_code() -> None:
     assert list(outline("Do\n```python\na\n\nb\n```\n\nthis.")) == ["Do", "[3 lines of code]", "this."]
-    assert [len(list(outline(talk.prompt))) for talk in TALKS] == [2, 1]
+    assert [len(list(outline(demo_prompt.prompt))) for demo_prompt in DEMO_PROMPTS] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +79,4 @@ def test_the_summary_matches_the_ratio(ratio: float, words: str, model: str) -> 
 
 def test_prompts_are_in_the_package() -> None:
     folder = Path(__file__).parents[3] / "src" / "draftree" / "cli" / "data"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(talk.file for talk in TALKS)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(demo_prompt.file for demo_prompt in DEMO_PROMPTS)

@@ -80,7 +80,7 @@ USAGE = [
 def test_wrong_usage(refused: Refused, base: str, arguments: list[str], words: str) -> None:
     text = refused(*(base if word == "MODEL" else word for word in arguments), status=2)
     assert words in text
-    assert text.endswith("--help')\n"), "it says where to read on"
+    assert text.endswith("--help')\n"), "it refers to the help"
 
 
 def commands() -> Iterator[tuple[list[str], Any]]:

@@ -46,7 +46,7 @@ def test_short_options_for_version_and_help(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def complete(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Complete:
-    """What bash is offered behind a line."""
+    """The completions that bash gets for a line."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
 
     def call(line: str) -> list[str]:

@@ -20,7 +20,7 @@ from draftree.verifiers import VERIFIERS
 
 DRAFTER = '''"""Guesses the same token over and over.
 
-Source: nobody. Costs nothing; loses nearly always.
+Source: none. Costs nothing; loses nearly always.
 """
 
 from dataclasses import dataclass, field

@@ -99,5 +99,5 @@ def test_no_torch_thread_keeps_spinning() -> None:
             return awake() - before
 
     for work in works:
-        # whoever is woken is awake for milliseconds, and every time; others of this process may be busy now and then
+        # a woken thread spins for milliseconds, every time; others of this process may be busy now and then
         assert any(spent(work) < 0.0005 for _ in range(30))

@@ -61,7 +61,7 @@ def test_accepted_tokens_are_not_read_again(kept: tuple[int, ...]) -> None:
     (tree,) = one.grow([state], [Budget(5, 5)])
     seen.history.append([*(tree.tokens[node] for node in kept), 7])
     one.observe([state], [Verdict(kept, 7)])
-    # the deepest node was never fed: nobody needed what comes behind it
+    # the deepest node was never fed: its children were not needed
     assert state.covered == state.slot.length == 2 + min(len(kept), 4)
     (tree,) = one.grow([state], [Budget(3, 3)])
     assert list(tree.tokens) == greedy(table, seen.history.tokens.tolist(), 3)
@@ -117,7 +117,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 @pytest.mark.parametrize("width", [VOCAB - 3, VOCAB + 5])
 @pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("chain", Draw.IID), ("best-6", Draw.FREE)])
 def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str, draw: Draw) -> None:
-    # a wide model that likes its surplus ids best, a narrow one that reads ids it does not have
+    # a wide model that prefers its surplus ids, a narrow one that reads ids it does not have
     base = hashed(width, seed=2)
 
     def table(context: tuple[int, ...]) -> Tensor:

@@ -85,14 +85,14 @@ def test_its_size_matches_the_docstring() -> None:
     assert LookaheadDrafter.default_nodes(config) == 7 + 7 * 3 + 6 * 4
     assert LookaheadDrafter.default_depth(config) == 7 + 3
     assert drafter_of(window=1).wants_picks
-    assert not drafter_of(window=0).wants_picks, "the pool alone asks for nothing"
+    assert not drafter_of(window=0).wants_picks, "the pool alone needs no picks"
 
 
 CYCLE = 40
 
 
 def cyclic() -> TableLM:
-    """Behind x comes x + 1, whatever stands before."""
+    """The token after x is x + 1, independent of the context."""
 
     def table(context: tuple[int, ...]) -> torch.Tensor:
         logits = torch.zeros(CYCLE, dtype=torch.float64)

@@ -64,7 +64,7 @@ class TestWindow:
         pool.add([5, 6, 7])
         pool.add([1, 8, 9])
         rows: list[list[int | None]] = [[1, 2], [None, 3], [None, None]]
-        # lane 0 goes on as the pool has it, lane 1 has no known continuation, lanes 2 and 3 are all new
+        # lane 0 continues from the pool, lane 1 has no known continuation, lanes 2 and 3 are all new
         lanes = [[1, 8, 9], [2, 3, 70], [5, 6, 7], [71, 72, 73]]
         guesses = iter([70, 5, 71, 72, 73])
         assert filled(rows, 4, pool=pool, guesses=guesses) == [list(row) for row in zip(*lanes, strict=True)]

@@ -17,7 +17,8 @@ from lookahead_samples import PLENTY, VOCAB, drafter_of, heads, view_of, ways
 class Reference:
     """Lookahead as the paper has it, plainly: lanes by the absolute position of their first token.
 
-    Knows the model. A lane's context is the text, the first tokens of all lanes up to its own, and the rest of itself.
+    Has access to the model. A lane's context is the text, the first tokens of all lanes up to its own, and its own
+    rest.
     """
 
     def __init__(self, model: TableLM, view: SequenceView, *, window: int, n: int, candidates: int) -> None:

@@ -111,7 +111,7 @@ def test_a_million_tokens_cost_twenty_bytes_each() -> None:
 
 
 def seconds_by_token(index: Occurrences) -> float:
-    """Of this thread's own time, which others who use the machine do not lengthen."""
+    """Measured in this thread's CPU time, which other load does not lengthen."""
     start = time.thread_time()
     for token in range(100):
         index.extend(np.array([token]))
@@ -125,13 +125,13 @@ def seconds_by_text(index: Occurrences, tokens: np.ndarray) -> float:
 
 
 def test_adding_stays_fast_as_the_index_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token costs as much behind many as behind few, in a text less; room is made a few times only."""
+    """A token costs the same after many as after few, less in a text; the index is resized only a few times."""
     rng, rooms, allocate = np.random.default_rng(0), list[int](), Occurrences._allocate
     monkeypatch.setattr(Occurrences, "_allocate", lambda index, room: rooms.append(room) or allocate(index, room))
     short, long = Occurrences((8, 1)), Occurrences((8, 1))
     long.extend(rng.integers(0, 1000, 500_000))
     behind_few, behind_many = zip(*((seconds_by_token(short), seconds_by_token(long)) for _ in range(20)), strict=True)
-    assert min(behind_many) < 10 * min(behind_few), "half a million tokens: whatever goes over all takes far longer"
+    assert min(behind_many) < 10 * min(behind_few), "half a million tokens: a scan over all would take far longer"
     at_once = min(seconds_by_text(long, rng.integers(0, 1000, 100_000)) for _ in range(3))
     assert at_once < min(behind_many)
     assert len(rooms) < 12

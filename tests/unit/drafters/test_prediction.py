@@ -22,7 +22,7 @@ PREDICTION = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
 class Writing:
-    """A text that is written token by token beside the drafter."""
+    """A text that is written token by token together with the drafter."""
 
     def __init__(self, prediction: list[int] | None, **options: float) -> None:
         def load(name: str) -> LoadedDraftModel:
@@ -35,7 +35,7 @@ class Writing:
         self.state = self.drafter.open(self.view)
 
     def write(self, *tokens: int) -> list[tuple[int, ...]]:
-        """The leaves' paths of the draft behind these tokens."""
+        """Paths of the leaves of the draft after these tokens."""
         self.view.history.append(tokens)
         tree = self.tree = self.drafter.draft_one(self.state, Budget(16, 4))
         inner = set(tree.parents)
@@ -82,7 +82,7 @@ def test_of_places_that_match_alike_the_nearest_ahead_comes_first() -> None:
     paths = writing.write(7)
     assert writing.tree.tokens[0] == 21
     assert {path[0] for path in paths} > {21, 22}
-    assert writing.write(22)[0] == (3, 7, 23), "the one that goes on to match is followed"
+    assert writing.write(22)[0] == (3, 7, 23), "the place that keeps matching is followed"
 
 
 def searched(prediction: list[int], tail: list[int], ahead_of: int) -> list[tuple[int, int]]:

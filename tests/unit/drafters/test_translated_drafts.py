@@ -43,7 +43,7 @@ def lexicons() -> tuple[Lexicon, Lexicon]:
 
 
 def said_distribution(said: bytes) -> Tensor:
-    """What comes behind a text, over the target's tokens; depends on its last bytes alone."""
+    """The distribution after a text, over the target's tokens; depends only on its last bytes."""
     return LIKING(tuple(said[-3:]))
 
 
@@ -52,7 +52,7 @@ def target_table(context: tuple[int, ...]) -> Tensor:
 
 
 def draft_table(context: tuple[int, ...]) -> Tensor:
-    """The same likings in the drafter's tokens; what the target has no token for is not liked."""
+    """The same preferences in the drafter's tokens; tokens without a counterpart get none."""
     target, own = lexicons()
     distribution, found = (
         said_distribution(own.text_of(context)),
@@ -88,7 +88,7 @@ class Rig:
         return Distributions(row, [DistributionRows(view.history, view.controls, [path])]).picks()[0]
 
     def write(self, trees: Sequence[TokenTree], picks: Sequence[int]) -> None:
-        """Every text goes on with its pick, drafted or not."""
+        """Every text continues with its pick, drafted or not."""
         verdicts = []
         for view, tree, pick in zip(self.views, trees, picks, strict=True):
             right = len(tree) > 0 and tree.tokens[0] == pick

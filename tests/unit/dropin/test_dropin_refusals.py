@@ -104,7 +104,7 @@ def test_arguments_dropped_by_transformers_arrive(where: str) -> None:
     done = ours(model_of(), ONE, **{where: given}, return_dict_in_generate=True)
     assert done.stats[0].draft_tokens > 0
     if where == "streamer":
-        assert given.heard[-1] == "end"
+        assert given.calls[-1] == "end"
 
 
 def test_the_signature_is_a_plain_one_outside_of_generate() -> None:
@@ -125,7 +125,7 @@ def test_an_error_of_the_users_code_passes_through_and_leaves_the_model_whole() 
     class Failing(Listener):
         def put(self, value: Any) -> None:
             super().put(value)
-            if len(self.heard) == 3:
+            if len(self.calls) == 3:
                 raise RuntimeError("pipe closed")
 
     with pytest.raises(RuntimeError, match="pipe closed"):

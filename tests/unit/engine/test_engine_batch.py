@@ -89,7 +89,7 @@ def test_a_waiting_sequence_joins_as_soon_as_a_slot_is_free() -> None:
     records: list[RoundRecord] = []
     LLM(model(), max_batch_size=2, on_round=records.append).generate(PROMPTS, each(0.0))
     running = [len(record.sequences) for record in records]
-    # two places, 39 tokens, one a round: no place is empty while anybody waits
+    # two places, 39 tokens, one per round: no slot is empty while a sequence waits
     assert sum(running) == sum(LENGTHS)
     assert running[:-4] == [2] * len(running[:-4])
 

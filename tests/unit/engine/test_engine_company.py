@@ -181,7 +181,7 @@ def test_a_single_failure_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
 
 @pytest.mark.parametrize("call", range(2, 6))
 def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) -> None:
-    """A planner that breaks does so behind the commit: the last chunk is then shorter than the one that was planned."""
+    """A planner that fails does so after the commit: the last chunk is then shorter than the one that was planned."""
     llm = table_llm("ngram,min=1", plan="fixed")
     ids = [1 + i % 7 for i in range(40)]
     (wanted,) = request(llm, ids, max_tokens=6, seed=3)

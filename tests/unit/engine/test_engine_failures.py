@@ -27,7 +27,7 @@ Scripts = dict[str, Any]
 
 
 def sick(place: int, value: float = float("nan")) -> TableLM:
-    """Texts of sick prompts meet this value once so many tokens stand before it."""
+    """Texts of bad prompts get this value after a number of tokens."""
     base = hashed(VOCAB, seed=5)
 
     def table(context: tuple[int, ...]) -> Tensor:

@@ -25,16 +25,16 @@ from draftree.verifiers.base import VERIFIERS
 
 VOCAB = 8
 TREE = TokenTree((1, 2, 3, 1, 5), (-1, -1, 0, 0, 2))
-Heard = list[tuple[list[int], TokenTree, Verdict]]
+Observations = list[tuple[list[int], TokenTree, Verdict]]
 
 
 class Listener(SequenceDrafter[SequenceView]):
-    """Drafts one tree always and writes down what it hears."""
+    """Drafts always the same tree and records its verdicts."""
 
     def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:
         self.tree = tree
         self.wants_picks = wants_picks
-        self.heard: Heard = []
+        self.observed: Observations = []
 
     @classmethod
     def draws(cls, config: Any) -> frozenset[Draw]:
@@ -53,7 +53,7 @@ class Listener(SequenceDrafter[SequenceView]):
     def observe(self, states: Sequence[SequenceView], trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         for state, tree, verdict in zip(states, trees, verdicts, strict=True):
             before = len(state.history) - len(verdict.path) - 1
-            self.heard.append((state.history.tokens[:before].tolist(), tree, verdict))
+            self.observed.append((state.history.tokens[:before].tolist(), tree, verdict))
 
 
 def write(drafter: Any, *, verify: str, temperature: float) -> TableLM:
@@ -83,9 +83,9 @@ def expected(model: TableLM, before: Sequence[int], tokens: Sequence[int], tempe
 def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: float) -> None:
     drafter = Listener(TREE, wants_picks=True)
     model = write(drafter, verify=verify, temperature=temperature)
-    drafted = [entry for entry in drafter.heard if len(entry[1])]
+    drafted = [entry for entry in drafter.observed if len(entry[1])]
     assert drafted
-    for before, tree, verdict in drafter.heard:
+    for before, tree, verdict in drafter.observed:
         ways = [path(tree.parents, node) for node in range(-1, len(tree))]
         tokens = [[tree.tokens[node] for node in way] for way in ways]
         assert list(verdict.picks) == [expected(model, before, row, temperature) for row in tokens]
@@ -95,7 +95,7 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
 def test_drafters_without_wants_picks_get_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, verify=verify, temperature=0.8)
-    assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
+    assert {verdict.picks for _, _, verdict in drafter.observed} == {()}
 
 
 def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:
     assert merged.wants_picks
     assert not MergedDrafter([one, one], ["one", "too"], draw=Draw.FREE, vocab_size=VOCAB).wants_picks
     model = write(merged, verify="coupled", temperature=0.8)
-    assert {verdict.picks for _, _, verdict in one.heard} == {()}
-    drafted = [entry for entry in other.heard if len(entry[1])]
+    assert {verdict.picks for _, _, verdict in one.observed} == {()}
+    drafted = [entry for entry in other.observed if len(entry[1])]
     assert drafted
     for before, tree, verdict in drafted:
         # the merged tree has 7 nodes and room for 8: every node was scored
@@ -131,7 +131,7 @@ def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
     assert tree.tokens == (2, 6, 1, 3, 1)
     view.history.append([7])
     merged.observe([state], [tree], [Verdict((), 7, picks=(7, 10, 11, 12, 13, 14))])
-    ((_, part, verdict),) = other.heard
+    ((_, part, verdict),) = other.observed
     assert part is TREE
     assert verdict.picks == (7, 12, 10, 13, 14, None)
 

@@ -80,7 +80,7 @@ def test_a_full_queue_refuses_whole_requests() -> None:
     assert len(engine.waiting) == 2
     engine.add(*request(llm, [3], max_tokens=3))
     run(engine)
-    # if nobody waits, a request of any size is taken: it would never be otherwise
+    # an empty queue accepts a request of any size: otherwise it would never be served
     engine.add(*request(llm, [3], max_tokens=3, n=9))
     run(engine)
 

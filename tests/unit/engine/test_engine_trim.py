@@ -21,7 +21,7 @@ TABLE = hashed(9, seed=1, scale=2.0)
 
 
 class Shears:
-    """Keeps nodes at random, and what came of it."""
+    """Keeps nodes at random, and records the results."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dice = random.Random(0)

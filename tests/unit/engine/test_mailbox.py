@@ -24,13 +24,13 @@ def test_actions_come_in_order() -> None:
 
 
 def test_queued_and_later_actions_of_a_shut_mailbox_are_refused() -> None:
-    mailbox, heard = Mailbox(), []
-    mailbox.put(pytest.fail, otherwise=heard.append)
+    mailbox, refusals = Mailbox(), []
+    mailbox.put(pytest.fail, otherwise=refusals.append)
     mailbox.shut("no more")
-    mailbox.put(pytest.fail, otherwise=heard.append)
-    assert [str(error) for error in heard] == ["no more", "no more"]
-    assert all(isinstance(error, EngineClosedError) for error in heard)
-    assert heard[0] is not heard[1]
+    mailbox.put(pytest.fail, otherwise=refusals.append)
+    assert [str(error) for error in refusals] == ["no more", "no more"]
+    assert all(isinstance(error, EngineClosedError) for error in refusals)
+    assert refusals[0] is not refusals[1]
     assert mailbox.get(wait=False) is None
 
 

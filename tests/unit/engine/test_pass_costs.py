@@ -14,7 +14,7 @@ from draftree.models.table import TableLM, hashed
 
 
 class Queueing(TableLM):
-    """A model on a device that works behind the host: a pass takes no time until the device is waited for."""
+    """A model on an asynchronous device: a pass takes no time until the device is synchronized."""
 
     def __init__(self, log: list[str], *, num_warm_ups: int) -> None:
         super().__init__(hashed(5, seed=1))

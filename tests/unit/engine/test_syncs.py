@@ -1,6 +1,6 @@
 """Number of device synchronizations per round, counted on the CPU: a second one fails the test.
 
-The host is told that its own memory is a device's, so the code takes the way that it takes on a card; then every call
+The CPU's memory is declared a device's, so the code takes its path for a GPU; then every call
 that would wait there is counted, but for those within the forward pass, which a graph replays without the host.
 """
 

@@ -76,7 +76,7 @@ def change(path: Path, **values: Any) -> None:
 
 @pytest.fixture
 def own_model(base: Path, tmp_path: Path) -> Path:
-    """A model whose classes lie beside its weights."""
+    """A model with its classes in its folder."""
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "modeling_own.py").write_text(MODELING, "utf-8")
     (folder / "configuration_own.py").write_text(CONFIGURATION, "utf-8")
@@ -87,7 +87,7 @@ def own_model(base: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_tokenizer(base: Path, tmp_path: Path) -> Path:
-    """A model whose tokenizer's class lies beside its weights."""
+    """A model with its tokenizer's class in its folder."""
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "tokenization_own.py").write_text(TOKENIZATION, "utf-8")
     classes = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}

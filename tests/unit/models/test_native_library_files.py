@@ -60,7 +60,7 @@ class Bench:
         return place
 
     def load(self, **environment: str) -> tuple[Path, str]:
-        """Where the library lies that a process loads, and what that process logs."""
+        """The path of the library that a process loads, and the log of that process."""
         process = self.start(**environment)
         out, log = process.communicate(timeout=120)
         assert process.returncode == 0, log

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="the system does not 
 
 
 def resident(path: Path) -> int:
-    """Bytes of a file that lie in this process's memory."""
+    """Resident bytes of a file in this process."""
     total, inside = 0, False
     for line in SMAPS.read_text("utf-8", errors="replace").splitlines():
         if "-" in line.split(" ", 1)[0]:

@@ -25,7 +25,7 @@ def test_a_drafter_that_is_never_right_costs_next_to_nothing(costs: dict[int, fl
 
 @pytest.mark.parametrize(("level", "unread"), [(0.0001, 0.0), (0.01, 0.0002), (0.05, 0.0015)])
 def test_short_texts_pay_little_for_a_drafter_that_is_never_right(level: float, unread: float) -> None:
-    """A draft behind a text that it has not read costs up to two passes, in texts of 40."""
+    """A draft after a text that the drafter has not read costs up to two passes, in texts of 40."""
     first, *others = lone(FLAT, 0.0, level=level, unread=unread).texts(20, 40)
     assert first > 0.9
     assert sum(others) / len(others) > 0.985

@@ -95,7 +95,7 @@ def test_a_model_free_drafter_is_tried_before_it_is_rated() -> None:
 
 
 def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> OwnAcceptance:
-    """Verdicts on a chain whose every node is right with this chance behind its parent."""
+    """Verdicts on a chain whose every node is right with this probability given its parent."""
     dice, own = random.Random(0), OwnAcceptance()
     for _ in range(rounds):
         path: list[int] = []
@@ -149,7 +149,7 @@ def test_nodes_after_a_wrong_one_teach_nothing() -> None:
         acceptance.observe(OwnAcceptance(), deep, [])
     after = acceptance.survivals(OwnAcceptance(), deep)
     assert after[0] < 0.1
-    # a second node behind its parent is as likely as ever
+    # a second node's probability given its parent is unchanged
     assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
 
 

@@ -66,7 +66,7 @@ def test_forbidden_paths_end_and_anything_may_follow_the_end() -> None:
     assert allowed(led, text(), B, A) is None
     assert allowed(led, text(), AB, END) == set(range(VOCAB))
     assert allowed(led, text(), AB, END, A) is None
-    assert allowed(led, text(), OTHER) is None, "a special token says nothing"
+    assert allowed(led, text(), OTHER) is None, "a special token has no text"
     assert allowed(led, text()) == {A, AB}, "looking ahead changes nothing"
 
 
@@ -104,7 +104,7 @@ def test_paths_in_any_order_give_the_same() -> None:
     ],
 )
 def test_forced_tokens(regex: str, written: tuple[int, ...], expected: list[int]) -> None:
-    """Of one token certain, of several that begin each other a guess: behind a may stand b or c, and ab is a token."""
+    """A single token is certain, several prefixes of each other a guess: after a comes b or c, and ab is a token."""
     led = guide(regex=regex)
     assert led.forced(text(*written), (), 10) == expected
     assert led.forced(text(), written, 10) == expected
@@ -229,7 +229,7 @@ def test_no_control_character_stands_in_json() -> None:
 
 
 class Record:
-    """As a pydantic model is asked."""
+    """The method of pydantic models."""
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_a_bad_word_that_has_tokens_only_without_a_space_is_forbidden_so() -> No
 
 
 def test_min_tokens_forbids_an_ignored_end_of_text_too() -> None:
-    """As in vLLM: `ignore_eos` says that it does not end the text, `min_tokens` that it comes later."""
+    """As in vLLM: with `ignore_eos` it does not end the text, with `min_tokens` it must be later."""
     controls = build(min_tokens=1, ignore_eos=True)
     assert controls.stop_ids == frozenset()
     distributions = Distributions(torch.zeros(2, VOCAB), [DistributionRows(History([1]), controls, [[], [6]])])

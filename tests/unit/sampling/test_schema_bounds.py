@@ -30,7 +30,7 @@ def test_an_escape_of_half_a_surrogate_pair_is_refused_in_a_grammar(literal: str
 
 @pytest.mark.parametrize("regex", [r"\x41B", r"a[\x0022]"])
 def test_an_escape_that_takes_more_than_two_digits_is_refused(regex: str) -> None:
-    r"""xgrammar takes all digits behind \x for one number, so that \x0022 is a quotation mark."""
+    r"""xgrammar reads all digits after \x as one number, so that \x0022 is a quotation mark."""
     with pytest.raises(InvalidRequestError, match=r"\\x followed by more than two"):
         everything().compile(SamplingParams(regex=regex))
     with pytest.raises(InvalidRequestError, match=r"\\x followed by more than two"):

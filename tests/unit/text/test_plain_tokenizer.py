@@ -136,7 +136,7 @@ def test_a_file_that_changed_is_compared_anew(tmp_path: Path, name: str) -> None
 
 
 def test_rebuilt_tokenizers_stay_with_transformers(tmp_path: Path) -> None:
-    """Its class reads the vocabulary, and not how the file says that text is taken apart."""
+    """Its class reads the vocabulary, but not the file's pre-tokenization."""
     byte_level().save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": GPT2Tokenizer.__name__}))

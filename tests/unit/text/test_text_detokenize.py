@@ -38,7 +38,7 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True, pr
 
 @st.composite
 def id_sequences(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
-    """Random ids; parts of characters, special tokens and tokens of a real text come often."""
+    """Random ids; parts of characters, special tokens and tokens of a real text are frequent."""
     tokens = tokenizer.vocabulary()
     short = [i for i, token in enumerate(tokens) if len(token) == 1 or byte_of_name(token) is not None]
     kinds = [st.integers(0, len(tokens) - 1), st.sampled_from(sorted(tokenizer.special_ids))]

@@ -22,7 +22,7 @@ def reading(source: str, own: str) -> Rereading:
 
 
 def said(one: Rereading, own: str) -> bytes:
-    """What it says, less the space that a tokenizer puts before a text."""
+    """Its bytes without the space that a tokenizer adds before a text."""
     return lexicon(own).text_of(one.tokens)
 
 
@@ -50,7 +50,7 @@ def test_it_is_split_as_the_whole_text(source: str, own: str) -> None:
 @every_pair
 @given(ids=st.lists(st.integers(0, 330), max_size=40), cuts=st.sets(st.integers(0, 40), max_size=6))
 def test_any_tokens_in_any_portions(source: str, own: str, ids: list[int], cuts: set[int]) -> None:
-    """Bytes that are no characters, halves of characters, special tokens: what stands is what stood."""
+    """Invalid bytes, halves of characters, special tokens: unchanged tokens really are unchanged."""
     known = len(lexicon(source).bytes_of)
     ids = [token % known for token in ids]
     plain = [token for token in ids if lexicon(source).token_bytes(token) is not None]

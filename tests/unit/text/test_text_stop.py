@@ -55,7 +55,7 @@ def test_pieces_give_what_the_definition_gives(pieces: list[str], stop: list[str
             assert len(read) >= expected.end > len(read) - len(piece)
             break
         held = 0 if include else longest_beginning(read, stop)
-        assert shown == read[: len(read) - held], "not the longest end is held back that could become a stop string"
+        assert shown == read[: len(read) - held], "the longest suffix that could become a stop string is not held back"
     assert checker.matched == expected.matched
     assert shown + checker.flush() == expected.text
     assert checker.flush() == ""

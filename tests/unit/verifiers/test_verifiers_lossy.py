@@ -42,7 +42,7 @@ def keeps(name: str, token: int, *, draft: float | None = None, **options: objec
         (2, 0.2, 1.0, False),  # overrated twice
         (2, 0.2, 0.5, True),
         (2, 0.2, 0.51, False),
-        (4, 0.0, 0.01, False),  # the target forbids it, whatever the draft
+        (4, 0.0, 0.01, False),  # the target forbids it, for every draft
         (1, None, 0.249, True),  # without distributions the draft counts as certain
         (1, None, 0.26, False),
     ],

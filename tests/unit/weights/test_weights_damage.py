@@ -160,7 +160,7 @@ def test_flipped_weights_of_a_folder_are_refused_at_every_start(copy: Path) -> N
         ):
             load_model(copy)
     shutil.copy(copy / "model.safetensors", copy / "other")
-    (copy / "other").replace(copy / "model.safetensors")  # written anew: a change and no damage
+    (copy / "other").replace(copy / "model.safetensors")  # rewritten: a change, not damage
     load_model(copy)
 
 

@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A user whom the system does not know, and his folder for temporary files."""
+    """A user id without an entry in the system, and its temporary folder."""
 
     def unknown(uid: int) -> Any:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

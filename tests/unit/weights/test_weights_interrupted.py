@@ -58,7 +58,7 @@ def test_ctrl_c_leaves_nothing_half_done_and_no_client_running(step: str, regist
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n", process.communicate()[1]
-        assert any(cache.work.glob("sample.part-*")), "the interruption came too late to show anything"
+        assert any(cache.work.glob("sample.part-*")), "the interruption was too late to test anything"
         children = child_processes(process.pid)
         assert bool(children) == (step == "download")
         process.send_signal(signal.SIGINT)

@@ -157,7 +157,7 @@ def test_unknown_names_are_refused_in_one_sentence(name: str, why: str) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A hub that holds nothing; the paths it was asked for."""
+    """An empty hub; records the requested paths."""
     asked: list[str] = []
 
     class Empty(http.server.BaseHTTPRequestHandler):
