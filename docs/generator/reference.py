@@ -165,7 +165,7 @@ def error_tree() -> Iterator[str]:
     yield "All come from `draftree.core.errors`; in brackets the built-in error that each of them is as well."
     tree = [line for line in (errors.__doc__ or "").splitlines() if line.startswith(TREE_INDENT)]
     yield fence(textwrap.dedent("\n".join(tree)))
-    yield "A message has three parts: what was asked, what is the case, what to do."
+    yield "A message has three parts: the wrong value, the reason or the allowed values, and the remedy."
     for name in errors.__all__:
         yield entries_table(f"attribute of {name}", parse(getattr(errors, name).__doc__).entries("Attributes"))
 
