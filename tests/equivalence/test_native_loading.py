@@ -149,7 +149,7 @@ def test_impossible_requests_are_refused(folder: Path, options: dict[str, str], 
 
 
 def test_a_loaded_model_keeps_its_weights() -> None:
-    with pytest.raises(ConfigurationError, match="loaded already"):
+    with pytest.raises(ConfigurationError, match="already loaded"):
         LLM(fresh("llama", **SIZES), kernels="native")
 
 

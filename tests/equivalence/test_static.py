@@ -216,7 +216,7 @@ def test_names_and_refusals(tmp_path: Path) -> None:
     assert LLM(fresh("llama"), kernels="graphs").kernels.startswith("graphs")
     with pytest.raises(ConfigurationError, match="needs native kernels"):
         LLM(folder, kernels="graphs", quantization="int8")
-    with pytest.raises(ConfigurationError, match="loaded already"):
+    with pytest.raises(ConfigurationError, match="already loaded"):
         LLM(target("llama"), kernels="graphs")
     with pytest.raises(ConfigurationError, match="exact was requested"):
         LLM(folder, kernels="graphs", dtype="float32", exact=True)

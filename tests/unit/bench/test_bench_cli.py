@@ -173,7 +173,7 @@ def test_results_are_never_overwritten(folder, prompts, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
     assert bench(folder, "--prompts", prompts, "--output", out) == 1
-    assert "there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert out.read_text() == "mine"
 
 

@@ -60,7 +60,7 @@ USAGE = [
     ),
     (["generate", "MODEL", "ab", "--stream", "--no-stream"], "it is given 2 times"),
     (["bench", "MODEL", "--seed", "1", "--draft", "ngram", "--draft", "suffix", "--seed=1"], "'--seed': it is given 2"),
-    (["models", "cache", "--clear", "--json"], "--clear lists nothing"),
+    (["models", "cache", "--clear", "--json"], "--clear has no output"),
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts cannot be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),

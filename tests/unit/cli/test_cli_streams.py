@@ -154,8 +154,8 @@ def test_files_with_terminal_escapes(model: str, tmp_path: Path, capfd: pytest.C
 
 
 def test_warnings_are_escaped() -> None:
-    record = logging.LogRecord("draftree", logging.WARNING, "", 1, "making '%s' again", (EVIL,), None)
-    assert HarmlessFormatter().format(record) == f"making '{harmless(EVIL)}' again"
+    record = logging.LogRecord("draftree", logging.WARNING, "", 1, "installing '%s' again", (EVIL,), None)
+    assert HarmlessFormatter().format(record) == f"installing '{harmless(EVIL)}' again"
 
 
 @pytest.mark.parametrize(

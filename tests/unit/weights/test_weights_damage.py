@@ -112,7 +112,7 @@ def test_a_catalogue_model_of_an_older_version_is_made_again_once_it_was_looked_
 
 
 def test_a_first_look_is_not_called_a_check(older: Path, entry: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    for words in ("readable; no checksums are known of it", "intact"):
+    for words in ("readable; no checksums are recorded for it", "intact"):
         assert run(["models", "check", entry.name]) == 0
         assert capfd.readouterr().out == f"{older.name}: {words}\n"
 
@@ -302,7 +302,7 @@ def test_the_command_that_checks(
     entry: Any, cache: Cache, base: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(["models", "check", entry.name, str(base)]) == 0
-    assert capfd.readouterr().out == f"{entry.name}: intact\n{base}: readable; no checksums are known of it\n"
+    assert capfd.readouterr().out == f"{entry.name}: intact\n{base}: readable; no checksums are recorded for it\n"
     flip(cache.folder(entry.name) / "model.safetensors")  # nothing but reading it shows this
     assert run(["models", "check", "all"]) == 1
     assert f"run 'draftree models get {entry.name}'" in capfd.readouterr().err
