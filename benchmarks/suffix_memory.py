@@ -60,8 +60,8 @@ def build_array(tokens: np.ndarray) -> object:
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     order, step = rank.argsort(kind="stable"), 1
     while step < 32:
-        behind = np.append(rank[step:] + 1, np.zeros(step, np.int64))
-        key = rank * (len(tokens) + 1) + behind
+        next_rank = np.append(rank[step:] + 1, np.zeros(step, np.int64))
+        key = rank * (len(tokens) + 1) + next_rank
         order = key.argsort(kind="stable")
         rank = np.empty_like(rank)
         rank[order] = np.append(0, np.cumsum(key[order][1:] != key[order][:-1]))

@@ -129,7 +129,7 @@ class Registry(Generic[Base]):
             ConfigurationError: unknown name or malformed option.
         """
         if not isinstance(text, str):
-            raise ConfigurationError(f"{self.kind} {text!r} is no text: {suggestion('', self.names())}")
+            raise ConfigurationError(f"{self.kind} {text!r} is not a string: {suggestion('', self.names())}")
         known = "|".join(re.escape(name) for name in sorted(self.names(), key=len, reverse=True))
         pieces = re.split(rf"\+(?=\s*(?:{known})\s*(?:[:,+]|$))", text) if known else [text]
         return [self._parse_one(piece.strip()) for piece in pieces]

@@ -85,8 +85,8 @@ def build_controls(
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
-                f"{name}={count} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most, "
-                "or for -1, which is all of them"
+                f"{name}={count} is more than the model's {vocab_size} tokens: use at most {vocab_size}, "
+                "or -1 for all of them"
             )
     ending_ids = frozenset(() if params.ignore_eos else eos_ids)
     stop_ids = frozenset(params.stop_token_ids or ()) | ending_ids

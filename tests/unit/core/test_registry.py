@@ -126,7 +126,7 @@ def test_spaces_around_a_plus_sign_are_ignored(registry: Registry[object], text:
 
 
 def test_values_other_than_text_are_not_specs(registry: Registry[object]) -> None:
-    with pytest.raises(ConfigurationError, match="gadget None is no text"):
+    with pytest.raises(ConfigurationError, match="gadget None is not a string"):
         registry.parse(None)  # type: ignore[arg-type]
 
 

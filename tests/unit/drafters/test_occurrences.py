@@ -19,7 +19,7 @@ def match(text: list[int], place: int, tail: list[int]) -> int:
     return length
 
 
-def behind(text: list[int], place: int, depth: int) -> tuple[int, ...]:
+def continuation(text: list[int], place: int, depth: int) -> tuple[int, ...]:
     followers = text[place + 1 : place + 1 + depth]
     return (*followers, *[SEPARATOR] * (depth - len(followers)))
 
@@ -27,7 +27,7 @@ def behind(text: list[int], place: int, depth: int) -> tuple[int, ...]:
 def searched(
     texts: list[list[int]], tail: list[int], *, shortest: int, depth: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    found = [(match(t, place, tail), behind(t, place, depth)) for t in texts for place in range(len(t))]
+    found = [(match(t, place, tail), continuation(t, place, depth)) for t in texts for place in range(len(t))]
     return sorted(entry for entry in found if entry[0] >= shortest)
 
 
@@ -130,10 +130,10 @@ def test_adding_stays_fast_as_the_index_grows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Occurrences, "_allocate", lambda index, room: rooms.append(room) or allocate(index, room))
     short, long = Occurrences((8, 1)), Occurrences((8, 1))
     long.extend(rng.integers(0, 1000, 500_000))
-    behind_few, behind_many = zip(*((seconds_by_token(short), seconds_by_token(long)) for _ in range(20)), strict=True)
-    assert min(behind_many) < 10 * min(behind_few), "half a million tokens: a scan over all would take far longer"
+    after_few, after_many = zip(*((seconds_by_token(short), seconds_by_token(long)) for _ in range(20)), strict=True)
+    assert min(after_many) < 10 * min(after_few), "half a million tokens: a scan over all would take far longer"
     at_once = min(seconds_by_text(long, rng.integers(0, 1000, 100_000)) for _ in range(3))
-    assert at_once < min(behind_many)
+    assert at_once < min(after_many)
     assert len(rooms) < 12
 
 
