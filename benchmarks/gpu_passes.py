@@ -52,7 +52,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Plain decoding of a batch; tokens a second of all sequences together."""
+    """Plain decoding of a batch; tokens per second of all sequences together."""
 
     how: str
     batch: int

@@ -175,7 +175,7 @@ def main() -> None:
         measure_build(given.build, tokens)
         return
     print(f"{len(tokens):,} tokens, {len(np.unique(tokens)):,} of them different\n")
-    print("| structure | build s | bytes a token | at its peak |\n| --- | ---: | ---: | ---: |", flush=True)
+    print("| structure | build s | bytes per token | at its peak |\n| --- | ---: | ---: | ---: |", flush=True)
     for name in STRUCTURES:
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--build", name], check=True)
     print("\n| memory | prompt | temperature | nodes | draft us, median | 95% | open ms | close ms |")
