@@ -54,7 +54,7 @@ def test_a_model_folder_is_not_shown(tmp_path):
         (["ngram@fixed:2@heuristic"], [], "two planners or two verifiers"),
         (["ngram", "ngram"], [], "is given 2 times"),
         (["none"], ["heuristic"], "there is no drafter"),
-        (["none@heuristic"], [], "takes no @ @"),
+        (["none@heuristic"], [], "takes no @"),
         (["ngram,k=0"], [], "from 1 to 256"),
     ],
 )
