@@ -1,4 +1,4 @@
-"""Draftree beside other engines: the same prompts, in turns, one text at a time; medians and ratios.
+"""Draftree compared with other engines: the same prompts, interleaved, one text at a time; medians and ratios.
 
     python benchmarks/beside.py smollm2-135m-instruct --peer transformers --ours none --ours ngram \\
         --peer 'llama.cpp bf16=PYTHON benchmarks/peers/llama_cpp.py smollm2-bf16.gguf' \\
@@ -6,8 +6,8 @@
 
 A peer is a command that runs in an environment of its own and answers a request a line (see `peers/`); `transformers`
 needs none, nor does `drop-in:DRAFT`, its `generate` with `draftree.generate` inside. For every prompt all engines write
-one after the other, in an order that turns from prompt to prompt. Speeds are tokens behind the first one over the
-seconds that they took, as each engine tells them.
+one after the other, in an order that rotates from prompt to prompt. Speeds are tokens after the first one over the
+seconds that they took, as each engine reports them.
 `ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`.
 """
 
@@ -45,7 +45,7 @@ class Engine(ABC):
 
     @abstractmethod
     def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
-        """One text: `seconds`, `decode_seconds` behind the first token, `tokens`, `ids`."""
+        """One text: `seconds`, `decode_seconds` after the first token, `tokens`, `ids`."""
 
     def close(self) -> None:  # noqa: B027
         """End what was started; most have nothing to end."""
@@ -142,7 +142,7 @@ class Peer(Engine):
         raise SystemExit(f"{self.name} ended without an answer: run its command by hand to see why")
 
     def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
-        """Ask and wait."""
+        """Send a request and wait for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"ids": ids, "max_tokens": max_tokens}) + "\n")
         self._process.stdin.flush()
@@ -162,7 +162,7 @@ class Peer(Engine):
 
 
 def engines_of(given: argparse.Namespace) -> list[Engine]:
-    """All that were asked for, loaded."""
+    """Load all requested engines."""
     found: list[Engine] = [Ours(given.model, spec, given.dtype) for spec in given.ours]
     for peer in given.peer:
         name, _, command = peer.partition("=")
@@ -201,7 +201,7 @@ def table(records: list[dict[str, Any]], base: str) -> str:
 
 
 def main() -> None:
-    """Write in turns, record, tell."""
+    """Run the engines interleaved, record and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--ours", action="append", default=[], help="DRAFT[@OPTION=VALUE…]; none is plain decoding")

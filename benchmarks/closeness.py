@@ -1,8 +1,8 @@
-"""How near a drafter's distributions are to the target's, at every position of texts that the target writes.
+"""Comparison of a drafter's distributions with the target's, at every position of texts of the target.
 
-The target writes plain texts. Then both models read them once, each through its own slots, and at every position
-both processed distributions are there: how often the target's pick is among the drafter's first guesses is counted
-under many noises, and what each rule keeps follows from the distributions alone.
+The target generates plain texts. Then both models read them once, each through its own slots, which gives both
+processed distributions at every position: the rank of the target's pick among the drafter's first guesses is counted
+with many noise seeds, and the acceptance of each verifier follows from the distributions alone.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ NUM_RANKS = 8
 CHUNK_ROWS = 512
 
 Reduce = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Mapping[str, Sequence[float]]]
-"""(target's distribution, drafter's distribution, draws without replacement from it) to what rules keep, each for
-growing numbers of children."""
+"""(target's distribution, drafter's distribution, draws without replacement from it) to the acceptance of verifiers,
+each for growing numbers of children."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistributionSettings:
-    """Whose distributions are compared on what.
+    """The models and prompts of a comparison.
 
     Attributes:
-        model: the target, named as everywhere.
-        draft_model: the drafter's model, of the same vocabulary.
-        temperatures: of texts and distributions.
-        prompts: a prompts file; None takes the one that is shipped.
-        categories: only these; empty takes all.
-        limit: prompts a category.
-        max_tokens: tokens of a text at most.
-        seed: of every text.
-        draws: noises that are averaged over; the first is the text's own.
-        dtype: of both models.
-        device: of both models.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
+        model: the target, in any supported form.
+        draft_model: the drafter's model, with the same vocabulary.
+        temperatures: temperatures of texts and distributions.
+        prompts: a prompts file; None uses the built-in set.
+        categories: only these; empty uses all.
+        limit: maximum prompts per category.
+        max_tokens: maximum tokens per text.
+        seed: seed of every text.
+        draws: number of noise seeds to average over; the first is the text's own.
+        dtype: dtype of both models.
+        device: device of both models.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the folders of the models may run.
     """
 
     model: str
@@ -143,7 +143,7 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
 
     Raises:
         ConfigurationError: a bad prompts file, no prompt that fits, another vocabulary.
-        ModelError: a model that cannot be had or used.
+        ModelError: a model cannot be found or used.
     """
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     names = (settings.model, settings.draft_model)
@@ -192,14 +192,14 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
 def read_distributions(
     model: LanguageModel, *, prompt: Sequence[int], text: Sequence[int], controls: Controls, vocab_size: int
 ) -> Distributions:
-    """A model's distributions at every position of a text, by reading it once.
+    """Compute a model's distributions at every position of a text in one reading.
 
     Args:
-        model: whose distributions.
+        model: the model.
         prompt: token ids before the text.
-        text: token ids; the distribution that chose each of them is wanted.
-        controls: what turns logits into distributions.
-        vocab_size: width of the distributions; a narrower model gives its missing tokens nothing.
+        text: token ids; one distribution is returned for each of them.
+        controls: conversion of logits to distributions.
+        vocab_size: width of the distributions; missing tokens of a narrower model get probability 0.
     """
     tokens = [*prompt, *text[:-1]]
     slot = model.open()
@@ -221,7 +221,7 @@ def read_distributions(
 
 
 def shared_ranks(target: Distributions, draft: Distributions, noise: Noise) -> list[int]:
-    """At every position the place of the target's pick among the drafter's first guesses; 0 if it is not there."""
+    """Return for every position the rank of the target's pick among the drafter's first guesses; 0 if it is absent."""
     picks, _ = leading(target.perturbed([noise]), 1)
     guesses, _ = leading(draft.perturbed([noise]), min(NUM_RANKS, draft.logits.shape[-1]))
     return [
@@ -232,7 +232,7 @@ def shared_ranks(target: Distributions, draft: Distributions, noise: Noise) -> l
 def _kept(
     target: Distributions, draft: Distributions, noises: Sequence[Noise], reduce: Reduce
 ) -> dict[str, list[list[float]]]:
-    """What each rule keeps, position by position."""
+    """Return the acceptance of each verifier, position by position."""
     target_probs = target.of(0).probs().double().cpu().numpy()
     draft_probs = draft.of(0).probs().double().cpu().numpy()
     streams = [noise.stream("draft") for noise in noises]

@@ -40,21 +40,23 @@ def distributions(
         ),
     ],
     temperatures: Annotated[
-        str, typer.Option(help="Of texts and distributions.", metavar="X,X,...", rich_help_panel=COMPARED)
+        str, typer.Option(help="Temperatures of texts and distributions.", metavar="X,X,...", rich_help_panel=COMPARED)
     ] = "0,0.5,0.8,1,1.25,1.5",
     prompts: Prompts = None,
     category: Category = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 48,
     seed: Seed = 0,
-    draws: Annotated[int, typer.Option(help="Noises that are averaged over.", metavar="N", rich_help_panel=HOW)] = 8,
+    draws: Annotated[
+        int, typer.Option(help="Number of noise seeds to average over.", metavar="N", rich_help_panel=HOW)
+    ] = 8,
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
-    """Compare a drafter's distributions with the target's: how often it guesses right, and what each rule keeps."""
+    """Compare a drafter's distributions with the target's: acceptance rates, also under each verifier."""
     require_new(output)
     settings = DistributionSettings(
         model=model,

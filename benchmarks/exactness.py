@@ -1,10 +1,10 @@
-"""Whether drafts change a text by rounding: every token beside plain decoding's, written one text at a time.
+"""Whether drafts change a text by rounding: every token compared with plain decoding of single texts.
 
     python benchmarks/exactness.py smollm2-135m-instruct --draft ngram --draft suffix --prompts FILE --prompts FILE
     python benchmarks/exactness.py smollm2-135m-instruct --quantization int8 --draft lookahead --out records.jsonl
 
 Plain texts are written alone, drafted ones in batches, greedily and (every second prompt) at temperature 0.8 under a
-seed. Exits with 1 if a single token differs. A planner that weighs hardly asks a drafter of no use; `--plan fixed`
+seed. Exits with 1 if a single token differs. An adaptive planner hardly calls a useless drafter; `--plan fixed`
 always does.
 """
 
@@ -59,7 +59,7 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def main() -> int:
-    """Write, compare, tell."""
+    """Generate, compare and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model")
     parser.add_argument("--draft", action="append", default=[])

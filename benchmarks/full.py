@@ -1,9 +1,9 @@
-"""The full benchmark: every measurement of the lab notes again, one after the other, each into a file of its own.
+"""The full benchmark: repeats every measurement of the lab notes, each into its own file.
 
     python benchmarks/full.py --to build/bench --prompts spec_bench.jsonl --prompts humaneval.jsonl
     python benchmarks/full.py --to build/bench --only beside --peers build/peers
 
-A measurement whose file is there already is not repeated, so that a run which was interrupted goes on where it was.
+A measurement whose file exists already is not repeated, so that an interrupted run continues.
 Peers take part if `--peers` names the folder that `benchmarks/peers/install.sh` made. All of it takes some hours on two
 cores, and is worth nothing on a machine that does something else meanwhile.
 """
@@ -61,7 +61,7 @@ def repeated(option: str, values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def peers_of(folder: Path | None) -> tuple[str, ...]:
-    """transformers, and what lies in the folder, each at a few settings of its lookup."""
+    """transformers, and the engines in the folder, each with several settings of its lookup."""
     found = ["transformers", "transformers:3", "transformers:10", "drop-in:ngram", "drop-in:suffix"]
     if folder is None:
         return tuple(found)
@@ -141,7 +141,7 @@ def measure(job: Job, to: Path) -> bool:
 
 
 def main() -> int:
-    """Measure what was asked for; 1 if anything failed."""
+    """Run the requested measurements; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, required=True, help="a folder for the results")
     parser.add_argument(

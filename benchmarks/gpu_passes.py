@@ -1,11 +1,11 @@
-"""Times passes and decoding of a random model in a real model's shape: weights need not be real to time a pass.
+"""Times passes and decoding of a random model in a real model's shape: pass times do not depend on the weights.
 
     python benchmarks/gpu_passes.py --shape 8b [--device cuda] [--kernels graphs,torch] [--output FILE]
 
-Three tables, a JSON line each row behind a header: passes over 1 to 64 new tokens of 1 to 64 sequences, as multiples
-of the floor (bytes of weights, keys and values over measured bandwidth); plain decoding beside transformers'
+Three tables, one JSON line per row after a header: passes over 1 to 64 new tokens of 1 to 64 sequences, as multiples
+of the floor (bytes of weights, keys and values over measured bandwidth); plain decoding compared with transformers'
 `generate` with its compiled static cache; and the drafter `synthetic`, an instrument whose guesses are right as often
-as it is told, with the share that it reaches of the speed-up that its acceptance and the measured passes predict. A
+as configured, with the share that it reaches of the speed-up that its acceptance and the measured passes predict. A
 model of shape `tiny` runs on a CPU and shows that the script works. No card was at hand so far: it has timed nothing.
 """
 
@@ -38,7 +38,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class PassTime:
-    """One kind of pass: new tokens of each of `batch` sequences behind a prefix."""
+    """One kind of pass: new tokens of each of `batch` sequences after a prefix."""
 
     kernels: str
     batch: int
@@ -52,7 +52,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Plain decoding of a batch; tokens a second of all sequences together."""
+    """Plain decoding of a batch; tokens per second of all sequences together."""
 
     how: str
     batch: int
@@ -75,7 +75,7 @@ class SyntheticTime:
 
 
 def seconds_of(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Seconds of each run behind the warm-up, every one waited for."""
+    """Seconds of each run after the warm-up, each synchronized."""
     found = []
     with collector_off():
         for turn in range(-WARM_UP, repeats):
@@ -98,7 +98,7 @@ def time_passes(
     repeats: int,
     floor: Callable[[int], float],
 ) -> list[PassTime]:
-    """Medians of passes with logits at all rows, as verification asks for them."""
+    """Medians of passes with logits at all rows, as in verification."""
     model, found = loaded.model, []
     model.reserve(max(batches), prefix + max(rows))
     slots = [model.open() for _ in range(max(batches))]
@@ -130,7 +130,7 @@ def one_pass(model: LanguageModel, slots: Sequence[Any], tokens: Sequence[int]) 
 
 
 def time_decoding(loaded: LoadedModel, draft: str | None, *, batch: int, prefix: int, tokens: int) -> tuple[float, Any]:
-    """Tokens a second of a batch behind its first round, and the statistics of one text; the second of two runs."""
+    """Tokens per second of a batch after its first round, and the statistics of one text; the second of two runs."""
     llm = LLM(loaded, draft, plan=None if draft is None else "fixed", max_batch_size=batch, prefix_cache_size=0)
     prompts = [ids(prefix, loaded.model.vocab_size, index) for index in range(batch)]
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -162,7 +162,7 @@ def time_peer(model: Any, *, batch: int, prefix: int, tokens: int) -> float:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str, Any], None]) -> None:
-    """All three tables; `say` hears a header and each row."""
+    """All three tables; `say` is called with a header and each row."""
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     shape, prefix, tokens = SHAPES[options.shape], options.prefix, options.tokens
     context = prefix + max(*options.rows, tokens) + 2 * options.k + 16
@@ -211,7 +211,7 @@ def measure(options: argparse.Namespace, say: Callable[[str, Any], None]) -> Non
 def time_synthetic(
     loaded: LoadedModel, passes: Sequence[PassTime], *, plain: float, batch: int, options: argparse.Namespace
 ) -> SyntheticTime:
-    """Speed over plain, beside what tokens a round and the two passes' costs predict."""
+    """Speed-up over plain, and its prediction from tokens per round and the two passes' costs."""
     draft = f"synthetic,accept={options.accept},k={options.k}"
     speed, stats = time_decoding(loaded, draft, batch=batch, prefix=options.prefix, tokens=options.tokens)
     cost = {one.rows: one.milliseconds for one in passes if one.batch == batch}

@@ -1,4 +1,4 @@
-"""Records under a JSON schema: plain, drafted, with and without what the grammar forces, beside transformers.
+"""Records under a JSON schema: plain, drafted, with and without forced tokens, compared with transformers.
 
     python benchmarks/grammar.py --out benchmarks/results/smollm2-grammar.jsonl
 
@@ -123,7 +123,7 @@ def peer(folder: Any) -> Callable[[], list[dict[str, Any]]]:
 
 
 def mask_cost(llm: LLM) -> dict[str, float]:
-    """Milliseconds to mask a chain of 7 nodes and the root inside of a record, all asked for anew."""
+    """Milliseconds to mask a chain of 7 nodes and the root inside of a record, without cached results."""
     (done,) = llm.chat(TALKS[0], SamplingParams(max_tokens=96, temperature=0, json_schema=SCHEMA))
     tokens = list(done.token_ids)
     params = SamplingParams(json_schema=SCHEMA)
@@ -152,7 +152,7 @@ def mask_cost(llm: LLM) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write in turns, tell."""
+    """Run interleaved and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,11 +1,11 @@
-"""Throughput and waiting times with several requests at once, beside transformers on the same prompts in the same run.
+"""Throughput and latencies of concurrent requests, compared with transformers on the same prompts in the same run.
 
     python benchmarks/load.py smollm2-135m-instruct --out benchmarks/results/load-smollm2.jsonl
     python benchmarks/load.py smollm2-135m-instruct --scenario beside --out benchmarks/results/beside-smollm2.jsonl
     python benchmarks/load.py smollm2-135m-instruct --scenario costs --out benchmarks/results/costs-smollm2.jsonl
 
 `at-once`: N requests arrive together, for each N and method, in turns. For each request the seconds at which its tokens
-came are recorded. `beside`: texts are being written when a long prompt comes, for several budgets `prefill_chunk_size`.
+came are recorded. `beside`: a long prompt arrives during decoding, for several budgets `prefill_chunk_size`.
 `costs`: passes by number of sequences, tokens before them and rows.
 
 transformers: `generate_batch` is its continuous batching, `assisted` its prompt lookup, which takes one request at a
@@ -42,7 +42,7 @@ def scenario_of(rows: Sequence[dict[str, Any]]) -> ModuleType:
 
 
 def header(given: argparse.Namespace, loaded: Any) -> dict[str, Any]:
-    """Where the numbers come from."""
+    """The provenance of the numbers."""
     return {
         "kind": "header",
         "format": FORMAT,
@@ -90,7 +90,7 @@ def main() -> int:
     lines = [header(given, loaded)]
     for entry in SCENARIOS[given.scenario].measure(given, loaded, tokenizer):
         lines.append({"kind": "load", **entry})
-        if given.out is not None:  # what is measured is on disk, whatever comes next
+        if given.out is not None:  # results are written immediately
             given.out.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     print(SCENARIOS[given.scenario].table(lines[1:]))
     return 0

@@ -1,12 +1,12 @@
-"""What comes before and beside fast decoding: start, memory, long prompts, long prefixes, batches.
+"""Costs besides fast decoding: start, memory, long prompts, long prefixes, batches.
 
     python benchmarks/long_tail.py JOB smollm2-135m-instruct --output FILE
 
 `start`: fresh processes, their first token and the peak of their memory, and the command line; `prompts`: time to
-the first token of long prompts; `prefixes`: a pass behind longer and longer texts; `batches`: a pass over more and
+the first token of long prompts; `prefixes`: a pass after longer and longer texts; `batches`: a pass over more and
 more texts.
 
-Draftree and transformers do the first three in turns, in the same run; results are JSON lines behind a header.
+Draftree and transformers do the first three interleaved, in the same run; results are JSON lines after a header.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def token_ids(count: int) -> list[int]:
 
 
 def prompts(given: Any) -> Iterator[dict[str, Any]]:
-    """Seconds until the first token behind a prompt of so many tokens."""
+    """Time to first token after a prompt of this length."""
     import torch
 
     from draftree import LLM, SamplingParams
@@ -172,7 +172,7 @@ def timed(works: dict[str, Callable[[], Any]], repeats: int, fields: dict[str, A
 
 
 def prefixes(given: Any) -> Iterator[dict[str, Any]]:
-    """A pass over one token and over eight, behind a prefix."""
+    """A pass over one token and over eight, after a prefix."""
     import torch
     from transformers import DynamicCache
 
@@ -201,7 +201,7 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
 
 
 def batches(given: Any) -> Iterator[dict[str, Any]]:
-    """A pass over one token of each of so many texts, and over eight of each, behind 256 tokens."""
+    """A pass over one token of each of so many texts, and over eight of each, after 256 tokens."""
     from draftree.loading.load import load_model
     from draftree.models.base import Extend
 

@@ -1,4 +1,4 @@
-"""The first token of a fresh process, by Draftree or by transformers, and the peak of its memory."""
+"""Time to first token of a fresh process with Draftree or with transformers, and its peak memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def folder_of(model: str) -> Path:
 
 
 class Clock:
-    """A streamer that notes when the first token came."""
+    """A streamer that records the time of the first token."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -75,7 +75,7 @@ class Clock:
 
 
 def memory() -> dict[str, int]:
-    """Bytes: the peak of what lay in memory, and what lies there now, of its own and of files."""
+    """Peak and current resident bytes, anonymous and of files."""
     names = {"VmHWM": "peak_bytes", "RssAnon": "own_bytes", "RssFile": "file_bytes"}
     lines = (line.split(":") for line in Path("/proc/self/status").read_text("utf-8").splitlines())
     return {names[name]: 1024 * int(value.split()[0]) for name, value in lines if name in names}

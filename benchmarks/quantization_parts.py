@@ -1,4 +1,4 @@
-"""Which part of 8-bit weights and activations costs a model its foresight: each part left out in turn.
+"""Perplexity cost of each part of 8-bit weights and activations: each part omitted in turn.
 
     python benchmarks/quantization_parts.py MODEL_FOLDER TEXT_FILE --limit 2048 --output FILE
 

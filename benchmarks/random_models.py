@@ -1,4 +1,4 @@
-"""Random models in the shapes of real ones: weights need not be real to time a pass."""
+"""Random models in the shapes of real ones: pass times do not depend on the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder built like Llama."""
+    """Sizes of a decoder of the Llama architecture."""
 
     vocab_size: int
     hidden_size: int

@@ -1,4 +1,4 @@
-"""What drafters would have won on texts that are already written: tokens a round, without a model's pass.
+"""Gain of drafters on existing texts: tokens per round, without a model's pass.
 
     python benchmarks/replay_drafts.py texts.jsonl --draft ngram --draft suffix --draft suffix,memory=0
     python benchmarks/replay_drafts.py texts.jsonl --write smollm2-135m-instruct --prompts FILE --limit 3
@@ -49,7 +49,7 @@ def write_texts(file: Path, given: argparse.Namespace) -> None:
 
 
 def edited(output: list[int], rng: random.Random) -> list[int]:
-    """The output as somebody might have expected it."""
+    """A plausible prediction of the output."""
     found: list[int] = []
     place = 0
     while place < len(output):
@@ -105,7 +105,7 @@ def report(draft: str, texts: list[dict[str, Any]], vocab_size: int) -> None:
 
 
 def main() -> None:
-    """Writes texts if asked to, then replays them."""
+    """Generate texts if requested, then replay them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("texts", type=Path)
     parser.add_argument("--draft", action="append", default=[])

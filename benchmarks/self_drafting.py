@@ -1,4 +1,4 @@
-"""How often the target's own layers guess right, and how many layer executions a text costs: counts, no seconds.
+"""Acceptance of the target's own layers as drafter, and layer executions per text: counts, no seconds.
 
 python benchmarks/self_drafting.py MODEL --prompts FILE --exits 10,15,20 --out counts.jsonl
 """

@@ -1,7 +1,7 @@
-"""Random arrivals, aborts, slow readers, bad parameters and injected faults, for as long as asked.
+"""Random arrivals, aborts, slow readers, bad parameters and injected faults, for a given time.
 
-The engine's books are checked after every step, its thread's before every request, and every text against the one that
-its request gives alone.
+The engine's integrity is checked after every step, its thread's before every request, and every text against the one
+of its request alone.
 
     python benchmarks/soak.py                                  # a table, ten seconds
     python benchmarks/soak.py smollm2-135m-instruct --draft suffix --seconds 600
@@ -112,7 +112,7 @@ def break_now_and_then(llm: LLM, rng: random.Random, rate: float, counts: Counte
 
 
 def check_every_step(llm: LLM, counts: Counter[str]) -> None:
-    """Look at the books after every step."""
+    """Check the integrity after every step."""
     engine, step = llm.engine, llm.engine.step
 
     def checked() -> Any:
@@ -125,7 +125,7 @@ def check_every_step(llm: LLM, counts: Counter[str]) -> None:
 
 
 class Soak:
-    """Clients of one AsyncLLM, and what came of them."""
+    """Clients of one AsyncLLM, and their results."""
 
     def __init__(self, llm: AsyncLLM, asked: Sequence[RunParams], *, rng: random.Random, clients: int) -> None:
         self.llm = llm
@@ -136,7 +136,7 @@ class Soak:
         self.wrong: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """Let all clients ask until the time is over."""
+        """Run all clients until the time is over."""
         end = time.monotonic() + seconds
         await asyncio.gather(*(self._client(end) for _ in range(self.clients)))
 
@@ -225,9 +225,9 @@ def resident_megabytes() -> int:
 
 
 async def soak(given: argparse.Namespace) -> dict[str, Any]:
-    """Everything; what came of it."""
+    """Run everything; returns the results."""
     rng = random.Random(given.seed)
-    # loaded once, and handed over with what its files say of it, such as which tokens end a text
+    # loaded once, and passed on with the facts from its files, such as the end tokens
     model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else load_model(given.model)
     plain = LLM(model, prefix_cache_size=0)
     asked = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]

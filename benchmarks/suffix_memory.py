@@ -1,4 +1,4 @@
-"""What the suffix drafter's memory costs at a million tokens, beside two other structures that could hold it.
+"""Cost of the suffix drafter's memory at a million tokens, compared with two other structures.
 
     python benchmarks/suffix_memory.py [--tokens 1000000] [--text FILE ...]
 
@@ -60,8 +60,8 @@ def build_array(tokens: np.ndarray) -> object:
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     order, step = rank.argsort(kind="stable"), 1
     while step < 32:
-        behind = np.append(rank[step:] + 1, np.zeros(step, np.int64))
-        key = rank * (len(tokens) + 1) + behind
+        next_rank = np.append(rank[step:] + 1, np.zeros(step, np.int64))
+        key = rank * (len(tokens) + 1) + next_rank
         order = key.argsort(kind="stable")
         rank = np.empty_like(rank)
         rank[order] = np.append(0, np.cumsum(key[order][1:] != key[order][:-1]))
@@ -122,7 +122,7 @@ def resident_bytes() -> int:
 
 
 def measure_drafts(tokens: np.ndarray, *, temperature: float) -> None:
-    """One draft a token behind prompts of some lengths, with a full memory and without."""
+    """One draft per token after prompts of several lengths, with a full memory and without."""
 
     def load(name: str) -> LoadedDraftModel:
         raise AssertionError("no model is needed")
@@ -175,7 +175,7 @@ def main() -> None:
         measure_build(given.build, tokens)
         return
     print(f"{len(tokens):,} tokens, {len(np.unique(tokens)):,} of them different\n")
-    print("| structure | build s | bytes a token | at its peak |\n| --- | ---: | ---: | ---: |", flush=True)
+    print("| structure | build s | bytes per token | at its peak |\n| --- | ---: | ---: | ---: |", flush=True)
     for name in STRUCTURES:
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--build", name], check=True)
     print("\n| memory | prompt | temperature | nodes | draft us, median | 95% | open ms | close ms |")

@@ -3,7 +3,7 @@
     python benchmarks/trees.py MODEL --trees 2-2-2,4-2-1 --drafts 1-1-1,best-32 [--output FILE]
 
 Scoring is compared with a plain pass over as many tokens, and with sequence-based decoding, in which every leaf is a
-sequence of its own. Drafting is compared with the passes in it: what is left is not the model's.
+separate sequence. Drafting is compared with the passes in it: the rest is overhead.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ DRAWS = (Draw.FREE, Draw.IID, Draw.WITHOUT_REPLACEMENT)
 
 
 def scored_shape(text: str) -> Shape:
-    """The shape of a tree that can be scored without a drafter.
+    """Return the shape of a tree that can be scored without a drafter.
 
     Raises:
-        ConfigurationError: no shape, or one whose nodes only a drafter can place.
+        ConfigurationError: not a shape, or one whose nodes only a drafter can place.
     """
     shape = parse_shape(text, None)
     if shape.num_best is not None:
         raise ConfigurationError(
-            f"tree '{text}' was asked for, but where its nodes stand depends on a drafter: name levels, such as 2-2-1"
+            f"tree '{text}' cannot be scored, because the places of its nodes depend on a drafter: "
+            "name levels, such as 2-2-1"
         )
     return shape
 
 
 def parents_of(shape: Shape) -> list[int]:
-    """Parents of the full tree of a shape, level by level."""
+    """Return the parents of the full tree of a shape, level by level."""
     parents: list[int] = []
     level = [ROOT]
     for width in shape.widths:
@@ -67,13 +68,13 @@ def parents_of(shape: Shape) -> list[int]:
 
 
 def time_scoring(model: LanguageModel, shapes: Sequence[str], *, prefix: int, repeats: int) -> list[TreeRecord]:
-    """Time every shape as a tree, as a chain of as many nodes, and leaf by leaf, all in turns.
+    """Time every shape as a tree, as a chain of as many nodes, and path by path, interleaved.
 
     Args:
-        model: scores trees.
+        model: a model that scores trees.
         shapes: levels, as in a draft spec.
         prefix: committed tokens before each tree.
-        repeats: passes of each kind that count.
+        repeats: recorded passes of each kind.
     """
     ways = {
         "tree": model,
@@ -103,13 +104,13 @@ def time_scoring(model: LanguageModel, shapes: Sequence[str], *, prefix: int, re
 
 
 def time_drafting(model: LanguageModel, shapes: Sequence[str], *, prefix: int, repeats: int) -> list[TreeRecord]:
-    """Time the growing of trees by a model, and the passes in it.
+    """Time the growth of trees by a model, and the passes in it.
 
     Args:
         model: the drafter.
-        shapes: as in a draft spec; `rows` of the records are the nodes asked for.
+        shapes: shapes as in a draft spec; `rows` of the records are the requested nodes.
         prefix: tokens before each tree.
-        repeats: trees of each kind that count.
+        repeats: recorded trees of each kind.
     """
     timed = TimedModel(model)
     records = []
@@ -129,7 +130,7 @@ def time_drafting(model: LanguageModel, shapes: Sequence[str], *, prefix: int, r
 def _grow(
     growth: Growth, timed: TimedModel, shape: Shape, *, prefix: int, repeats: int, temperature: float
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of whole trees, and of the passes in each."""
+    """Return the milliseconds of whole trees, and of the passes in each."""
     history = History(some_tokens(timed, prefix))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=timed.vocab_size, seed=1)
     state = growth.open(SequenceView(history, controls))
@@ -155,10 +156,10 @@ def _num_leaves(parents: Sequence[int]) -> int:
 
 @final
 class TimedModel(LanguageModel):
-    """A model that counts the seconds of its passes.
+    """A model that sums the seconds of its passes.
 
     Args:
-        model: does the work.
+        model: the wrapped model.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -169,7 +170,7 @@ class TimedModel(LanguageModel):
         self.seconds = 0.0
 
     def extend(self, jobs: Sequence[Extend]) -> Scores:
-        """The model's pass, timed."""
+        """Run the model's pass and time it."""
         return self._timed(lambda: self._model.extend(jobs))
 
     def _timed(self, work: Callable[[], Any]) -> Any:
@@ -179,31 +180,31 @@ class TimedModel(LanguageModel):
         return done
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """As the model."""
+        """Delegate to the model."""
         self._model.reserve(num_slots, length)
 
     def open(self) -> Slot:
-        """As the model."""
+        """Delegate to the model."""
         return self._model.open()
 
     def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """As the model."""
+        """Delegate to the model."""
         self._model.commit(slot, path)
 
     def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """As the model."""
+        """Delegate to the model."""
         self._model.prune(slot, keep)
 
     def truncate(self, slot: Slot, length: int) -> None:
-        """As the model."""
+        """Delegate to the model."""
         self._model.truncate(slot, length)
 
     def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """As the model."""
+        """Delegate to the model."""
         return self._model.fork(slot, length)
 
     def close(self, slot: Slot) -> None:
-        """As the model."""
+        """Delegate to the model."""
         self._model.close(slot)
 
 

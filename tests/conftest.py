@@ -1,4 +1,4 @@
-"""Settings of all tests. Helpers lie in `support`, which is on the path."""
+"""Settings of all tests. Helpers are in `support`, which is on the path."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may depend on a network
-os.environ["DRAFTREE_BLUEPRINTS"] = "0"  # every start is a first one, but where a test says otherwise
+os.environ["DRAFTREE_BLUEPRINTS"] = "0"  # every start is a first one, unless a test overrides it
 os.environ["COLUMNS"] = "80"  # help and tables are as wide as that, whatever the terminal
-os.environ.pop("FORCE_COLOR", None)  # this and the next two: no colours where none are asked for
+os.environ.pop("FORCE_COLOR", None)  # this and the next two: no colours unless requested
 os.environ.pop("PY_COLORS", None)
 os.environ.pop("GITHUB_ACTIONS", None)
 
@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from run_order import in_random_order
 from slow_files import SLOW
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background do not hear
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background ignore
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Scripts by name: while the test runs, `scripted:NAME` is a drafter that drafts as the script says."""
+    """Scripts by name: while the test runs, `scripted:NAME` is a drafter that drafts from the script."""
     package = importlib.import_module("draftree.drafters")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(METHODS)])
     drafter = importlib.import_module("draftree.drafters.scripted").ScriptedDrafter

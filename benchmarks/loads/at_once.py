@@ -18,7 +18,7 @@ from draftree.core.types import RoundRecord
 
 
 class Written(NamedTuple):
-    """When tokens came; and how many nodes were scored for a text in a round, where that is known."""
+    """Arrival times of tokens, and scored nodes per text and round if known."""
 
     marks: list[Marks]
     nodes: float | None = None

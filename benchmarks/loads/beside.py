@@ -1,4 +1,4 @@
-"""Texts are being written when a long prompt comes, for several budgets `prefill_chunk_size`."""
+"""A long prompt that arrives during decoding, for several values of `prefill_chunk_size`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftree.engine.engine import Engine, Limits
 
 
 def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Three texts are being written when a long prompt comes; for each budget the gaps between their tokens."""
+    """A long prompt arrives while three texts are decoded; the gaps between their tokens for each budget."""
     tasks = sorted((encode(task, tokenizer)[0] for task in read_workload().tasks), key=len)
     long = (tasks[-1] * 4)[: given.long_prompt]
     llm = LLM(loaded, None, tokenizer=tokenizer)
@@ -47,7 +47,7 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """What a budget costs those who write, and gives to whom comes."""
+    """The cost of a budget for running sequences, and its gain for the new one."""
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["prefill_chunk_size"]].append(row)

@@ -1,4 +1,4 @@
-"""Several requests by transformers: its continuous batching, and its prompt lookup, one request after the other."""
+"""Several requests with transformers: continuous batching, and prompt lookup one request at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 Marks = list[tuple[float, int]]
-"""For one request: seconds since it came, and how many tokens it had then."""
+"""For one request: seconds since its arrival, and the number of its tokens then."""
 
 
 def generate_batch(model: Any, prompts: Sequence[list[int]], max_tokens: int, eos: Any) -> list[Marks]:
@@ -30,7 +30,7 @@ def generate_batch(model: Any, prompts: Sequence[list[int]], max_tokens: int, eo
 
 
 class Clock:
-    """A streamer that notes when tokens come."""
+    """A streamer that records arrival times of tokens."""
 
     def __init__(self, start: float) -> None:
         self.marks: Marks = []
@@ -38,7 +38,7 @@ class Clock:
         self._is_prompt = True
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Called by transformers; the prompt comes first."""
+        """Called by transformers; with the prompt first."""
         if not self._is_prompt:
             count = (self.marks[-1][1] if self.marks else 0) + tokens.numel()
             self.marks.append((time.perf_counter() - self._start, count))

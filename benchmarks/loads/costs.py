@@ -1,4 +1,4 @@
-"""Passes by number of sequences, tokens before them and rows."""
+"""Pass times by number of sequences, prefix length and rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Three panels: by sequences, by what stands before, by rows."""
+    """Three panels: by sequences, by prefix length, by rows."""
     import matplotlib
 
     matplotlib.use("svg")

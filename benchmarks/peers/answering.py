@@ -1,7 +1,7 @@
-"""What the scripts of this folder have in common: their options, and the loop that answers a request a line.
+"""Shared parts of the scripts in this folder: their options, and the loop that answers one request per line.
 
 Each is run by the Python of an environment of its own, so only the standard library may be imported here. A request is
-{"ids": [...], "max_tokens": 64}. The first line that goes out says who is ready, every other one answers a request.
+{"ids": [...], "max_tokens": 64}. The first output line names the ready engine, every other one answers a request.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Write = Callable[[list[int], int], dict[str, Any]]
-"""Behind these tokens, that many more: `seconds`, `decode_seconds` behind the first token, `tokens`, `ids`."""
+"""That many tokens after these: `seconds`, `decode_seconds` after the first token, `tokens`, `ids`."""
 
 
 def options(*, draft: int, **lookup: Any) -> argparse.Namespace:
     """Those of the command line.
 
     Args:
-        draft: how many tokens a lookup drafts if nothing else is said.
+        draft: how many tokens a lookup drafts by default.
         lookup: what kind of option `--lookup` is.
     """
     parser = argparse.ArgumentParser()

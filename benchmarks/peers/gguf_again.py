@@ -1,4 +1,4 @@
-"""A GGUF file in other types: every quantised tensor is read and written again as bf16 or q8_0.
+"""Converts a GGUF file to other types: every quantized tensor is rewritten as bf16 or q8_0.
 
     python gguf_again.py SmolLM2-135M-Instruct.Q4_1.gguf bf16 smollm2-bf16.gguf
 

@@ -1,4 +1,4 @@
-"""Draftree: any Hugging Face causal language model writes the same text in less time."""
+"""Draftree: fast lossless generation with Hugging Face causal language models by speculative decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import: the command line's help must not wait for it
+    # torch takes seconds to import, and the command line's help must not wait for it
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'draftree' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""Arguments of `LLM` and of its methods: prompts, sampling parameters and counts, checked and brought to one form."""
+"""Checks and normalization of the arguments of `LLM`: prompts, sampling parameters and counts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:
-    """One prompt or several, as a list of them; arrays and tensors of token ids are read as lists are.
+    """Return one prompt or several as a list; arrays and tensors of token ids are treated as lists.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: the value is neither.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -35,7 +35,7 @@ def prompt_list(prompts: Any) -> list[Prompt]:
 
 
 def _refuse_messages(prompts: Sequence[Any]) -> None:
-    """Refuse a conversation, or a list of them, in the place of prompts."""
+    """Raise for a conversation, or a list of them, in place of prompts."""
     rows = (row if isinstance(row, list | tuple) else [row] for row in prompts)
     if any(isinstance(item, Mapping) and not item.keys().isdisjoint(MESSAGE_KEYS) for row in rows for item in row):
         raise InvalidRequestError(
@@ -45,27 +45,27 @@ def _refuse_messages(prompts: Sequence[Any]) -> None:
 
 
 def is_id(value: Any) -> bool:
-    """Whether it is one whole number, such as a token id."""
+    """Return whether the value is one whole number, such as a token id."""
     # arrays and tensors of any size have __index__
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
 def is_row(value: Any) -> bool:
-    """Whether it goes on in an order of its own; a dictionary would give its keys, bytes their numbers."""
+    """Return whether the value is an ordered iterable; mappings would give their keys, bytes their numbers."""
     return isinstance(value, Iterable) and not isinstance(value, Mapping | Set | bytes | bytearray)
 
 
 def shown_value(value: Any) -> str:
-    """The value as a message shows it: its type, where it is long."""
+    """Return the value for a message: its type if its text is long."""
     shown = repr(value)
     return shown if len(shown) <= 40 else f"a {type(value).__name__}"
 
 
 def params_for(params: Params, count: int) -> list[SamplingParams]:
-    """Parameters for each of so many prompts.
+    """Return sampling parameters for each of `count` prompts.
 
     Raises:
-        InvalidRequestError: there are more or fewer of them, or they are something else.
+        InvalidRequestError: their number differs, or they have another type.
     """
     if not isinstance(params, Sequence) or isinstance(params, str):
         return [one_params(params)] * count
@@ -77,10 +77,10 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
 
 
 def one_params(params: SamplingParams | None) -> SamplingParams:
-    """What was given for one prompt; the defaults where nothing was.
+    """Return the parameters of one prompt; the defaults for None.
 
     Raises:
-        InvalidRequestError: it is something else.
+        InvalidRequestError: the value has another type.
     """
     if params is None:
         return SamplingParams()
@@ -95,16 +95,16 @@ def one_params(params: SamplingParams | None) -> SamplingParams:
 
 
 def require_single(params: SamplingParams) -> None:
-    """Refuse several texts where one is streamed."""
+    """Raise for several texts in a stream of one."""
     if params.n != 1:
         raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate")
 
 
 def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int) -> Limits:
-    """The engine's limits.
+    """Return the engine's limits.
 
     Raises:
-        ConfigurationError: one of them is no whole number, or too small.
+        ConfigurationError: a limit is not a whole number, or too small.
     """
     if max_batch_size is not None:
         require_count("max_batch_size", max_batch_size, least=1)
@@ -114,6 +114,6 @@ def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cac
 
 
 def require_count(name: str, value: object, *, least: int) -> None:
-    """Refuse what is no whole number of at least so many."""
+    """Raise unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")

@@ -1,4 +1,4 @@
-"""From specs to parts: methods are found, configured and matched first; weights are loaded last."""
+"""Assembly of the parts from specs: methods are found, configured and checked first; weights are loaded last."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from draftree.verifiers.base import VERIFIERS, Verifier
 logger = logging.getLogger(__name__)
 
 DEFAULT_PLAN = "auto"
-"""Where no draft can change the text."""
+"""Default planner if no draft can change the text."""
 REPEATABLE_PLAN = "fixed"
-"""Where the text depends on what was drafted: a plan that follows the clock would change the text of a seed."""
+"""Default planner if the text depends on the draft: a time-dependent plan would change the text of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class DraftMethod:
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """Configured methods that fit together; nothing is loaded yet.
+    """Configured methods that fit together; no weights are loaded yet.
 
     Attributes:
         drafters: none for plain decoding, several for a merged tree.
-        draw: how children are drawn, as drafters and verifier agreed.
-        verifier: built.
-        planner: built.
+        draw: how children are drawn, as agreed between drafters and verifier.
+        verifier: the verifier.
+        planner: the planner.
         plan: the planner's spec.
     """
 
@@ -91,15 +91,13 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
 
     Raises:
         ConfigurationError: an unknown method or option, methods that do not fit together, or a missing extra.
-        WeightsError: an extra is missing that a drafter's model needs.
+        WeightsError: an extra for a drafter's model is missing.
     """
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
     _require_extras(drafters)
     if not drafters and plan is not None:
-        raise ConfigurationError(
-            f"planner '{plan}' was asked for, but there is no drafter to plan for: name one, such as ngram"
-        )
+        raise ConfigurationError(f"planner '{plan}' was given, but there is no drafter: name one, such as ngram")
     chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
     planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
@@ -144,7 +142,7 @@ def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Ve
     draw = agree(draft, traits.draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
     if verifier.chains_only and traits.branches:
         raise ConfigurationError(
-            f"drafter '{draft}' gives trees with branches, but verifier '{verify}' reads chains: "
+            f"drafter '{draft}' drafts trees with branches, but verifier '{verify}' accepts chains only: "
             "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
         )
     return draw
@@ -158,7 +156,7 @@ def _drafters(draft: str) -> tuple[DraftMethod, ...]:
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigurationError(f"drafter '{draft}' names '{twice}' twice: once is enough")
+        raise ConfigurationError(f"drafter '{draft}' names '{twice}' twice: name it once")
     return tuple(methods)
 
 
@@ -180,22 +178,22 @@ def build_parts(
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Parts:
-    """Load what the methods need beside the target.
+    """Load everything that the methods need besides the target.
 
     Args:
-        methods: what was chosen.
-        target: the model whose text is wanted.
-        tokenizer: the target's, None where it has none.
-        dtype: of models that are loaded by name.
-        device: where they go.
-        kernels: what computes their passes.
-        trust_remote_code: whether Python code that lies beside their weights may run.
-        load_draft: gives a drafter's model by its name; None loads it from files.
-        clock: what the planner's seconds are read from.
+        methods: the chosen methods.
+        target: the target model.
+        tokenizer: the target's tokenizer, None if it has none.
+        dtype: dtype of models that are loaded by name.
+        device: their device.
+        kernels: their kernels.
+        trust_remote_code: whether Python code in their folders may run.
+        load_draft: loads a drafter's model by name; None loads it from files.
+        clock: clock of the planner.
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
-        ModelError: the drafter's model cannot be had or used.
+        ModelError: the drafter's model cannot be found or used.
     """
     if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner, clock=clock)
@@ -204,7 +202,7 @@ def build_parts(
         methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
     if methods.traits.branches and not target.model.supports_trees:
         raise ConfigurationError(
-            f"this drafter gives trees with branches, but '{target.name}' scores chains only: draft a chain"
+            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     _require_layers(methods.traits.features, target)
 
@@ -245,7 +243,7 @@ def _drafter(
     load: Callable[[str], LoadedDraftModel],
     clock: Clock,
 ) -> GuidedDrafter:
-    """One drafter of all: merged, and beside what a grammar forces."""
+    """Return the drafter of all methods: merged, and wrapped for tokens that a grammar forces."""
     built: list[Drafter[Any]] = []
     num_drawing = 0
     for method in methods.drafters:

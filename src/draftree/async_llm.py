@@ -1,4 +1,4 @@
-"""The front for many who ask at once: one engine on one thread, and coroutines that wait for their texts.
+"""asyncio front end for concurrent requests: one engine on one thread, and coroutines that await their texts.
 
 Example:
     >>> async with AsyncLLM("smollm2-135m-instruct", draft="ngram") as llm:  # doctest: +SKIP
@@ -29,21 +29,22 @@ from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import check_messages
 
 COMPILING_THREADS = 4
-"""Requests whose grammars are compiled, or waited for, at the same time."""
+"""Number of requests whose grammars compile concurrently, waiting ones included."""
 MAX_WAITING = 256
-"""Texts that may wait for the engine, unless told otherwise."""
+"""Default limit of sequences that wait for the engine."""
 
 
 class AsyncLLM:
-    """An `LLM` for asyncio: requests join and leave while others are being written.
+    """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
-    The model works on a thread of its own. A slow or vanished reader delays no other request: what it has not taken is
-    gathered for it, and no text is longer than its `max_tokens`.
+    The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
+    and no text is longer than its `max_tokens`.
 
     Args:
         model: as for `LLM`.
         draft: as for `LLM`.
-        max_waiting: texts that may wait at most. Beyond, requests wait to be queued, or are refused with `wait=False`.
+        max_waiting: maximum number of waiting sequences. Beyond it requests wait to be queued, or with `wait=False`
+            raise QueueFullError.
         **options: all other arguments of `LLM`.
 
     Raises:
@@ -61,35 +62,35 @@ class AsyncLLM:
         require_count("max_waiting", max_waiting, least=0)
         self._llm = LLM(model, draft, **options)
         self._llm.engine.max_waiting = max_waiting
-        # tokenizers are not made for two threads that encode at once
+        # tokenizers are not safe for concurrent use
         self._encoding = threading.Lock()
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._driver = Driver(self._llm.engine)
 
     @property
     def llm(self) -> LLM:
-        """What it is made of: its model, tokenizer and facts. To be written with by this object only."""
+        """The wrapped `LLM`: its model, tokenizer and facts. Only this object may generate with it."""
         return self._llm
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """How much of prompts was not read again, since a text before began as they do."""
+        """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
 
     @property
     def num_running(self) -> int:
-        """Texts that are being written."""
+        """Number of running sequences."""
         return len(self._llm.engine.running)
 
     @property
     def num_waiting(self) -> int:
-        """Texts that wait for a place."""
+        """Number of waiting sequences."""
         return len(self._llm.engine.waiting)
 
     async def generate(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
     ) -> list[Completion]:
-        """Write the n texts of one prompt. Cancelling the task aborts them.
+        """Generate the n completions of one prompt. Cancelling the task aborts them.
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
@@ -98,10 +99,10 @@ class AsyncLLM:
             wait: whether to wait while the queue is full.
 
         Raises:
-            InvalidRequestError: a prompt or parameter that cannot be honoured.
+            InvalidRequestError: an invalid prompt or parameter.
             QueueFullError: the queue is full, and `wait` is False.
-            EngineClosedError: it was closed, or broke down.
-            GenerationError: the request failed while it was written; its `completions` holds what it gave.
+            EngineClosedError: the engine was closed, or failed.
+            GenerationError: the request failed during generation; its `completions` holds the finished texts.
         """
         request = await self._request(prompt, one_params(params), priority)
         try:
@@ -119,7 +120,7 @@ class AsyncLLM:
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
     ) -> list[Completion]:
-        """Answer one conversation by the model's chat template: its n texts. Cancelling the task aborts them.
+        """Answer one conversation with the model's chat template. Cancelling the task aborts the request.
 
         Args:
             messages: dictionaries with "role" and "content".
@@ -137,7 +138,7 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
     ) -> AsyncGenerator[str, None]:
-        """Write one text and yield its pieces as they are verified. Closing the generator aborts it.
+        """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
 
         Args:
             prompt: as for `generate`.
@@ -160,9 +161,9 @@ class AsyncLLM:
     async def stream_updates(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
     ) -> AsyncGenerator[Update, None]:
-        """As `stream`, with what was drafted and what was picked told apart.
+        """Stream as `stream`, with accepted and picked text distinguished.
 
-        The last update's sequence is finished; `completion_of` makes a completion of it.
+        The last update's sequence is finished; `completion_of` converts it to a completion.
         """
         given = one_params(params)
         require_single(given)
@@ -189,21 +190,21 @@ class AsyncLLM:
 
         loop = asyncio.get_running_loop()
         if not requests.has_grammar(params):
-            # on threads of its own and without the lock: a grammar may take long to compile
+            # on separate threads and without the lock: a grammar may take long to compile
             await loop.run_in_executor(self._compiling, requests.compile_grammar, params, self._encoding)
-        # long prompts take long to encode: the loop goes on
+        # long prompts take long to encode: the event loop stays free
         return Request(await asyncio.to_thread(make), loop)
 
     async def forget(self) -> None:
-        """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""
+        """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
         await asyncio.wrap_future(self._driver.call(self._llm.forget))
 
     async def drain(self) -> None:
-        """Take no more requests, and return when all that were taken are written."""
+        """Accept no more requests, and return when all accepted requests are finished."""
         await asyncio.wrap_future(self._driver.drain())
 
     async def close(self) -> None:
-        """Take no more requests, end those that are there with `EngineClosedError`, and let the thread go."""
+        """Accept no more requests, end unfinished ones with `EngineClosedError`, and stop the thread."""
         await asyncio.to_thread(self._driver.close)
 
     async def __aenter__(self) -> Self:
@@ -216,10 +217,10 @@ class AsyncLLM:
 
 
 def require_one_conversation(messages: object) -> None:
-    """Refuse what is no list of messages; `generate` would read a text or token ids as a prompt."""
+    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
     if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
         raise InvalidRequestError(
-            f"chat takes one conversation a call, and this is a list of {len(messages)}: "
-            "call it once for each, as with asyncio.gather"
+            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
+            "call it once for each, for example with asyncio.gather"
         )
     check_messages(messages)

@@ -1,4 +1,4 @@
-"""What a request gives: the text, its tokens, and how it came about in numbers."""
+"""Results of a request: the text, its tokens, and statistics."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from draftree.verifiers.base import Promise
 
 @dataclass(frozen=True, slots=True)
 class CompletionStats:
-    """Counts and seconds of one text. In a batch, seconds are of the rounds it took part in, shared with others.
+    """Counts and seconds of one text. In a batch, the seconds of its rounds are shared with other sequences.
 
     Attributes:
-        rounds: passes of the loop; plain decoding has one a token.
-        draft_tokens: tokens that were drafted.
-        accepted_tokens: drafted tokens that are in the text; none that a stop or a limit cut off.
-        acceptance_length: tokens written a round, the bonus included.
+        rounds: passes of the loop; plain decoding has one per token.
+        draft_tokens: drafted tokens.
+        accepted_tokens: drafted tokens in the text, without those that a stop or a limit cut off.
+        acceptance_length: tokens written per round, the bonus included.
         prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them that were not read, since a text before begins as the prompt does.
+        cached_tokens: prompt tokens that were not prefilled, because a cached prefix matched.
         completion_tokens: tokens of the text.
-        prefill_seconds: until the first round's tokens were written; reads the prompt.
-        decode_seconds: all rounds behind the first.
-        tokens_per_second: tokens written behind the first round, over `decode_seconds`; over all seconds if there
-            was only one round.
+        prefill_seconds: time until the first round's tokens were written; includes the prefill.
+        decode_seconds: time of all rounds after the first.
+        tokens_per_second: tokens written after the first round, divided by `decode_seconds`; divided by all seconds if
+            there was only one round.
         phase_seconds: `decode_seconds` by phase: plan, draft, score, verify, commit.
         drafted_by_depth: drafted tokens at depth 1, 2, …
         accepted_by_depth: accepted tokens at depth 1, 2, …
-        drafted_by_source: where drafters are merged, or one draws on several places, tokens that each of them drafted;
-            shared ones count for all.
-        accepted_by_source: likewise the accepted ones.
-        explain: why the planner last chose what it chose, for planners that weigh.
-        kernels: what computed the target's passes; empty for a text of the drop-in.
-        kernels_reason: why torch did, where passes in C were possible; else None.
-        promise: what the text has in common with those of plain decoding, by the rule and the request's temperature.
+        drafted_by_source: drafted tokens per merged drafter, or per source of one drafter; shared tokens count for
+            each.
+        accepted_by_source: accepted tokens likewise.
+        explain: the reason of the planner's last decision, for adaptive planners.
+        kernels: kernels of the target's passes; empty for a text of the drop-in.
+        kernels_reason: why torch was used although native kernels were possible; else None.
+        promise: relation of the text to plain decoding, by the verifier and the request's temperature.
     """
 
     rounds: int
@@ -61,12 +61,12 @@ class CompletionStats:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        """Whether the text equals plain decoding's, or has the same distribution."""
         return self.promise is not Promise.LOSSY
 
     @property
     def seconds(self) -> float:
-        """Prefill and decoding together."""
+        """Prefill and decode seconds together."""
         return self.prefill_seconds + self.decode_seconds
 
 
@@ -75,18 +75,18 @@ class Completion:
     """One text of a request.
 
     Attributes:
-        text: without stop strings, and without special tokens unless they were asked for.
-        token_ids: what was written, the token that ended it included.
+        text: the text without stop strings, and without special tokens unless they were requested.
+        token_ids: the generated tokens, including the one that ended the text.
         finish_reason: "stop" (end of text, a stop token or string) or "length".
-        seed: gives the same text again.
-        logprobs: one entry a token, if asked for.
+        seed: seed that reproduces the text.
+        logprobs: one entry per token, if requested.
         stats: counts and seconds.
-        prompt_index: which of the prompts.
-        index: which of the request's n.
+        prompt_index: index of the prompt.
+        index: index among the request's n completions.
         drafted: for each token whether it was drafted and accepted; False: picked by the target.
         stop_reason: the stop string or stop token id of the request that ended the text; None at the model's end of
             text and at a limit.
-        prompt_logprobs: one entry for each prompt token, if asked for; None for the first one.
+        prompt_logprobs: one entry per prompt token, if requested; None for the first one.
     """
 
     text: str
@@ -103,11 +103,11 @@ class Completion:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text is plain decoding's, or distributed as plain decoding's texts are."""
+        """Whether the text equals plain decoding's, or has the same distribution."""
         return self.stats.lossless
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as the command line prints them."""
+        """Return plain values, as the command line prints them."""
         stats = {name: getattr(self.stats, name) for name in CompletionStats.__dataclass_fields__}
         stats["promise"] = str(self.stats.promise)
         stats["lossless"] = self.stats.lossless
@@ -133,7 +133,7 @@ def _plain(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def completion_of(sequence: WritingSequence, *, prompt_index: int) -> Completion:
-    """The completion of a finished sequence."""
+    """Return the completion of a finished sequence."""
     assert sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), "only a finished text is a completion"
     params = sequence.controls.params
     return Completion(
@@ -152,7 +152,7 @@ def completion_of(sequence: WritingSequence, *, prompt_index: int) -> Completion
 
 
 def stats_of(sequence: WritingSequence) -> CompletionStats:
-    """The numbers of a sequence so far."""
+    """Return the statistics of a sequence so far."""
     counts, written = sequence.counts, sequence.history.num_output_tokens
     if counts.decode_seconds > 0:
         speed = (written - counts.first_tokens) / counts.decode_seconds
@@ -184,12 +184,12 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
 
 
 def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
-    """Raise what sequences failed with, and hand over what the others gave."""
+    """Raise the errors of sequences, with the completions of the others attached."""
     errors = [sequence.error for sequence in sequences if sequence.error is not None]
     if not errors:
         return
     first = errors[0]
-    # of one text, or of a request that was refused as a whole
+    # the error of a single text, or of a request that was refused as a whole
     if isinstance(first, DraftreeError) and all(sequence.error is first for sequence in sequences):
         raise first
     raise GenerationError(f"{len(errors)} of {len(sequences)} requests failed; the first: {first}", done) from first

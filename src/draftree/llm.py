@@ -1,4 +1,4 @@
-"""The front: `LLM` puts a model, a drafter, a verifier and a planner together and writes texts.
+"""The front end: `LLM` combines a model, a drafter, a verifier and a planner, and generates texts.
 
 Example:
     >>> from draftree import LLM, SamplingParams
@@ -37,37 +37,37 @@ logger = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model that writes, faster if it has a drafter. Not thread-safe; `AsyncLLM` is for many who ask at once.
+    """A model for generation, accelerated by a drafter. Not thread-safe; use `AsyncLLM` for concurrent requests.
 
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
             `LanguageModel`, or a `LoadedModel`, which several may share.
-        draft: what guesses ahead (`none`, `ngram`, `model:NAME`, options behind commas); None is plain decoding.
-        verify: the rule that keeps guesses; the default never changes the text.
-        plan: how many tokens are guessed a round; None takes as many as pay (`auto`), or the drafter's own length
-            under a rule whose text depends on the draft.
-        dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 where the device computes
+        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding.
+        verify: the verifier; the default never changes the text.
+        plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
+            on the draft.
+        dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 if the device computes
             in it, else float32.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
-            "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card (never timed).
-        quantization: "int8" for weights of 8 bits, which makes another, faster model of it; None for as they come.
-        exact: True to be refused unless drafts cannot change a text by rounding either (see `is_exact`).
-        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
-        tokenizer: for a loaded model the tokenizer of transformers that belongs to it; None where the model is
-            loaded from files, which bring their own.
-        max_batch_size: texts that are written at once at most; None for as many as memory allows, up to 32.
-        prefill_chunk_size: prompt tokens that a pass reads at most while other texts are being written. With more of
-            them texts begin sooner, and the others falter more.
-        prefix_cache_size: finished texts that are kept in the model's memory at most, for prompts that begin as they
-        do. allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is read as
-            one. Otherwise it is spelled as the text that it is.
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
+            "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU (never timed).
+        quantization: "int8" for 8-bit weights, which make a different, faster model; None for no quantization.
+        exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`).
+        trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
+        tokenizer: the transformers tokenizer of a loaded model; None for a model that is loaded from files.
+        max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
+        prefill_chunk_size: maximum prompt tokens per pass while other sequences are decoding. A larger value lowers
+            the time to first token of new requests, and raises the inter-token latency of running ones.
+        prefix_cache_size: maximum number of finished sequences whose keys and values are kept for prompts with a
+            common prefix.
+        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is encoded
+            as one; by default it is spelled as text.
         on_round: called with the record of every round.
-        clock: returns the seconds that the planner and the records go by; a simulated one makes plans repeatable.
+        clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
     Raises:
         ConfigurationError: unknown methods or options, or methods that do not fit together; before weights are loaded.
-        ModelError: the model cannot be had or used.
+        ModelError: the model cannot be found or used.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class LLM:
 
     @property
     def model(self) -> LanguageModel:
-        """The target behind the model seam."""
+        """The target model."""
         return self._target
 
     @property
     def planner(self) -> Planner[Any]:
-        """What decides how much is drafted; `planner.explain()` says why it last did."""
+        """The planner of draft sizes; `planner.explain()` gives the reason of its last decision."""
         return self._parts.planner
 
     @property
@@ -142,32 +142,32 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What writes: for those who step it themselves."""
+        """The engine, for callers that step it themselves."""
         return self._engine
 
     @property
     def requests(self) -> Requests:
-        """What makes sequences of prompts and parameters, for the engine."""
+        """The factory of sequences from prompts and parameters, for the engine."""
         return self._requests
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """How much of prompts was not read again, since a text before began as they do."""
+        """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._engine.prefix_stats
 
     def promise(self, temperature: float) -> Promise:
-        """What texts written at this temperature have in common with those of plain decoding."""
+        """Return the relation of texts at this temperature to plain decoding."""
         return self._parts.promise(temperature)
 
     def forget(self) -> None:
-        """Drop what is remembered of earlier requests. No text depends on it, only how fast it comes."""
+        """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
         self._engine.forget()
         if self._parts.drafter is not None:
             self._parts.drafter.forget()
 
     @property
     def draft_note(self) -> str:
-        """What the drafter decided when it was built, such as how another tokenizer is mapped; empty if nothing."""
+        """The drafter's decisions during construction, such as the mapping of another tokenizer; empty if none."""
         return "" if self._parts.drafter is None else self._parts.drafter.note
 
     def generate(
@@ -178,21 +178,21 @@ class LLM:
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Write texts for prompts, several at once.
+        """Generate completions for prompts, as one batch.
 
         Args:
             prompts: texts or lists of token ids, one or several.
             params: sampling parameters, for all or one for each prompt.
             on_update: called with every piece of text as it is verified.
-            progress: whether a bar shows how far it is; None shows one on a terminal, for several texts without
+            progress: whether to show a progress bar; None shows one on a terminal, for several texts without
                 `on_update`.
 
         Returns:
-            For every prompt its n completions, in the order of the prompts.
+            The n completions of every prompt, in the order of the prompts.
 
         Raises:
-            InvalidRequestError: a prompt or parameter that cannot be honoured; nothing has been written then.
-            GenerationError: requests failed while they were written; its `completions` holds the others.
+            InvalidRequestError: an invalid prompt or parameter; nothing has been generated then.
+            GenerationError: requests failed during generation; its `completions` holds the others.
         """
         ids = [self._requests.encode_prompt(prompt) for prompt in prompt_list(prompts)]
         return self._run(ids, params, on_update, progress)
@@ -205,7 +205,7 @@ class LLM:
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Answer one conversation, or several at once, by the model's chat template.
+        """Answer one conversation, or several as one batch, with the model's chat template.
 
         Args:
             messages: dictionaries with "role" and "content".
@@ -223,9 +223,9 @@ class LLM:
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Generator[str, None, Completion]:
-        """Write one text and yield its pieces as they are verified; close the generator to stop early.
+        """Generate one text and yield its pieces as they are verified; close the generator to stop early.
 
-        Streams that are read by turns are written together.
+        Streams that are read alternately are decoded as one batch.
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
@@ -247,7 +247,7 @@ class LLM:
     def stream_updates(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None
     ) -> Generator[Update, None, Completion]:
-        """As `stream`, with what was drafted and what was picked told apart."""
+        """Stream as `stream`, with accepted and picked text distinguished."""
         given = one_params(params)
         require_single(given)
         (sequence,) = self._requests.sequences(self._requests.encode(prompt), given)
@@ -285,7 +285,7 @@ class LLM:
         try:
             while going:
                 self._engine.step()
-                # streams that are read by turns are stepped here as well: their news are not ours
+                # this step also advances streams that are read alternately: their pieces stay with them
                 for sequence in going:
                     pieces = sequence.take_pieces() if on_update is not None else ()
                     if on_update is not None and (pieces or sequence.is_finished):

@@ -1,4 +1,4 @@
-"""A bar on the terminal while many texts are written."""
+"""Progress bar for the generation of many texts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 
 class ProgressBar:
-    """Texts done of all, and tokens, on standard error.
+    """Bar on standard error with the number of finished texts and of tokens.
 
     Args:
-        total: texts.
+        total: number of texts.
         shown: True or False; None shows it on a terminal if there are several texts.
     """
 
@@ -45,6 +45,6 @@ class ProgressBar:
             self._progress.stop()
 
     def show(self, num_done: int, num_tokens: int) -> None:
-        """So many texts are done, and so many tokens are written in all."""
+        """Update the number of finished texts and the total number of tokens."""
         if self._progress is not None:
             self._progress.update(self._task, completed=num_done, tokens=num_tokens)

@@ -1,4 +1,4 @@
-"""From prompts and parameters to sequences: what cannot be honoured is refused here, before anything is written."""
+"""Conversion of prompts and parameters to sequences; invalid requests are refused here, before generation."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SEED_BITS = 32
 
 
 class Requests:
-    """Makes sequences for one set of parts.
+    """Factory of sequences for one set of parts.
 
     Args:
-        parts: who will write them.
-        tokenizer: the target's, None if it has none.
+        parts: the parts of the engine.
+        tokenizer: the target's tokenizer, None if it has none.
         eos_ids: tokens that end a text.
-        longest: tokens of a text at most, for which there is memory.
-        kernels: what computes the target's passes, for statistics.
-        kernels_reason: why that is torch, where passes in C were possible.
-        allow_control_tokens: whether control tokens in messages are read as such, not as text.
+        longest: longest text in tokens for which there is memory.
+        kernels: kernels of the target's passes, for statistics.
+        kernels_reason: why torch is used although native kernels were possible.
+        allow_control_tokens: whether control tokens in messages are encoded as such.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Requests:
         self._grammars: Grammars | None = None
 
     def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
-        """The n sequences of a request.
+        """Create the n sequences of a request.
 
         Raises:
-            InvalidRequestError: something that cannot be honoured.
+            InvalidRequestError: an invalid prompt or parameter.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
@@ -97,7 +97,7 @@ class Requests:
         return made
 
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        """The last tokens of a prompt that `truncate_prompt_tokens` keeps; all where it is None."""
+        """Return the last prompt tokens that `truncate_prompt_tokens` keeps; all if it is None."""
         count = params.truncate_prompt_tokens
         if count == -1:
             count = max(1, self._context - (params.max_tokens or 1))
@@ -111,7 +111,7 @@ class Requests:
                 "shorten the prompt"
             )
         if params.max_tokens is None:
-            # all that fits; the engine refuses a prompt for which there is no memory
+            # as many as fit; the engine refuses a prompt for which there is no memory
             return max(self._longest, len(ids) + 1)
         if len(ids) + params.max_tokens > context:
             raise InvalidRequestError(
@@ -125,7 +125,7 @@ class Requests:
         if params.prediction is not None and not self._parts.traits.reads_predictions:
             raise InvalidRequestError(
                 f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
-                "that reads it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
+                "that uses it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
                 "or leave the prediction out"
             )
 
@@ -144,21 +144,21 @@ class Requests:
         )
 
     def has_grammar(self, params: SamplingParams) -> bool:
-        """Whether the grammar of a request to come is compiled already, or there is none."""
+        """Return whether a future request has no grammar, or a compiled one."""
         if params.constraint is None:
             return True
         return self._grammars is not None and self._grammars.is_compiled(params)
 
     def compile_grammar(self, params: SamplingParams, encoding: AbstractContextManager[Any]) -> None:
-        """Compile the grammar of a request to come, which takes long: for a thread that holds up no other request.
+        """Compile the grammar of a future request, which may take long: call it on a thread that delays no request.
 
         Args:
-            params: which name a grammar.
+            params: sampling parameters with a grammar.
             encoding: held while the tokenizer is used.
 
         Raises:
-            InvalidRequestError: the grammar cannot be followed, or takes too long to compile.
-            QueueFullError: other grammars are being compiled, and take too long.
+            InvalidRequestError: the grammar is invalid, or takes too long to compile.
+            QueueFullError: other grammars are still compiling.
         """
         if self._tokenizer is None or params.constraint is None:
             return
@@ -167,15 +167,15 @@ class Requests:
         grammars.compile(params)
 
     def _spelled_grammars(self) -> Grammars:
-        """Made for the first request that wants a grammar: what every token spells takes a while to find out."""
+        """Return the grammar compiler; built for the first grammar, since it needs every token's bytes."""
         if self._grammars is None:
             assert self._tokenizer is not None
             try:
                 spelling = lexicon_of(self._tokenizer).bytes_of
             except VocabularyMismatchError as error:
                 raise InvalidRequestError(
-                    f"a grammar was given, but {self._tokenizer.name} cannot be held to one: what a token of its says "
-                    "depends on the tokens around it; leave the grammar out, or take another model"
+                    f"a grammar was given, but {self._tokenizer.name} cannot use one: the text of its tokens "
+                    "depends on the tokens around them; leave the grammar out, or use another model"
                 ) from error
             self._grammars = Grammars(spelling, vocab_size=self._parts.target.vocab_size)
         return self._grammars
@@ -185,7 +185,7 @@ class Requests:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode(self, prompt: Prompt | Messages) -> list[int]:
-        """Tokens of a text, of a list of token ids, or of the messages of a conversation.
+        """Encode a text, a list of token ids, or the messages of a conversation.
 
         Raises:
             InvalidRequestError: an empty or malformed prompt.
@@ -195,7 +195,7 @@ class Requests:
         return self.encode_prompt(prompt)  # type: ignore[arg-type]
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """Tokens of a conversation, by the model's chat template.
+        """Encode a conversation with the model's chat template.
 
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
@@ -205,10 +205,10 @@ class Requests:
         return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Tokens of a text or of a list of token ids.
+        """Encode a text, or check a list of token ids.
 
         Raises:
-            InvalidRequestError: an empty prompt, or ids that the model does not know.
+            InvalidRequestError: an empty prompt, or ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             if self._tokenizer is None:

@@ -1,4 +1,4 @@
-"""What every file in the drafters' folder owes the loop: a new drafter is tested the day it appears."""
+"""Contract tests of every file in the drafters' folder; a new drafter is tested automatically."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_unknown_options_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", specs())
-def test_a_configuration_says_what_it_will_draft(spec: str) -> None:
+def test_a_configuration_declares_its_draft(spec: str) -> None:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
     traits = cls.describe(config)
@@ -100,7 +100,7 @@ def test_drafts_are_a_function_of_seed_and_text(spec: str, draw: Draw) -> None:
 
 
 @every_case
-def test_company_in_the_batch_changes_no_draft(spec: str, draw: Draw) -> None:
+def test_other_sequences_in_the_batch_change_no_draft(spec: str, draw: Draw) -> None:
     budgets = [Budget(8, 4), Budget(1, 1), Budget(0, 0), Budget(5, 5), Budget(60, 2)]
     together = Rig(spec, draw).open(TEXTS)
     alone = [Rig(spec, draw).open(TEXTS) for _ in TEXTS]
@@ -115,7 +115,7 @@ def test_company_in_the_batch_changes_no_draft(spec: str, draw: Draw) -> None:
 
 @every_case
 def test_rounds_without_a_draft_leave_it_in_step(spec: str, draw: Draw) -> None:
-    """The engine asks no drafter where a budget is empty, and tells it all the same what was written."""
+    """The engine calls no drafter with an empty budget, but still reports the written tokens to it."""
     rig, asked = Rig(spec, draw).open(TEXTS), Rig(spec, draw).open(TEXTS)
     empty = [TokenTree((), ())] * len(TEXTS)
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_closing_frees_all_that_was_held(spec: str, draw: Draw) -> None:
 
 
 @every_case
-def test_what_was_reserved_is_enough(spec: str, draw: Draw) -> None:
+def test_reserved_capacity_is_enough(spec: str, draw: Draw) -> None:
     rig = Rig(spec, draw)
     rig.drafter.reserve(1, 40)
     view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1), rig.target.open())
@@ -160,8 +160,8 @@ def test_what_was_reserved_is_enough(spec: str, draw: Draw) -> None:
         if Draw.FREE in draws_of(spec) and (Rig(spec, Draw.FREE).models or spec.startswith(SELF_DRAFTING))
     ],
 )
-def test_a_drafter_that_must_not_know_the_noise_does_not_follow_it(spec: str) -> None:
-    """With the request's own noise a drafter much like the target is right more often than with any other."""
+def test_a_drafter_without_shared_noise_does_not_follow_it(spec: str) -> None:
+    """With the request's own noise a drafter similar to the target is right more often than with any other."""
     texts = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
     hits = []
     for shares_noise in (True, False):

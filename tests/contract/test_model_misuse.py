@@ -1,4 +1,4 @@
-"""What every model refuses: slots of others, nodes that do not hang together."""
+"""Misuse that every model refuses: foreign slots, nodes that are not connected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_slot_takes_one_job_a_pass(name: str) -> None:
 
 @any_model
 @pytest.mark.parametrize("way", [[1], [0, 0], [0, 3], [9], [0, 2, 1], [-1]])
-def test_what_is_committed_is_a_path(name: str, way: list[int]) -> None:
+def test_only_a_path_can_be_committed(name: str, way: list[int]) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
     model.extend([Extend(slot, TREE, subject(name).parents)])
@@ -84,7 +84,7 @@ def test_what_is_committed_is_a_path(name: str, way: list[int]) -> None:
 
 @any_model
 @pytest.mark.parametrize("keep", [[1], [0, 9], [-1]])
-def test_what_is_kept_hangs_together(name: str, keep: list[int]) -> None:
+def test_kept_nodes_must_be_connected(name: str, keep: list[int]) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
     model.extend([Extend(slot, TREE, subject(name).parents)])

@@ -1,4 +1,4 @@
-"""What every model computes: rows depend on their own path alone."""
+"""Rows of every model depend only on their own path."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ragged_jobs_in_one_pass_are_each_as_if_alone(name: str) -> None:
 
 
 @any_model
-def test_only_the_asked_rows_come_back(name: str) -> None:
+def test_only_the_requested_rows_are_returned(name: str) -> None:
     one = subject(name)
     slots = [filled(one.model, PREFIX) for _ in range(3)]
     asked: list[Sequence[int] | None] = [[1, 6], (), None]

@@ -1,4 +1,4 @@
-"""What every model keeps: slots hold what was committed, and nothing of what was dropped."""
+"""Slots of every model hold the committed tokens and nothing of the dropped ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_committing_many_is_committing_each(name: str) -> None:
 
 
 @tree_models
-def test_what_was_pruned_can_be_committed(name: str) -> None:
+def test_a_pruned_tree_can_be_committed(name: str) -> None:
     one = subject(name)
     slot = filled(one.model, PREFIX)
     one.model.extend([Extend(slot, TREE, PARENTS)])
@@ -94,7 +94,7 @@ def test_a_pruned_chain_goes_on_growing(name: str) -> None:
 
 @any_model
 @pytest.mark.parametrize("length", [0, 3, len(PREFIX)])
-def test_a_truncated_prefix_goes_on_from_where_it_was_cut(name: str, length: int) -> None:
+def test_a_truncated_prefix_continues_at_the_cut(name: str, length: int) -> None:
     one = subject(name)
     slot, other = filled(one.model, PREFIX), filled(one.model, PREFIX[::-1])
     one.model.extend([Extend(slot, TREE, one.parents)])
@@ -111,7 +111,7 @@ def test_a_truncated_prefix_goes_on_from_where_it_was_cut(name: str, length: int
 
 
 @any_model
-def test_a_fork_and_its_origin_go_their_own_ways(name: str) -> None:
+def test_a_fork_and_its_origin_are_independent(name: str) -> None:
     one = subject(name)
     slot = filled(one.model, PREFIX)
     one.model.extend([Extend(slot, TREE, one.parents)])
@@ -128,7 +128,7 @@ def test_a_fork_and_its_origin_go_their_own_ways(name: str) -> None:
 
 
 @any_model
-def test_a_place_that_was_used_before_leaves_no_trace(name: str) -> None:
+def test_a_reused_slot_leaves_no_trace(name: str) -> None:
     one = subject(name)
     for text in (PREFIX, TREE, PREFIX[::-1]):
         slots = [filled(one.model, text) for _ in range(3)]
@@ -141,7 +141,7 @@ def test_a_place_that_was_used_before_leaves_no_trace(name: str) -> None:
             one.model.close(slot)
 
 
-def test_room_that_grows_keeps_what_is_stored() -> None:
+def test_growing_capacity_keeps_stored_keys() -> None:
     fresh_model = functools.partial(subject("llama").model.__class__, peer("llama"))
     model = fresh_model()
     model.reserve(1, 16)
@@ -155,7 +155,7 @@ def test_room_that_grows_keeps_what_is_stored() -> None:
     assert same(scores.of(1), rows_of_peer("llama", [*PREFIX, *TREE[:3], 40])[-1:])
 
 
-def test_more_slots_than_reserved_are_made_room_for() -> None:
+def test_more_slots_than_reserved_can_be_opened() -> None:
     model = subject("llama").model
     slots = [filled(model, PREFIX[: 1 + i % 7]) for i in range(40)]
     scores = model.extend([Extend(slot, [3], [-1]) for slot in slots])

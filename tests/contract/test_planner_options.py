@@ -1,4 +1,4 @@
-"""Every option of a planner changes what some drafter drafts, or is refused for that drafter: none is ignored."""
+"""Every option of a planner changes some drafter's drafts, or is refused for that drafter: none is ignored."""
 
 from __future__ import annotations
 

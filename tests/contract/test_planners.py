@@ -1,4 +1,4 @@
-"""What every file in the planners' folder owes the loop: a new planner is tested the day it appears."""
+"""Contract tests of every file in the planners' folder; a new planner is tested automatically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = {
     "heuristic": ["heuristic", "heuristic,start=3"],
     "threshold": ["threshold", "threshold:0.8", "threshold:0.1,k=2"],
 }
-"""Specs of each planner beside its name alone: add those of a new one."""
+"""Specs of each planner besides its bare name: add those of a new one."""
 NAMES = PLANNERS.names()
 COSTS = {1: 0.010, 2: 0.0105, 4: 0.011, 8: 0.013, 16: 0.018, 32: 0.028, 64: 0.05}
 
@@ -94,7 +94,7 @@ def test_budgets_are_sane_whatever_is_accepted(spec: str, depth: int, branching:
 
 
 @pytest.mark.parametrize("spec", specs())
-def test_plans_are_a_function_of_what_was_seen(spec: str) -> None:
+def test_plans_are_a_function_of_the_records(spec: str) -> None:
     one, other = planner(spec, 5), planner(spec, 5)
     states = [[plan.open() for _ in range(2)] for plan in (one, other)]
     for accepted in ([5, 0], [2, 9], [9, 9], [0, 0], [9, 0], [9, 1]):
@@ -118,7 +118,7 @@ def test_sequences_may_come_and_go(spec: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_planned_where_nothing_can_be_drafted(name: str) -> None:
+def test_nothing_is_planned_if_nothing_can_be_drafted(name: str) -> None:
     plan = planner(name, 0)
     assert all(budget.num_nodes == 0 or budget.depth == 0 for budget in plan.budgets([plan.open()]))
 

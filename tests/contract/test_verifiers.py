@@ -1,4 +1,4 @@
-"""What every file in the verifiers' folder owes the loop: a new rule is tested the day it appears."""
+"""Contract tests of every file in the verifiers' folder; a new verifier is tested automatically."""
 
 from __future__ import annotations
 
@@ -111,20 +111,20 @@ def test_a_draw_ends_the_verification_and_does_not_move_the_path(name: str, data
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).chains_only])
-def test_branches_are_refused_where_only_chains_are_read(name: str) -> None:
+def test_branches_are_refused_by_rules_for_chains(name: str) -> None:
     distribution = torch.full((2, VOCAB), 1 / VOCAB)
-    with pytest.raises(ConfigurationError, match=f"'{name}' reads chains"):
+    with pytest.raises(ConfigurationError, match=f"'{name}' accepts chains only"):
         verify(rule(name), CASE, TokenTree((1, 2), (ROOT, ROOT), draw=Draw.IID, distributions=distribution))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if VERIFIERS.find(name).needs_distributions])
 def test_missing_distributions_are_refused_where_they_are_needed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="without the draft distributions"):
+    with pytest.raises(ConfigurationError, match="has no draft distributions"):
         verify(rule(name), CASE, chain([1], draw=Draw.IID))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not VERIFIERS.find(name).needs_distributions])
-def test_trees_without_distributions_are_taken_where_none_are_needed(name: str) -> None:
+def test_trees_without_distributions_are_accepted_if_none_are_needed(name: str) -> None:
     assert verify(rule(name), CASE, TokenTree((1, 2, 3, 4, 0), (ROOT,) * 5, draw=Draw.FREE)).bonus >= 0
 
 

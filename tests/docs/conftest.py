@@ -1,4 +1,4 @@
-"""The makers of generated pages are on the path here."""
+"""Puts the generators of documentation pages on the path."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_command_is_understood(block: Block, line: str, read_only: None, capsys:
         "draftree models fetch stories15m",
     ],
 )
-def test_commands_that_do_not_exist_are_seen(
+def test_commands_that_do_not_exist_are_detected(
     line: str, read_only: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
@@ -111,7 +111,7 @@ CHEAP = [(block, line) for block, line in commands(guide("command-line")) if is_
 
 @pytest.mark.weights
 @pytest.mark.parametrize(("block", "line"), CHEAP, ids=identity)
-def test_command_does_what_the_guide_says(
+def test_command_behaves_as_in_the_guide(
     block: Block, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder_of(SMALL)

@@ -1,4 +1,4 @@
-"""What the blocks of the documents are taken for; the other tests here stand on it."""
+"""The extraction of code blocks from documents, which the other tests here rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code in the guides runs as it stands there."""
+"""Code in the guides runs unchanged."""
 
 from __future__ import annotations
 

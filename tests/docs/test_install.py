@@ -1,4 +1,4 @@
-"""The README's install command brings what the README shows."""
+"""The README's install command covers everything that the README shows."""
 
 from __future__ import annotations
 

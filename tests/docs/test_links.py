@@ -1,4 +1,4 @@
-"""Links, files and decisions that the documents name are there."""
+"""Links, files and decisions that the documents name exist."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def broken(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_have_targets(path: Path) -> None:
     assert list(broken(path)) == []
 
 
 @pytest.mark.parametrize("link", ["missing.md", "#nowhere", "sub/../other.md#nowhere"])
-def test_broken_links_are_seen(link: str, tmp_path: Path) -> None:
+def test_broken_links_are_detected(link: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "other.md").write_text("# Here\n")
     page = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""Starts whose records lie in a folder of their own, and what is read during them."""
+"""Starts with a private folder of records, and the files read during them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`allowed_token_ids`: the distribution of what is left, with drafts, in batches, in C, under ratio rules and with
-grammars."""
+"""`allowed_token_ids`: the distribution over the allowed tokens, with drafts, in batches, in C, with ratio rules and
+with grammars.
+"""
 
 from __future__ import annotations
 
@@ -97,6 +98,6 @@ def test_with_a_grammar_both_hold(draft: str | None) -> None:
     assert (done.finish_reason, done.stop_reason) == ("stop", None)
 
 
-def test_where_a_grammar_leaves_no_allowed_token_the_request_fails_and_says_so() -> None:
+def test_a_grammar_without_an_allowed_token_fails_the_request_with_a_message() -> None:
     with pytest.raises(NonFiniteLogitsError, match="left no token"):
         write(None, regex="[0-9]{4}", allowed_token_ids=list(range(20, 30)))

@@ -1,4 +1,4 @@
-"""Planners, rules, batches and lengths of all kinds: the text stays plain decoding's."""
+"""With all planners, rules, batches and lengths the text equals plain decoding's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLANS = {
     "heuristic": ["heuristic", "heuristic,start=1"],
     "threshold": ["threshold", "threshold:0.9", "threshold:0,k=2"],
 }
-"""Specs of every planner, beside its bare name."""
+"""Specs of every planner, besides its bare name."""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_the_best_nodes_hold_the_pick_if_the_drafter_is_the_target(tmp_path: Pat
     llm = LLM(target("llama"), f"model:{folder},tree=best-12,k=4", plan="fixed")
     for temperature in (0.0, 1.0):
         for done in llm.generate(PROMPTS, sampling(temperature)):
-            # its first child is the pick; how deep the best twelve go is theirs to say. The last round may have no room
+            # its first child is the pick; the depth of the best twelve varies. The last round may have no room
             assert done.stats.accepted_by_depth[0] >= done.stats.rounds - 1
 
 

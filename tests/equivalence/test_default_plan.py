@@ -1,4 +1,4 @@
-"""The default planner, by a clock by which drafts pay: it drafts, cuts trees, and leaves every text as it is."""
+"""The default planner, with a clock by which drafts pay, drafts and prunes trees without changing a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drop-in writes what `generate` of transformers writes, with everything that generate takes."""
+"""The drop-in writes the same tokens as `generate` of transformers, for all of its arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_drafters_by_their_spec(draft: str) -> None:
     assert torch.equal(ours(model_of(), BATCH, draft=draft), plain(model_of(), BATCH))
 
 
-def test_prompt_lookup_is_asked_for_as_in_transformers() -> None:
+def test_prompt_lookup_is_requested_as_in_transformers() -> None:
     wanted = plain(model_of(), ONE, prompt_lookup_num_tokens=3)
     assert torch.equal(ours(model_of(), ONE, prompt_lookup_num_tokens=3, max_matching_ngram_size=1), wanted)
 
@@ -121,7 +121,7 @@ def test_users_processors_see_every_step_once_and_in_order(inputs: dict[str, Any
 
 @pytest.mark.parametrize("eos", [None, EOS], ids=["no-eos", "eos"])
 @pytest.mark.parametrize("inputs", [ONE, BATCH], ids=["one", "batch"])
-def test_users_criteria_see_every_token_and_cut_behind_the_stop(inputs: dict[str, Any], eos: Any) -> None:
+def test_users_criteria_see_every_token_and_cut_after_the_stop(inputs: dict[str, Any], eos: Any) -> None:
     wanted, seen = EndsAt(12), EndsAt(12)
     settings = {"eos_token_id": eos, "min_new_tokens": 3}
     expected = plain(model_of(), inputs, stopping_criteria=StoppingCriteriaList([wanted]), **settings)
@@ -135,9 +135,9 @@ def test_users_criteria_see_every_token_and_cut_behind_the_stop(inputs: dict[str
 def test_a_bound_streamer_gets_what_generate_puts(inputs: dict[str, Any]) -> None:
     wanted, heard = Listener(), Listener()
     plain(model_of(), inputs, streamer=wanted, eos_token_id=EOS)
-    ours(model_of(), inputs, streamer=heard, eos_token_id=EOS)
-    assert heard.heard == wanted.heard
-    assert heard.heard[-1] == "end"
+    ours(model_of(), inputs, streamer=received, eos_token_id=EOS)
+    assert received.calls == wanted.calls
+    assert received.calls[-1] == "end"
 
 
 def test_a_users_own_maximum_takes_precedence() -> None:
@@ -166,12 +166,12 @@ def test_scores_and_logits_of_every_step(inputs: dict[str, Any]) -> None:
             assert values.shape == others.shape
             for row, tokens in enumerate(wanted.sequences):
                 if any(token in EOS for token in tokens[prompt : prompt + step].tolist()):
-                    assert not values[row].any(), "nothing is scored behind the end of a row"
+                    assert not values[row].any(), "nothing is scored after the end of a row"
                 else:
                     torch.testing.assert_close(values[row], others[row], atol=1e-4, rtol=1e-4)
 
 
-def test_without_dictionaries_a_tensor_and_without_asking_no_scores() -> None:
+def test_a_tensor_without_dictionaries_and_scores_only_on_request() -> None:
     assert isinstance(ours(model_of(), ONE), torch.Tensor)
     done = ours(model_of(), ONE, return_dict_in_generate=True)
     assert done.scores is None
@@ -246,7 +246,7 @@ def test_rows_of_long_and_short_prompts_stay_in_step_where_they_must() -> None:
     mask = torch.ones_like(ids)
     ids[1, :525], mask[1, :525] = PAD, 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    wanted, heard = Listener(), Listener()
+    wanted, received = Listener(), Listener()
     expected = plain(model, inputs, streamer=wanted, max_new_tokens=6)
-    assert torch.equal(ours(model, inputs, streamer=heard, draft="ngram", max_new_tokens=6), expected)
-    assert heard.heard == wanted.heard
+    assert torch.equal(ours(model, inputs, streamer=received, draft="ngram", max_new_tokens=6), expected)
+    assert received.calls == wanted.calls

@@ -66,7 +66,7 @@ def test_samples_after_an_image_do_not_depend_on_the_drafter(name: str) -> None:
     inputs = with_images(name, 9, 4)
     settings = {**VARIED, "do_sample": True, "temperature": 0.8, "num_return_sequences": 2}
     texts = []
-    vision_model(name)  # its random weights come from the global generator, too
+    vision_model(name)  # its random weights are drawn from the global generator, too
     for draft in ("none", "ngram,min=1", "early-exit,layers=1"):
         torch.manual_seed(5)
         texts.append(ours(name, inputs, draft, **settings))

@@ -1,4 +1,4 @@
-"""Texts end where plain decoding ends them, wherever in an accepted run that is, and nothing behind the end counts."""
+"""Texts end where plain decoding ends them, anywhere in an accepted run, and nothing after the end counts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write(model: TableLM, draft: str | None, **params: Any) -> Completion:
 
 
 def knowing(text: tuple[int, ...]) -> Callable[[np.ndarray, Budget], TokenTree]:
-    """A script that knows what is coming and now and then errs."""
+    """A script that drafts the coming text with occasional errors."""
 
     def draft(tokens: np.ndarray, budget: Budget) -> TokenTree:
         start = len(tokens) - len(PROMPT)
@@ -173,7 +173,7 @@ def test_a_minimum_holds_for_stop_strings_too(scripts: Scripts, least: int) -> N
 @pytest.mark.parametrize("least", [1, 4, 9])
 @pytest.mark.parametrize("width", [2, 3, 6])
 def test_a_stop_string_that_begins_before_the_minimum(scripts: Scripts, least: int, width: int) -> None:
-    """Its last character is the first one of the token behind the minimum."""
+    """Its last character is the first one of the token after the minimum."""
     model = table(4, only_letters=True)
     free = write(model, None)
     before = len(text_of(free.token_ids[:least]))
@@ -193,7 +193,7 @@ def text_of(ids: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("place", [1, 4])
-def test_bytes_behind_the_end_never_reach_the_text(scripts: Scripts, seed: int, place: int) -> None:
+def test_bytes_after_the_end_never_reach_the_text(scripts: Scripts, seed: int, place: int) -> None:
     plain, drafted = both(scripts, ending(table(100 + seed, only_letters=False), place), temperature=1.0, seed=seed)
     shown = [token for token in plain.token_ids if token != EOS]
     before = tokenizer().decode(PROMPT, True)

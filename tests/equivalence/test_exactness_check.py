@@ -1,4 +1,4 @@
-"""`is_exact` is claimed only for a model whose rows have the same bits in long prefixes, wide trees and company."""
+"""`is_exact` is claimed only for a model whose rows are bit-identical in long prefixes, wide trees and batches."""
 
 from __future__ import annotations
 

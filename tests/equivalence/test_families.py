@@ -1,4 +1,4 @@
-"""Over families of models: plain decoding is transformers' own, and speculation is plain decoding, token for token."""
+"""For many families plain decoding equals transformers', and speculation equals plain decoding, token for token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model fills a record: it parses and is plain decoding's, drafted by copies, counts, models, in a batch."""
+"""Records of a real model parse and equal plain decoding's, with copied, counted and model drafts, in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts under a grammar follow it and are plain decoding's: every drafter, in batches and streams, to every end."""
+"""Texts under a grammar match it and equal plain decoding's: every drafter, in batches and streams, to every end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 @functools.cache
 def model(seed: int = 1, scale: float = 2.0) -> TableLM:
-    """A text that comes back to what it was, so that there is something to copy."""
+    """A text that repeats itself, so that there is something to copy."""
     return TableLM(hashed(len(tokenizer().vocabulary()), seed=seed, scale=scale), order=1)
 
 

@@ -1,4 +1,4 @@
-"""In half precision texts may part, but only where the target itself hardly knows which token it likes better."""
+"""In half precision texts may differ, but only at near-ties of the target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(family: str, dtype: torch.dtype) -> LanguageModel:
 
 
 def gap(lm: LanguageModel, text: Sequence[int], one: int, other: int) -> tuple[float, float]:
-    """How far apart two tokens are behind a text, and the unit of the last place there."""
+    """The gap of two tokens after a text, and the unit of the last place there."""
     logits = at_once(lm, text)[-1]
     return abs(float(logits[one] - logits[other])), float(logits.abs().max()) * torch.finfo(lm.dtype).eps
 

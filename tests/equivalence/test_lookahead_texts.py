@@ -1,4 +1,4 @@
-"""A window in the pass changes no text: its guesses are seen by nobody but the lanes behind them."""
+"""A lookahead window in the pass changes no text: only the lanes after its guesses attend to them."""
 
 from __future__ import annotations
 

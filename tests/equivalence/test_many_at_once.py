@@ -1,4 +1,4 @@
-"""SmolLM2 with 1, 4, 16 and 64 requests at once: every text is the one that its request gives alone."""
+"""SmolLM2 with 1, 4, 16 and 64 concurrent requests: every text equals that of its request alone."""
 
 from __future__ import annotations
 

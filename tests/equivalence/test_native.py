@@ -1,4 +1,4 @@
-"""Passes in C give what transformers gives, and bit for bit the same however a token is scored."""
+"""Native passes match transformers, and are bit-identical however a token is scored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if platform.machine() == "x86_64":
 
 
 def built(name: str) -> Library:
-    """The library of a build; skips where the compiler or the system knows nothing of its instructions."""
+    """The library of a build; skips if the compiler or the system does not support its instructions."""
     try:
         return Library(built_library(extra_flags=BUILDS[name]))
     except TilesRefusedError as error:
@@ -138,7 +138,7 @@ def test_where_a_prompt_is_cut_changes_no_bit(heads: tuple[int, int, int], kind:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_wide_trees_behind_many_blocks_keep_their_bits(heads: tuple[int, int, int], kind: str) -> None:
+def test_wide_trees_after_many_blocks_keep_their_bits(heads: tuple[int, int, int], kind: str) -> None:
     lm, before = lowered("qwen3", kind, **shape(*heads)), text(300)
     slot = filled(lm, before)
     tokens, parents = random_tree(64, 3)

@@ -1,4 +1,4 @@
-"""Which models run in C once they are loaded, which do not, and why."""
+"""Which models run on native kernels after loading, which do not, and why."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
     return drafter_folder("llama", tmp_path, distance=0.0, **SIZES)
 
 
-def test_a_model_that_is_loaded_runs_in_c_and_says_so(folder: Path) -> None:
+def test_a_loaded_model_runs_in_c_and_reports_it(folder: Path) -> None:
     llm = LLM(folder, exact=True)
     assert llm.is_exact
     assert llm.kernels.startswith("native (")
@@ -85,7 +85,7 @@ def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft
     assert sum(one.stats.accepted_tokens for one in done) > 0
 
 
-def test_what_computes_something_else_is_read_again_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_other_native_logits_is_reloaded_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = load_model(folder, dtype="float32", kernels="torch").model
     monkeypatch.setattr("draftree.models.native.describing._epsilon", lambda norm: 3.0)
     monkeypatch.setattr("draftree.models.native.describing._norm_offset", lambda norm: 0.0)
@@ -106,7 +106,7 @@ def test_without_a_compiler_passes_run_through_torch(
     loaded = load_model(folder)
     assert loaded.kernels == "torch"
     assert "no-such-compiler" in str(loaded.why_torch)
-    with pytest.raises(ConfigurationError, match=r"exact was asked for.*no-such-compiler"):
+    with pytest.raises(ConfigurationError, match=r"exact was requested.*no-such-compiler"):
         LLM(folder, exact=True)
     with pytest.raises(ConfigurationError, match="no-such-compiler"):
         LLM(folder, kernels="native")
@@ -143,13 +143,13 @@ def test_the_processor_to_build_for_can_be_named(monkeypatch: pytest.MonkeyPatch
         ({"quantization": "int8", "dtype": "float64"}, "float32 and bfloat16"),
     ],
 )
-def test_what_cannot_be_is_refused(folder: Path, options: dict[str, str], message: str) -> None:
+def test_impossible_requests_are_refused(folder: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(folder, **options)  # type: ignore[arg-type]
 
 
 def test_a_loaded_model_keeps_its_weights() -> None:
-    with pytest.raises(ConfigurationError, match="loaded already"):
+    with pytest.raises(ConfigurationError, match="already loaded"):
         LLM(fresh("llama", **SIZES), kernels="native")
 
 

@@ -1,4 +1,4 @@
-"""Drafters with another tokenizer leave the text plain decoding's: tiny random models, and the real pairs."""
+"""Drafters with another tokenizer do not change the text: tiny random models, and the real pairs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_rules_that_need_distributions_take_tokens(drafter: Path) -> None:
         ("model:nowhere,map=bytes", "coupled", "known: auto, strings, tokens"),
     ],
 )
-def test_what_strings_cannot_do_is_refused_before_anything_is_loaded(draft: str, verify: str, reason: str) -> None:
+def test_rules_that_strings_do_not_support_are_refused_before_loading(draft: str, verify: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         LLM("nowhere-at-all", draft, verify=verify)
 

@@ -1,4 +1,4 @@
-"""Our processors and filters give what transformers' own give, for the controls that both have."""
+"""Our processors and filters match transformers' own, for the controls that both have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are those of one pass over the whole prompt, however it is read."""
+"""Log-probabilities of prompts equal those of one pass over the whole prompt, however it is prefilled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(entries: Sequence[TokenLogprob | None] | None, prompt: Sequence[int], 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1,k=4"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_they_are_those_of_transformers(family: str, draft: str | None) -> None:
+def test_prompt_logprobs_equal_those_of_transformers(family: str, draft: str | None) -> None:
     llm = LLM(target(family), draft)
     params = SamplingParams(max_tokens=6, temperature=0, prompt_logprobs=3)
     for done, prompt in zip(llm.generate(PROMPTS, params), PROMPTS, strict=True):
@@ -63,7 +63,7 @@ def test_they_are_those_of_transformers(family: str, draft: str | None) -> None:
 
 
 def passes_by(model: LanguageModel, prompt: Sequence[int]) -> Tensor:
-    """Logits of a whole prompt in one pass of the model behind the seam."""
+    """Logits of a whole prompt in one pass of the target model."""
     from slot_samples import at_once
 
     return torch.log_softmax(at_once(model, list(prompt)), dim=-1)
@@ -71,7 +71,7 @@ def passes_by(model: LanguageModel, prompt: Sequence[int]) -> Tensor:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 @pytest.mark.parametrize("draft", [None, "suffix,floor=0.05,k=4"])
-def test_passes_in_c_give_them_bit_for_bit(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_in_c_give_bit_identical_prompt_logprobs(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", 13 * 4 * VOCAB_SIZE)
     model, prompt = native("llama"), native_text(150)
     done = LLM(model, draft).generate(
@@ -145,7 +145,7 @@ def test_a_prefix_that_is_known_is_read_again_and_then_shared() -> None:
     check_table(llm, second, prompt, top=1)
 
 
-def test_a_sequence_that_lost_its_slot_scores_no_token_twice() -> None:
+def test_a_preempted_sequence_scores_no_token_twice() -> None:
     llm = table_llm()
     engine = engine_of(llm, Limits(prefill_chunk_size=8, prefix_cache_size=4))
     prompt = [1 + i * i % 9 for i in range(60)]
@@ -164,7 +164,7 @@ def test_a_sequence_that_lost_its_slot_scores_no_token_twice() -> None:
     assert text(scored) == list(llm.generate(prompt, SamplingParams(max_tokens=3, seed=1))[0].token_ids)
 
 
-def test_a_pass_that_raises_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pass_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = table_llm()
     extend, calls = llm.model.extend, []
 
@@ -195,7 +195,7 @@ def test_a_prompt_row_of_nan_fails_its_own_request() -> None:
     assert len(error.completions) == 1  # type: ignore[attr-defined]
 
 
-def test_asyncio_gives_them_too() -> None:
+def test_asyncio_gives_prompt_logprobs() -> None:
     prompt = [1 + i * i % 9 for i in range(30)]
 
     async def ask() -> list[Completion]:

@@ -1,4 +1,4 @@
-"""The real models in float32: with drafts they write what they write without, and what transformers writes."""
+"""The real models in float32: the same text with drafts, without drafts, and from transformers."""
 
 from __future__ import annotations
 

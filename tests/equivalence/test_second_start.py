@@ -1,4 +1,4 @@
-"""A second start, made from what the first one kept, gives the very same model."""
+"""A second start from the record of the first one gives the same model."""
 
 from __future__ import annotations
 

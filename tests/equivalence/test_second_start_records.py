@@ -1,4 +1,4 @@
-"""What a start kept is used as long as it is whole and true, and no longer."""
+"""Records of starts are used only while they are undamaged and valid."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_other_versions_are_another_start(
     assert len(reads) == 2
 
 
-def test_weights_that_changed_behind_our_back_are_found_out(
+def test_weights_changed_with_equal_times_are_detected(
     folder: Path, reads: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     load_model(folder, dtype="float32")
@@ -87,16 +87,16 @@ def test_weights_that_changed_behind_our_back_are_found_out(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
     for _ in range(2):
-        with pytest.raises(ModelLoadError, match="is damaged: its content is not what was stored"):
+        with pytest.raises(ModelLoadError, match="is damaged: its content differs from the stored one"):
             load_model(folder, dtype="float32")
-    assert "gives other logits now" in caplog.text
+    assert "gives different logits now" in caplog.text
     assert len(reads) == 1
-    os.utime(path)  # its owner says that it is meant so
+    os.utime(path)  # an intended change
     found = load_model(folder, dtype="float32")
     assert torch.allclose(logits(found), logits(load_model(folder, dtype="float32", kernels="torch")), atol=1e-3)
 
 
-def test_a_record_that_names_the_wrong_weights_is_found_out(
+def test_a_record_of_the_wrong_weights_is_detected(
     folder: Path, store: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = loading.places_in_files
@@ -112,7 +112,7 @@ def test_a_record_that_names_the_wrong_weights_is_found_out(
     assert torch.equal(logits(first), logits(second))
 
 
-def test_what_is_kept_is_shown_and_removed(folder: Path, reads: list[Path]) -> None:
+def test_records_are_listed_and_removed(folder: Path, reads: list[Path]) -> None:
     load_model(folder, quantization="int8")
     main, runner = typer.Typer(), CliRunner()
     main.add_typer(models.app, name="models")
@@ -139,7 +139,7 @@ DAMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_record_is_made_anew(folder: Path, store: Path, damage: str, reads: list[Path]) -> None:
+def test_a_damaged_record_is_replaced(folder: Path, store: Path, damage: str, reads: list[Path]) -> None:
     wanted = logits(load_model(folder))
     (record,) = store.glob("*.json")
     record.write_bytes(DAMAGES[damage](record.read_bytes()))
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing(folder: Path, store: Pa
     assert len(reads) == 2
 
 
-def test_nothing_is_kept_where_that_is_not_wanted(
+def test_nothing_is_recorded_if_recording_is_off(
     folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, reads: list[Path]
 ) -> None:
     monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "0")

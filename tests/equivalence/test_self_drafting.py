@@ -1,4 +1,4 @@
-"""A model that drafts with a part of its own layers writes the text that it writes alone, and says what it saved."""
+"""A model that drafts with a part of its own layers writes the same text as alone, and reports the saved layers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rules_take_their_draws(draft: str, tree: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=in_c)])
-def test_layers_run_once_for_what_was_drafted(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_run_once_for_drafted_tokens(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text with and without taking over; the difference is all that the sketches computed."""
     runs, texts = [], []
     for takes_over in (True, False):
@@ -146,7 +146,7 @@ def test_a_model_that_is_borrowed_drafts_for_itself() -> None:
         ("early-exit:1,tree=9x", ConfigurationError, "tree shape"),
     ],
 )
-def test_what_cannot_be_is_refused(draft: str, error: type[Exception], message: str) -> None:
+def test_impossible_requests_are_refused(draft: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(target("llama"), draft)
 
@@ -163,7 +163,7 @@ def found(fingerprint: str, **changes: Any) -> LayerSet:
     return LayerSet(fingerprint, **(facts | changes))
 
 
-def test_what_tuning_found_is_taken(cache: Path) -> None:
+def test_a_tuned_set_is_used(cache: Path) -> None:
     model = target("llama")
     with pytest.raises(ConfigurationError, match="draftree tune layers MODEL --prompts FILE"):
         LLM(model, "layer-skip")
@@ -188,7 +188,7 @@ def test_a_stored_set_that_cannot_be_read_is_named(cache: Path, content: str) ->
         LLM(target("llama"), "layer-skip")
 
 
-def test_a_model_is_known_again_however_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+def test_a_model_has_one_fingerprint_however_it_is_loaded(folder: Path, tmp_path: Path) -> None:
     prints = {
         load_model(folder, dtype=dtype, kernels=kernels).model.fingerprint
         for dtype in ("float32", "bfloat16")

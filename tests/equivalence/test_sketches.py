@@ -1,4 +1,4 @@
-"""Passes through a part of the layers: what they say, and that whole passes that go on from them lose nothing."""
+"""Partial passes through some layers: their logits, and that whole passes that continue from them are exact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @torch.inference_mode()
 def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
-    """Logits of a model of transformers that was built with this part only, behind each token."""
+    """Logits of a model of transformers that was built with this part only, after each token."""
     model = fresh("qwen3", **SIZES)
     for layer in part.attention:
         model.model.layers[layer].self_attn.o_proj.weight.zero_()
@@ -68,7 +68,7 @@ def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
-def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, part: LayerSubset) -> None:
+def test_a_partial_pass_is_a_pass_of_the_model_with_these_layers_only(build: Any, part: LayerSubset) -> None:
     model = build("float32")
     slot = model.open()
     first = model.sketch([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part).logits
@@ -82,7 +82,7 @@ def test_a_sketch_is_a_pass_of_the_model_that_has_these_layers_only(build: Any, 
 @in_c
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, part: LayerSubset) -> None:
+def test_a_whole_pass_after_a_partial_one_is_bit_identical_in_c(kind: str, part: LayerSubset) -> None:
     model = native(kind)
     slot = filled(model, PREFIX)
     whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
@@ -100,7 +100,7 @@ def test_a_whole_pass_behind_a_sketch_is_bit_for_bit_the_same_in_c(kind: str, pa
 
 
 @pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
-def test_in_a_batch_some_go_on_from_sketches_and_some_do_not(build: Any) -> None:
+def test_in_a_batch_only_some_sequences_continue_from_partial_passes(build: Any) -> None:
     model = build("float32")
     part = LayerSubset(end=2)
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2, 7)]
@@ -120,7 +120,7 @@ def test_in_a_batch_some_go_on_from_sketches_and_some_do_not(build: Any) -> None
 
 
 @pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
-def test_layers_that_a_sketch_ran_are_not_run_again(build: Any) -> None:
+def test_layers_of_a_partial_pass_are_not_run_again(build: Any) -> None:
     model = build("float32")
     slot = filled(model, PREFIX)
 
@@ -143,7 +143,7 @@ def test_layers_that_a_sketch_ran_are_not_run_again(build: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["commit", "truncate", "erase", "another part"])
-def test_what_happens_to_a_slot_ends_its_sketch(change: str) -> None:
+def test_any_change_of_a_slot_ends_its_partial_pass(change: str) -> None:
     model = through_torch()
     slot = filled(model, PREFIX)
     model.sketch([Extend(slot, [7], [-1])], LayerSubset(end=3))
@@ -189,7 +189,7 @@ def test_families_leave_sublayers_out(family: str) -> None:
     model.close(slot)
 
 
-def test_what_a_model_does_not_have_is_refused() -> None:
+def test_missing_layers_are_refused() -> None:
     for part in (
         LayerSubset(end=5),
         LayerSubset(end=0),
@@ -211,7 +211,7 @@ def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatc
         model.require_part(LayerSubset(end=1))
 
 
-def test_a_table_says_what_it_is_told_to() -> None:
+def test_a_table_gives_its_listed_distributions() -> None:
     whole = hashed(VOCAB_SIZE, seed=1)
     model = TableLM(whole, sketched=near(whole, seed=2, distance=1.0))
     slot = filled(model, PREFIX)

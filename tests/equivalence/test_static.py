@@ -1,4 +1,4 @@
-"""Passes in fixed shapes say what passes of any shape say: logits, texts, trees, batches, windows."""
+"""Passes in fixed shapes match passes of any shape: logits, texts, trees, batches, windows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_pass_leaves_all_other_places_as_they_are() -> None:
 
 
 @torch.inference_mode()
-def test_what_a_rejected_node_left_behind_spoils_nothing() -> None:
+def test_leftovers_of_a_rejected_node_have_no_effect() -> None:
     found = []
     for shapes in (SMALL, None):
         model = HFModel(fresh("llama"), shapes=shapes)
@@ -139,7 +139,7 @@ def test_the_shapes_that_were_used_last_are_kept() -> None:
     assert [bucket.rows for bucket in model.static.buckets] == [4, 2]
     model.reserve(4, 200)
     model.extend([Extend(slot, [5], [-1])])
-    assert [bucket.rows for bucket in model.static.buckets] == [1], "what was captured lies elsewhere now"
+    assert [bucket.rows for bucket in model.static.buckets] == [1], "captured memory moved"
 
 
 class Recorded(Graphs):
@@ -158,7 +158,7 @@ class Refusing(Recorded):
         raise CaptureError("operation not permitted when stream is capturing")
 
 
-def test_shapes_that_come_back_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_passes, "graphs_of", lambda device: Recorded())
     model, dynamic = (HFModel(fresh("gemma2"), shapes=shapes) for shapes in (SMALL, None))
     assert model.static is not None
@@ -169,7 +169,7 @@ def test_shapes_that_come_back_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
             rows.append(one.extend([Extend(slot, [token, 3], [-1, -1])]).logits)
             one.commit(slot, [0])
     assert torch.allclose(torch.cat(captured), torch.cat(wanted), atol=2e-4)
-    assert model.static.num_captured == 2, "one shape before 48 keys and one behind"
+    assert model.static.num_captured == 2, "one shape up to 48 keys and one above"
     model.reserve(1, 200)
     assert model.extend([Extend(slot_of(model), [5], [-1])]).logits.isfinite().all()
     assert model.static.num_captured == 0
@@ -179,7 +179,7 @@ def slot_of(model: HFModel) -> Any:
     return filled(model, [3, 4])
 
 
-def test_what_cannot_be_captured_runs_on_with_the_reason(
+def test_shapes_that_fail_to_capture_run_uncaptured_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(static_passes, "graphs_of", lambda device: Refusing())
@@ -199,7 +199,7 @@ def test_what_cannot_be_captured_runs_on_with_the_reason(
     ]
 
 
-def test_whole_passes_go_on_from_sketches() -> None:
+def test_whole_passes_continue_from_partial_ones() -> None:
     model = HFModel(fresh("llama"), shapes=SMALL)
     slot = filled(model, [3, 4, 5])
     whole = model.extend([Extend(slot, [6, 7], [-1, 0])]).logits
@@ -216,11 +216,11 @@ def test_names_and_refusals(tmp_path: Path) -> None:
     assert LLM(fresh("llama"), kernels="graphs").kernels.startswith("graphs")
     with pytest.raises(ConfigurationError, match="needs native kernels"):
         LLM(folder, kernels="graphs", quantization="int8")
-    with pytest.raises(ConfigurationError, match="loaded already"):
+    with pytest.raises(ConfigurationError, match="already loaded"):
         LLM(target("llama"), kernels="graphs")
-    with pytest.raises(ConfigurationError, match="exact was asked for"):
+    with pytest.raises(ConfigurationError, match="exact was requested"):
         LLM(folder, kernels="graphs", dtype="float32", exact=True)
-    with pytest.raises(UnsupportedModelError, match="take kernels 'torch'"):
+    with pytest.raises(UnsupportedModelError, match="use kernels 'torch'"):
         wrap_model(fresh(sorted(CACHED)[0]), shapes=SMALL)
     with pytest.raises(ConfigurationError, match="max_graphs"):
         Shapes(max_graphs=0)

@@ -1,4 +1,4 @@
-"""Trees of every shape, merged ones included, leave the text as it is: on many families, in batches."""
+"""Trees of every shape, merged ones included, do not change the text: on many families, in batches."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_sequence_based_scoring_is_the_same_text_in_the_same_rounds(
     ("draft", "verify"),
     [("tree=2-2", "token"), ("tree=2-2", "multistep"), ("tree=best-8", "recursive"), ("tree=iid-2-2", "block")],
 )
-def test_trees_that_a_rule_cannot_judge_are_refused_before_weights_load(draft: str, verify: str) -> None:
+def test_trees_that_a_rule_does_not_accept_are_refused_before_weights_load(draft: str, verify: str) -> None:
     with pytest.raises(ConfigurationError, match=verify):
         LLM("no-such-model", f"model:no-such-drafter,{draft}", verify=verify)
 

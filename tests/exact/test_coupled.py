@@ -1,4 +1,4 @@
-"""`coupled` and `match` write plain decoding's text for the same seed, whatever tree is drafted.
+"""`coupled` and `match` write plain decoding's text for the same seed, for every drafted tree.
 
 That is an equality, not a distribution; the distribution is plain decoding's, and is tested for it alone.
 """
@@ -90,7 +90,7 @@ def test_distribution_of_the_text_is_the_targets(counts: np.ndarray) -> None:
     assert chi_square(counts.reshape(1, -1), joint(CASE, 3).reshape(1, -1))[1] > LEVEL
 
 
-def test_distribution_of_a_slightly_colder_text_is_told_apart(counts: np.ndarray) -> None:
-    """The biased twin: the same counts against the distribution at temperature 0.9."""
+def test_distribution_of_a_slightly_colder_text_is_rejected(counts: np.ndarray) -> None:
+    """The biased variant: the same counts against the distribution at temperature 0.9."""
     colder = np.power(joint(CASE, 3), 1 / 0.9)
     assert chi_square(counts.reshape(1, -1), (colder / colder.sum()).reshape(1, -1))[1] < LEVEL

@@ -1,4 +1,4 @@
-"""Mistakes in rules of trees that only a third level shows: why the distributions are enumerated to depth 3."""
+"""Mistakes in tree rules that only a third level shows, which is why the enumeration has depth 3."""
 
 from __future__ import annotations
 

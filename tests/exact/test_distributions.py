@@ -231,7 +231,7 @@ def test_a_second_draw_too_rare_for_its_float32_distribution_is_still_lossless()
     distributions = torch.tensor([[1.0, 0.0, 0.0]] * 2)
     for name in ("recursive", "traversal"):
         tree = TokenTree((0, 2), (ROOT, ROOT), draw=WOR, distributions=distributions)
-        # the first child is certain under its distribution, and the second certain because its distribution says
+        # the first child is certain under its distribution, and the second certain because its distribution implies
         # nothing
         check(cases, [(tree, 1.0)], name, depth=1)
 
@@ -267,7 +267,7 @@ def test_best_first_growth_that_keeps_every_draw_in_order_is_lossless(name: str,
 
 
 @pytest.mark.parametrize("name", RATIO_RULES)
-def test_stopping_behind_a_token_of_low_confidence_is_lossless(name: str) -> None:
+def test_stopping_after_a_token_of_low_confidence_is_lossless(name: str) -> None:
     cases = case(3, POOR)
 
     def drafts() -> Iterator[tuple[TokenTree, float]]:

@@ -1,6 +1,6 @@
-"""Under a grammar lossless rules write the distribution of the target without what is forbidden, whatever is drafted.
+"""Under a grammar lossless rules write the target's distribution without the forbidden tokens, for every draft.
 
-The grammar is a list of texts, and what may follow is counted out from that list, not asked of the grammar.
+The grammar is a list of texts, and the allowed tokens are counted from that list, not taken from the grammar.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EBNF = "root ::= " + " | ".join(f'"{text}"' for text in TEXTS)
 
 
 def masked(inner: Table) -> Table:
-    """The same distribution over what may follow; behind the end and off the grammar as it was."""
+    """The same distribution over the allowed tokens; after the end and off the grammar unchanged."""
 
     def logits(context: tuple[int, ...]) -> Tensor:
         tokens = context[len(PROMPT) :]
@@ -94,7 +94,7 @@ def fitted(tree: TokenTree, draw: Draw, *, may_branch: bool = True) -> TokenTree
 
 TABLE = hashed(4, seed=3)
 CASE = Case.of(masked(TABLE), hashed(4, seed=8))
-"""The drafter knows nothing of the grammar: it draws what is forbidden."""
+"""The drafter ignores the grammar: it draws forbidden tokens."""
 UNMASKED = TableLM(TABLE, order=16)
 
 
@@ -126,7 +126,7 @@ def test_rules_with_draft_distributions_write_the_masked_distribution(
 
 
 def test_a_draw_that_is_taken_out_would_bias_the_distribution() -> None:
-    """The twin that must fail: forbidden draws of a distribution are pruned as free children are."""
+    """The variant that must fail: forbidden draws of a distribution are pruned as free children are."""
     drafts = []
     for tree, weight in trees(CASE, (1, 1, 1), Draw.IID):
         kept = len(fitted(TokenTree(tree.tokens, tree.parents, draw=Draw.POINT), Draw.POINT, may_branch=False).tokens)

@@ -40,7 +40,7 @@ def alone(name: str, part: int, shape: tuple[int, ...]) -> float:
 
 
 def with_chain(shape: tuple[int, ...], tokens: Sequence[int], *, budget: int = 99) -> Drafts:
-    """A model's draws beside a copied chain, which the spec names first."""
+    """A model's draws merged with a copied chain, which the spec names first."""
     copied = chain(tokens, draw=POINT)
     for tree, probability in trees(CASES[0], shape, IID):
         joined = join([copied, tree], ["ngram", "model"], vocab_size=VOCAB).tree
@@ -106,7 +106,7 @@ def test_a_budget_cuts_without_bias(name: str, budget: int) -> None:
 
 
 def test_a_second_drawn_twin_stays_a_draw() -> None:
-    """Left out it would bias: whether it is there says what was drawn."""
+    """Dropping it would bias, because its presence depends on the draw."""
 
     def without_twins() -> Drafts:
         distributions = CASES[1].draft_distribution(())

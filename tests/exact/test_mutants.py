@@ -1,6 +1,6 @@
-"""What silently breaks the distribution: each mistake, made on purpose, and by how much the oracle sees it.
+"""Deliberate mistakes that silently bias the distribution, and the distance at which the oracle detects them.
 
-The distances are those of the distributions below (three tokens, one node unless said), computed by enumeration. Under
+The distances are those of the distributions below (three tokens, one node by default), computed by enumeration. Under
 `match` the same drafts are harmless; `test_coupled.py` shows it for `coupled`.
 """
 
@@ -30,7 +30,7 @@ TARGET = [0.5, 0.35, 0.15]
 DRAFT = [0.2, 0.25, 0.55]
 CASE = Case.of(listed({(0,): TARGET}, otherwise=[0.2, 0.3, 0.5]), listed({(0,): DRAFT}, otherwise=[0.4, 0.4, 0.2]))
 CAUGHT = 1e-3
-"""Far above the oracle's error of 1e-12; every mutant lies beyond."""
+"""Far above the oracle's error of 1e-12; every mutant exceeds it."""
 
 
 def distance(drafts: Drafts, verify: Callable[..., Verdict], *, depth: int = 1, cases: Case = CASE) -> float:

@@ -1,4 +1,4 @@
-"""At temperature 0 every rule, the lossy ones too, writes the greedy text, and as much of it as was drafted."""
+"""At temperature 0 every rule, the lossy ones included, accepts exactly the greedy text of the draft."""
 
 from __future__ import annotations
 

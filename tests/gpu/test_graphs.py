@@ -1,4 +1,4 @@
-"""On a card: captured passes say what dynamic passes say, a round waits once, and graphs come and go."""
+"""On a GPU: captured passes match dynamic passes, a round synchronizes once, and graphs can be evicted."""
 
 from __future__ import annotations
 

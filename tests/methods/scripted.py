@@ -1,4 +1,4 @@
-"""Drafts what a test wrote down: a method like any other, but for its place outside the package."""
+"""Drafts from a script of the test; a method like any other, except for its place outside the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[np.ndarray, Budget], TokenTree]
 
 @final
 class ScriptedDrafter(SequenceDrafter[SequenceView]):
-    """Asks the script of its name for a tree behind the tokens so far."""
+    """Draft the tree that the script of its name returns for the tokens so far."""
 
     scripts: ClassVar[dict[str, Script]] = {}
 

@@ -1,8 +1,8 @@
-"""Speed that must not get lost: ratios of what is timed side by side in this process, on a real model.
+"""Speed regressions: ratios of interleaved timings in this process, on a real model.
 
 Not a benchmark: bounds are wide, so that they hold on two busy cores of any processor, and each names the mistake
 that it protects from. What is compared takes turns, and the fastest turn counts, by the time that this thread had:
-others who use the machine lengthen it by what they push out of its caches at most. Noise passes and a regression
+other load lengthens it at most by evicting its caches. Noise passes and a regression
 stays, so that a bound is missed only if it is missed three times.
 """
 
@@ -74,7 +74,7 @@ def require_below(bound: float, measure: Callable[[], float]) -> None:
 
 
 def passes(model: LanguageModel, rows: int) -> Callable[[], object]:
-    """A pass over so many rows behind a prefix."""
+    """A pass over so many rows after a prefix."""
     slot = model.open()
     tokens = [(7 + 31 * place) % model.vocab_size for place in range(PREFIX)]
     model.extend([Extend(slot, tokens, range(-1, PREFIX - 1), logits_at=())])
@@ -112,9 +112,9 @@ def test_passes_in_c_are_no_slower_than_through_torch(loaded: LoadedModel, by_to
 
 
 def test_eight_rows_cost_far_less_than_eight_passes(loaded: LoadedModel) -> None:
-    """Protects from weights that are read anew for every row, which would leave drafts nothing to win.
+    """Protects from weights that are read again for every row, which would leave drafts nothing to win.
 
-    Measured: 1.2 with AMX. Where arithmetic is slow beside memory it is more, and without vectors nothing is won.
+    Measured: 1.2 with AMX. If arithmetic is slow compared with memory it is more, and without vectors nothing is won.
     """
     instructions = kind_of_processor()
     bounds = {"AMX": 2.5, "AVX-512": 5.0, "AVX2": 7.0}
@@ -129,7 +129,7 @@ def test_eight_rows_cost_far_less_than_eight_passes(loaded: LoadedModel) -> None
 
 
 def copying(llm: LLM) -> list[int]:
-    """A text that goes on as it began."""
+    """A repetitive text."""
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(TEXT)
     done = llm.generate([ids * 3], SamplingParams(max_tokens=len(ids), temperature=0, ignore_eos=True))
@@ -137,9 +137,9 @@ def copying(llm: LLM) -> list[int]:
 
 
 def test_copies_come_faster_with_ngram(loaded: LoadedModel) -> None:
-    """Protects from drafts that are not found, not kept, or dear to score.
+    """Protects from drafts that are not found, not kept, or expensive to score.
 
-    Measured: five times as fast with AMX. Asked: a quarter less time; with plain vectors only the same text.
+    Measured: five times as fast with AMX. Required: a quarter less time; with plain vectors only the same text.
     """
     plain, fast = LLM(loaded), LLM(loaded, "ngram")
     if loaded.model.is_exact:
@@ -158,7 +158,7 @@ def test_copies_come_faster_with_ngram(loaded: LoadedModel) -> None:
 def test_a_round_is_little_but_its_pass(loaded: LoadedModel, draft: str | None) -> None:
     """Protects from work on the vocabulary's width in Python, copies of caches, and waiting outside of the pass.
 
-    Measured: 4 to 8% with AMX. Asked: the median round spends less than a fifth of its pass on all else.
+    Measured: 4 to 8% with AMX. Required: the median round spends less than a fifth of its pass on all else.
     """
     records: list[RoundRecord] = []
     llm = LLM(loaded, draft, on_round=records.append)

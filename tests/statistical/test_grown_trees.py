@@ -4,7 +4,7 @@ target's.
 2000 texts of three tokens over 3 tokens for each pairing, a seed each, Pearson's test over the 27 texts at level 1e-4,
 26 degrees of freedom: a chi-square distance of 0.04 (a total variation of about 0.1) is found with probability 0.99.
 The smaller errors are those of the rules, which `exact` and `test_rules` look for; this looks for a drafter whose
-children are no draws. The biased twin is one.
+children are no draws. The biased variant is one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASE = Case.of(TARGET, near(TARGET, seed=22, distance=1.5))
 
 
 def grown(shape: str, draw: Draw) -> list[TokenTree]:
-    """A tree for every seed, all in one batch, as the engine asks for them."""
+    """A tree for every seed, all in one batch, as the engine requests them."""
     form = parse_shape(shape, None)
     growth = Growth(CASE.drafter, shape=form, draw=draw, shares_noise=False)
     views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
@@ -79,7 +79,7 @@ def sorted_by_distribution(tree: TokenTree) -> TokenTree:
     return dataclasses.replace(tree, tokens=tuple(tokens))
 
 
-def test_a_biased_twin_is_found() -> None:
+def test_a_biased_variant_is_detected() -> None:
     trees = grown("wor-2", Draw.WITHOUT_REPLACEMENT)
     assert p_value("recursive", [sorted_by_distribution(tree) for tree in trees]) < LEVEL
 

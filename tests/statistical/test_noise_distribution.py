@@ -62,11 +62,11 @@ def test_one_token_follows_the_gumbel_distribution_over_positions_seeds_and_stre
 
 
 def test_the_largest_values_follow_their_distribution() -> None:
-    # They decide who wins. The largest of `width` values is Gumbel again, moved by log(width).
+    # They decide the argmax. The largest of `width` values is Gumbel again, moved by log(width).
     count, width = 4000, 2000
     tops = rows([Noise(8)] * count, list(range(count)), TOKENS[:width]).max(axis=1)
     assert gumbel_p(tops - np.log(width)) > LEVEL
-    # the twin: the small uniforms behind these values keep 12 bits only
+    # the variant: the small uniforms of these values keep 12 bits only
     coarse = (np.floor(-np.expm1(-np.exp(-tops)) * 2**12) + 0.5) / 2**12
     assert gumbel_p(-np.log(-np.log1p(-coarse)) - np.log(width)) < LEVEL
 
@@ -129,7 +129,7 @@ def token_before(mixed: int) -> int:
     return token - 2**32 if token >= 2**31 else token
 
 
-def test_dependence_would_be_seen() -> None:
+def test_dependence_would_be_detected() -> None:
     # twins: one value in twenty shared; and no correlation, but a joint pattern
     values, other = grid(), grid(Noise(43))
     shared = np.where(grid(Noise(44)) < 0.05, values, other)
@@ -139,7 +139,7 @@ def test_dependence_would_be_seen() -> None:
 
 
 def test_no_row_is_another_row_shifted() -> None:
-    # Two neighbouring values of one row never stand side by side in another (by chance: 1e-7 pairs expected).
+    # Two neighbouring values of one row are never adjacent in another (by chance: 1e-7 pairs expected).
     noises = [Noise(seed) for seed in range(20) for _ in range(20)]
     positions = [position for _ in range(20) for position in range(20)]
     bits = gumbel([noise.keys(p) for noise, p in zip(noises, positions, strict=True)], TOKENS[None, :2000])

@@ -1,6 +1,6 @@
 """Rules with their real noise write Markov chains with the target's transitions: 15000 tokens for each rule.
 
-Each rule is run as the loop runs it, round after round behind its own text, with chances from a stream of the round.
+Each rule is run as the loop runs it, round after round on its own text, with chances from a stream of the round.
 The transitions are counted by context (four tokens, four distributions) and Pearson's statistic, 12 degrees of freedom,
 is tested at level 1e-4: an honest rule fails once in 10000 choices of the seed, which is fixed. A chi-square distance
 of 0.0057 a token (a total variation of about 0.04) is found with probability 0.99. The biased twins must be found.
@@ -105,17 +105,17 @@ def test_transitions_are_the_targets(name: str, shape: tuple[int, ...], draw: Dr
     assert p_value(rule(name).verify, shape, draw, tokens=15_000) > LEVEL
 
 
-def test_biased_twin_of_token_is_found() -> None:
+def test_biased_variant_of_token_is_detected() -> None:
     assert p_value(bonus_from_the_target, (1, 1, 1), Draw.IID, tokens=6_000) < LEVEL
 
 
-def test_biased_twin_of_multistep_is_found() -> None:
+def test_biased_variant_of_multistep_is_detected() -> None:
     """Children drawn without replacement, called independent."""
     draw = Draw.WITHOUT_REPLACEMENT
     assert p_value(rule("multistep").verify, (2,), draw, tokens=6_000, claimed=Draw.IID) < LEVEL
 
 
-def test_biased_twin_that_verifies_with_the_noise_that_drafted_is_found() -> None:
+def test_biased_variant_that_verifies_with_the_draft_noise_is_detected() -> None:
     """The same stream drafts and tosses: the first uniform chooses the first token and decides on it."""
     request = Noise(2024)
     counts = np.zeros(4)

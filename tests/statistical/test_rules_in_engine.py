@@ -5,7 +5,7 @@ three tokens over three, a seed each, are counted for every rule and temperature
 against is computed by hand, token by token, in numpy: repetition penalty, presence and frequency penalty, temperature,
 min-p. Pearson's test at level 1e-4 over the texts that min-p leaves, 26 degrees of freedom at most: a chi-square
 distance of 0.085 (a total variation of about 0.14) is found with probability 0.99, which a test computes. The smaller
-errors are those of the rules, which `exact` looks for; this looks for what stands between the rules and a request.
+errors are those of the rules, which `exact` detects; this detects errors between the rules and a request.
 Twins of a rule, of the drafter and of the engine that each forget one thing must be found, among 500 or 600 texts.
 """
 
@@ -131,7 +131,7 @@ def test_texts_have_the_distribution_of_plain_decoding(rule: str, temperature: f
     assert p_value(parts_of(rule), temperature) > LEVEL
 
 
-def test_a_twin_of_token_that_draws_the_bonus_from_the_target_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_token_that_draws_the_bonus_from_the_target_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(self: Any, *given: Any) -> Any:
         return bonus_from_the_target(*given)
 
@@ -140,7 +140,7 @@ def test_a_twin_of_token_that_draws_the_bonus_from_the_target_is_found(monkeypat
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_twin_of_the_engine_whose_nodes_forget_their_ancestors_is_found(
+def test_a_variant_of_the_engine_without_ancestors_of_nodes_is_detected(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All nodes are penalised for what is written, none for what is drafted before it."""
@@ -153,7 +153,7 @@ def test_a_twin_of_the_engine_whose_nodes_forget_their_ancestors_is_found(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_twin_of_the_drafter_that_claims_its_distributions_without_controls_is_found(rule: str) -> None:
+def test_a_variant_of_the_drafter_with_uncontrolled_distributions_is_detected(rule: str) -> None:
     parts = parts_of(rule)
     drafter = parts.drafter
     assert drafter is not None

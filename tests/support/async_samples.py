@@ -1,4 +1,4 @@
-"""An AsyncLLM over a table, held where a test wants it, and tests that are coroutines. Not a test itself."""
+"""An AsyncLLM over a table that tests can pause, and tests that are coroutines. Not a test itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alone(count: int = 12) -> list[tuple[int, ...]]:
 
 @asynccontextmanager
 async def opened(model: TableLM | None = None, draft: str | None = None, **options: Any) -> AsyncIterator[AsyncLLM]:
-    """An AsyncLLM that leaves nothing behind: no thread, no slot, no error in the books."""
+    """An AsyncLLM that must end without a thread, a slot or an integrity error left."""
     async with AsyncLLM(model or TableLM(hashed(VOCAB, seed=5), order=3), draft, **options) as llm:
         yield llm
     engine = llm.llm.engine
@@ -53,7 +53,7 @@ async def asked(llm: AsyncLLM, count: int) -> None:
 
 
 class Gate:
-    """Holds an engine in its first round until it is opened: what is asked meanwhile finds it at work everywhere."""
+    """Blocks an engine in its first round until it is opened: calls in between find it busy."""
 
     def __init__(self) -> None:
         self._is_reached, self._is_open = threading.Event(), threading.Event()
@@ -67,7 +67,7 @@ class Gate:
             await asyncio.sleep(0.001)
 
     async def open_behind(self, llm: AsyncLLM, count: int) -> None:
-        """Open once so many have asked for something since it was reached."""
+        """Open after this number of calls since it was reached."""
         await asked(llm, count)
         self._is_open.set()
 

@@ -74,7 +74,7 @@ HEADER: dict[str, Any] = {
 
 
 def record(method: str, task: str = "a", **changed: Any) -> Record:
-    """A text of 21 tokens: 1 in the first round, 20 in 2 seconds, 1 second before and 0.5 beside."""
+    """A text of 21 tokens: 1 in the first round, 20 in 2 seconds, 1 second before and 0.5 outside the rounds."""
     stats = {
         "rounds": 21,
         "completion_tokens": 21,

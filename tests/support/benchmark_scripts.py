@@ -1,4 +1,4 @@
-"""Scripts of the folder `benchmarks`, which is no package, as modules."""
+"""Imports the scripts of the folder `benchmarks`, which is not a package, as modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def script(name: str) -> ModuleType:
-    """A script; what it imports from beside it is found as when it is run."""
+    """Import a script; its imports from its own folder work as when it is run."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""A rule with a mistake in it, which exact and statistical tests must both find. Not a test itself."""
+"""A rule with a mistake that exact and statistical tests must both detect. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of the command line: a tiny model with a tokenizer and a chat template, in a folder, and what it writes."""
+"""A tiny model folder with a tokenizer and a chat template for tests of the command line, and its texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Generate = Callable[..., tuple[int, str, str]]
 CONTEXT = 192
 DEMO_CONTEXT = 1200
 LONG_CONTEXT = 200_000
-"""A text of so many tokens fills a pipe several times: nobody is done with it before its reader is."""
+"""A text of so many tokens fills a pipe several times, so its writer waits for its reader."""
 END = "<end>"
 GREEDY = ["--temperature", "0", "--max-tokens", "60"]
 TEMPLATE = (

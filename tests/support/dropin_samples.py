@@ -89,12 +89,12 @@ class Listener:
     """A streamer that notes what it gets."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.calls: list[Any] = []
 
     def put(self, value: Tensor) -> None:
         """Note tokens."""
-        self.heard.append(value.tolist())
+        self.calls.append(value.tolist())
 
     def end(self) -> None:
         """Note the end."""
-        self.heard.append("end")
+        self.calls.append("end")

@@ -1,4 +1,4 @@
-"""Engines over small models, for tests of what many requests do to each other. Not a test itself."""
+"""Engines over small models, for tests of concurrent requests. Not a test itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine_of(llm: LLM, limits: Limits) -> Engine:
 
 
 def run(engine: Engine, *, steps: int = 10_000) -> int:
-    """Step until nothing is left, with a look at the books after every step; how many steps it took."""
+    """Step until the engine is idle, with an integrity check after every step; returns the number of steps."""
     for count in range(steps):
         if engine.is_idle:
             return count

@@ -191,13 +191,13 @@ REFUSED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v32": (SPARSE, "by an index"),
     "glm_moe_dsa": (SPARSE, "by an index"),
     "openai": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "takes no stored keys and values"),
-    "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "does not go on from the keys and values"),
+    "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "cannot continue from its stored keys and values"),
     "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "takes no stored keys and values"),
 }
 """Families that are refused for another reason, and how its sentence goes."""
 
 ENCODERS: dict[str, dict[str, Any]] = {"bert": ALL_HEADS}
-"""Families whose rows see what comes behind them: no text can be decoded token by token."""
+"""Families whose rows attend to later tokens, so that texts cannot be decoded token by token."""
 
 OTHERWISE = {name: changes for name, (changes, _) in REFUSED_OTHERWISE.items()}
 FAMILIES = {**SLOTTED, **CACHED, **REFUSED, **OTHERWISE, **ENCODERS}
@@ -236,13 +236,13 @@ def peer(name: str) -> Any:
 
 @functools.cache
 def target(name: str) -> LanguageModel:
-    """The family's model behind the seam, with weights of its own."""
+    """The family's model as a `LanguageModel`, with its own weights."""
     return wrap_model(fresh(name), name=name).model
 
 
 @torch.no_grad()
 def drafter_folder(name: str, where: Path, *, distance: float = DRAFTER_DISTANCE, **changes: Any) -> Path:
-    """A folder with a model like the family's, its matrices off by a share of themselves."""
+    """A folder with a model like the family's, with perturbed matrices."""
     folder = where / "-".join([name, str(distance), *map(str, changes.values())])
     if not folder.exists():
         model = fresh(name, **changes)

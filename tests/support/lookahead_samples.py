@@ -1,4 +1,4 @@
-"""Lookahead drafters over small tables, and what their trees say. Not a test itself."""
+"""Lookahead drafters over small tables, and the contents of their trees. Not a test itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file of every drafter, rule and planner holds. Not a test itself."""
+"""Checks of the file of every drafter, rule and planner. Not a test itself."""
 
 from __future__ import annotations
 

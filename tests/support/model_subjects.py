@@ -1,4 +1,4 @@
-"""Models of every kind behind the seam, and what each must say behind any tokens. Not a test itself."""
+"""Models of every kind, and the logits that each must give after any tokens. Not a test itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IN_C = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what it must say behind any tokens."""
+    """A model and the logits that it must give after any tokens."""
 
     model: LanguageModel
     rows: Callable[[Sequence[int]], Tensor]
@@ -106,5 +106,5 @@ def same(found: Tensor, wanted: Tensor) -> bool:
 
 
 def wanted_rows(one: Subject, prefix: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-    """Every node scored alone: its own path behind the prefix."""
+    """Every node scored alone: its own path after the prefix."""
     return torch.stack([one.rows([*prefix, *(tokens[n] for n in path(parents, i))])[-1] for i in range(len(tokens))])

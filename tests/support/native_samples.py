@@ -1,4 +1,4 @@
-"""Tiny models of the families that run in C. Not a test itself."""
+"""Tiny models of the families with native kernels. Not a test itself."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ def with_children(case: Case, tree: TokenTree, parents: Sequence[int], tokens: S
 
 
 class ScriptedChance(Chance):
-    """Falls as its script says, then always the first way; keeps the probability of all that fell.
+    """Follows its script, then always takes the first outcome; keeps the probability of all outcomes.
 
-    A draw ends a verification: it is the bonus, and nothing is decided behind it. So it is not branched on; its
+    A draw ends a verification: it is the bonus, and nothing is decided after it. So it is not branched on; its
     distribution is kept, and the first token that it can give is returned.
     """
 
@@ -95,7 +95,7 @@ class ScriptedChance(Chance):
         self.last_draw: list[tuple[int, float]] = []
 
     def _choose(self, weights: Sequence[float]) -> int:
-        assert not self.last_draw, "a rule decides behind its draw"
+        assert not self.last_draw, "a rule makes a decision after its draw"
         place = len(self.trail)
         choice = self.script[place] if place < len(self.script) else 0
         self.trail.append((choice, len(weights)))
@@ -148,7 +148,7 @@ def outcomes(verify: Callable[[ScriptedChance], Verdict]) -> Iterator[tuple[Verd
 
 
 class ChancePicks(NodeDistributions):
-    """Distributions whose picks fall by chance, one for every path: the target's noise, where the drafter does not know
+    """Distributions whose picks fall by chance, one for every path: the target's noise, if the drafter does not share
     it."""
 
     __slots__ = ("_case", "_chance", "_paths", "_picks")
@@ -182,9 +182,9 @@ class Written:
 
 
 def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Written:
-    """Adds up drafts and verdicts; what a round leaves open to `length` tokens the target writes itself.
+    """Adds up drafts and verdicts; the target samples the remaining tokens up to `length` itself.
 
-    What it writes behind them is not looked at.
+    Tokens after them are ignored.
     """
     distribution = np.zeros((case.vocab_size,) * length)
     accepted = total = 0.0

@@ -1,4 +1,4 @@
-"""A clock that tests control, and models whose passes move it on. Not a test itself.
+"""A clock that tests control, and models whose passes advance it. Not a test itself.
 
 A pass takes what it takes where weights are read from memory: a fixed time, and little more for each row. So the
 default planner drafts wherever drafts are accepted, by the same numbers on every machine.
@@ -34,7 +34,7 @@ def compute_bound(rows: int) -> float:
 
 
 class FakeClock:
-    """Moves on by a tick whenever it is read, and by what it is told."""
+    """Advances by a tick whenever it is read, and by given amounts."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""Rounds of the planner `auto` over drafters that are right as often as it is told. Not a test itself."""
+"""Rounds of the planner `auto` over drafters with a given acceptance. Not a test itself."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Table:
         self.scored.append(sum(map(len, trees)))
 
     def draft(self, budget: Budget) -> tuple[dict[str, TokenTree], TokenTree]:
-        """Combs; the token says which child it is, so that it is known to be right or not."""
+        """Combs; the token encodes the index of the child, which determines whether it is right."""
         own: dict[str, TokenTree] = {}
         for index, (name, right) in enumerate(self.right.items()):
             depth = budget.of_part(index).depth if budget.num_nodes else 0

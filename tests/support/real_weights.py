@@ -12,11 +12,11 @@ from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.resolve import resolve_model
 
 UNREACHABLE = ("cannot be reached", "no 'npm' was found")
-"""What an error says where this machine cannot fetch the model; every other error is a failure."""
+"""Message of the error if this machine cannot fetch the model; every other error is a failure."""
 
 
 def folder_of(name: str) -> Path:
-    """The model's folder. Skips the test where the registry cannot be reached, whatever ran before."""
+    """The model's folder. Skips the test if the registry cannot be reached."""
     try:
         return resolve_model(name)
     except WeightsError as error:

@@ -1,4 +1,4 @@
-"""Trees and texts as they are drawn, and how far counts may be from a distribution. Not a test itself."""
+"""Sampled trees and texts, and bounds on the distance of counts from a distribution. Not a test itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from table_cases import Case
 
 
 def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
-    """A tree as a drafter draws it behind a context, from a stream of its own: the largest of log distribution +
+    """A tree as a drafter draws it after a context, from its own stream: the largest of log distribution +
     noise."""
 
     def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
@@ -64,7 +64,7 @@ def _grown(
 
 
 def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """What plain decoding writes behind the prompt and `start`, up to `length` tokens with `start`."""
+    """The text of plain decoding after the prompt and `start`, up to `length` tokens with `start`."""
     tokens = start
     while len(tokens) < length:
         logits = case.target.logits((*case.prompt, *tokens))[None]

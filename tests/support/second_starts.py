@@ -1,4 +1,4 @@
-"""Models that are started twice. Not a test itself."""
+"""Helpers for models that are started twice. Not a test itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TREE = [-1, 0, 0, 2, -1, 4]
 
 
 def logits(loaded: LoadedModel) -> Tensor:
-    """Behind a text in two pieces, and in a tree behind it."""
+    """Return the logits after a text in two pieces, and in a tree after it."""
     model = loaded.model
     slot = model.open()
     text = [(7 * place) % VOCAB_SIZE for place in range(120)]

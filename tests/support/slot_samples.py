@@ -1,4 +1,4 @@
-"""Texts in slots, read at once or token by token. Not a test itself."""
+"""Texts in slots, read in one pass or token by token. Not a test itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def filled(model: LanguageModel, tokens: Sequence[int]) -> Slot:
 
 
 def at_once(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    """Logits behind every token, all scored in one pass."""
+    """Logits after every token, all scored in one pass."""
     slot = model.open()
     logits = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits
     model.close(slot)
@@ -28,7 +28,7 @@ def at_once(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
 
 
 def alone(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    """Logits behind every token, each scored in a pass of its own."""
+    """Logits after every token, each scored in its own pass."""
     slot, rows = model.open(), []
     for token in tokens:
         rows.append(model.extend([Extend(slot, [token], [-1])]).logits)

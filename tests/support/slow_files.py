@@ -1,4 +1,4 @@
-"""Files that `make quick` leaves out: each needs two seconds of a processor or more. Not a test itself."""
+"""Files that `make quick` omits: each needs at least two seconds of CPU time. Not a test itself."""
 
 from __future__ import annotations
 

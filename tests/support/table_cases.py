@@ -85,7 +85,7 @@ class RememberedDistributions(NodeDistributions):
 
 
 def joint(case: Case, length: int, path: tuple[int, ...] = ()) -> np.ndarray:
-    """The target's distribution of the next `length` tokens behind a path, shape (vocab,) * length."""
+    """The target's distribution of the next `length` tokens after a path, shape (vocab,) * length."""
     if length == 0:
         return np.ones(())
     distribution = case.target_distribution(path)

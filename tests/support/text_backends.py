@@ -86,7 +86,7 @@ def byte_fallback_unstripped() -> PreTrainedTokenizerFast:
 
 
 def metaspace_then_bytes() -> PreTrainedTokenizerFast:
-    """Byte tokens behind a decoder that no table stands for."""
+    """Byte tokens with a decoder that no table can represent."""
     steps = [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
     return _pieces_with_byte_tokens(decoders.Sequence(steps))
 

@@ -130,7 +130,7 @@ def vision_model(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Pictures:
-    """Inputs for some images, and how many tokens stand for each."""
+    """Inputs for some images, and how many tokens represent each."""
 
     inputs: dict[str, Tensor]
     num_tokens: int

@@ -113,7 +113,7 @@ class RegistryHandler(http.server.BaseHTTPRequestHandler):
                 time.sleep(self.server.drip_seconds)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def client_settings(address: str) -> dict[str, str]:
 
 
 def point_clients_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip and npm ask this registry for the length of a test."""
+    """pip and npm use this registry during a test."""
     for name, value in client_settings(address).items():
         monkeypatch.setenv(name, value)
 

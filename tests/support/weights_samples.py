@@ -58,7 +58,7 @@ def llama2c_tensors(seed: int, *, dim: int, hidden: int, layers: int, kv_dim: in
 
 def llama2c_file(*, seed: int = 0, dim: int = 24, hidden: int = 40, layers: int = 2, heads: int = 2, kv_heads: int = 1,
                  context: int = 32) -> bytes:  # fmt: skip
-    """A llama2.c checkpoint with its tokenizer behind it."""
+    """A llama2.c checkpoint followed by its tokenizer."""
     tensors = llama2c_tensors(seed, dim=dim, hidden=hidden, layers=layers, kv_dim=dim // heads * kv_heads)
     header = struct.pack("<7i", dim, hidden, layers, heads, kv_heads, len(PIECES), context)
     rotations = np.zeros((2, context, dim // heads // 2), np.float32)

@@ -1,8 +1,8 @@
 """Tiny random models of every causal family that transformers can make, and what the drop-in makes of each.
 
 Not a test itself. `python tests/support/zoo.py [FAMILY ...]` sweeps over all of them, greedily, one prompt and a padded
-batch, and prints for each whether the tokens are those of `generate`, what the refusal says, or how it failed. The exit
-status is 1 if a text differs or an error is none of Draftree's.
+batch, and prints for each whether the tokens are those of `generate`, the message of the refusal, or how it failed.
+The exit status is 1 if a text differs or an error is none of Draftree's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SIZES: dict[str, Any] = COMMON | {
     "n_shared_experts": 1,
     "sliding_window": WINDOW,
 }
-"""By every name under which families know them."""
+"""Keyed by all names that families use for them."""
 LATENT: dict[str, Any] = {"head_dim": 4, "num_key_value_heads": 4}
 """For families whose keys are made from a latent vector."""
 CHANGES: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one family: one of the outcomes above, and the words to it."""
+    """The result for one family: one of the outcomes above, and its message."""
 
     family: str
     outcome: str
@@ -125,7 +125,7 @@ def tiny_model(family: str) -> Any:
 
 
 def compare(family: str, *, draft: str = "ngram,min=1") -> Result:
-    """What the drop-in writes beside what `generate` writes: one prompt, and a batch with padding."""
+    """Tokens of the drop-in compared with those of `generate`: one prompt, and a batch with padding."""
     try:
         model = tiny_model(family)
         batches = [padded(14), padded(14, 9, 3)]

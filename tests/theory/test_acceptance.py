@@ -1,4 +1,4 @@
-"""What the rules keep is what the closed forms say: exactly where outcomes are enumerated, else within an error."""
+"""Acceptance of the rules matches the closed forms: exactly if outcomes are enumerated, else within an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_children_of_one_node_under_multistep(children: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_tokens_a_round_of_a_chain_that_forgets_its_past(length: int) -> None:
+def test_tokens_per_round_of_a_memoryless_chain(length: int) -> None:
     case = pair(3, vocab_size=3, order=0)
     alpha = token_acceptance(case.target_distribution(()), case.draft_distribution(()))
     closed = (1 - alpha ** (length + 1)) / (1 - alpha)
@@ -88,7 +88,7 @@ def heads(case: Case, length: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_chain_under_token_is_a_sum_over_its_heads(seed: int) -> None:
-    """A head is kept with the product of min(T, D): T and D of each of its tokens behind the ones before."""
+    """A prefix is accepted with the product of min(T, D), each conditional on the tokens before."""
     case = pair(seed, vocab_size=3)
     total = 0.0
     for head in heads(case, 3):
@@ -121,7 +121,7 @@ distributions = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=12).filter(la
 
 
 @given(distributions, st.data())
-def test_coupled_lies_between_match_and_token(weights: list[float], data: st.DataObject) -> None:
+def test_coupled_is_between_match_and_token(weights: list[float], data: st.DataObject) -> None:
     """And above a / (2 - a), a = sum of min(T, D): what any coupling without communication can promise."""
     other = data.draw(st.lists(st.floats(0.0, 1.0), min_size=len(weights), max_size=len(weights)).filter(any))
     target, draft = np.array(weights) / np.sum(weights), np.array(other) / np.sum(other)

@@ -1,4 +1,4 @@
-"""The formulas of what a draft buys, against sums, simulations and their own bounds."""
+"""The speed-up formulas, compared with sums, simulations and their own bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers leave, requests fail, engines break down or are closed: who is concerned hears of it, and nobody else."""
+"""Cancelled readers, failed requests, failed or closed engines: only the affected requests are notified."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_nan_fails_its_own_request() -> None:
 
 
 @asynchronous
-async def test_a_step_that_raises_reaches_everybody_and_the_engine_goes_on() -> None:
+async def test_a_step_that_raises_fails_all_running_requests_and_the_engine_continues() -> None:
     fuse = [3]
 
     def listen(record: object) -> None:
@@ -80,7 +80,7 @@ async def test_a_step_that_raises_reaches_everybody_and_the_engine_goes_on() -> 
 
 
 @asynchronous
-async def test_an_engine_that_breaks_down_tells_everybody() -> None:
+async def test_an_engine_failure_is_reported_to_all_requests() -> None:
     def listen(record: object) -> None:
         raise KeyboardInterrupt
 
@@ -94,7 +94,7 @@ async def test_an_engine_that_breaks_down_tells_everybody() -> None:
 
 
 @asynchronous
-async def test_closing_ends_everything_and_says_so() -> None:
+async def test_closing_ends_all_requests_with_an_error() -> None:
     with Gate() as gate:
         async with opened(max_batch_size=1, max_waiting=1, on_round=gate) as llm:
             tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
@@ -112,7 +112,7 @@ async def test_closing_ends_everything_and_says_so() -> None:
 
 
 @asynchronous
-async def test_draining_finishes_what_was_taken() -> None:
+async def test_draining_finishes_accepted_requests() -> None:
     with Gate() as gate:
         async with opened(max_batch_size=2, on_round=gate) as llm:
             tasks = [asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))]
@@ -128,7 +128,7 @@ async def test_draining_finishes_what_was_taken() -> None:
                 await llm.generate([1], params(1))
 
 
-def test_a_loop_that_is_gone_frees_its_slot() -> None:
+def test_a_closed_event_loop_frees_its_slot() -> None:
     llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), prefix_cache_size=0)
 
     async def ask() -> None:
@@ -144,7 +144,7 @@ def test_a_loop_that_is_gone_frees_its_slot() -> None:
 
 
 @asynchronous
-async def test_what_comes_too_late_is_refused_with_an_error_of_its_own() -> None:
+async def test_late_requests_are_refused_with_their_own_error() -> None:
     async with opened() as llm:
         await llm.close()
         late = await asyncio.gather(
@@ -155,7 +155,7 @@ async def test_what_comes_too_late_is_refused_with_an_error_of_its_own() -> None
 
 
 @asynchronous
-async def test_what_an_action_raises_is_for_the_one_who_asked_for_it() -> None:
+async def test_an_actions_error_goes_to_its_caller() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Who waits for room in the queue: in order of priority, until there is room, or until he leaves."""
+"""Requests that wait for room in the queue: served by priority, until there is room, or until they are cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.core.types import RoundRecord
 
 @asynccontextmanager
 async def held(llm: AsyncLLM) -> AsyncIterator[None]:
-    """Nothing that is asked for in here is looked at before the end."""
+    """No call inside the block is processed before its end."""
     gate = Event()
     holding = llm._driver.call(lambda: gate.wait(120))
     while len(llm._driver._mailbox):
@@ -30,7 +30,7 @@ async def held(llm: AsyncLLM) -> AsyncIterator[None]:
 
 
 async def in_line(llm: AsyncLLM) -> int:
-    """How many requests wait for room, with a look at the books."""
+    """The number of requests that wait for room, with an integrity check."""
 
     def count() -> int:
         llm._driver.check_integrity()
@@ -98,7 +98,7 @@ async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
 
 
 @asynchronous
-async def test_who_leaves_the_line_is_out_of_it_at_once() -> None:
+async def test_a_cancelled_request_leaves_the_line_immediately() -> None:
     async with opened(max_batch_size=1, max_waiting=0) as llm:
         async with held(llm):
             tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
@@ -118,7 +118,7 @@ async def test_who_leaves_the_line_is_out_of_it_at_once() -> None:
 
 
 @asynchronous
-async def test_who_leaves_before_he_is_looked_at_is_not_served() -> None:
+async def test_a_request_cancelled_before_its_turn_is_not_served() -> None:
     rounds: list[RoundRecord] = []
     async with opened(on_round=rounds.append) as llm, held(llm):
         task = asyncio.ensure_future(llm.generate([1], params(1)))
@@ -140,7 +140,7 @@ async def test_a_request_of_several_texts_is_refused_as_one() -> None:
             full = asyncio.ensure_future(llm.generate([2], params(9, n=3), wait=False))
             endless = asyncio.ensure_future(llm.generate([2], params(9, 10**6, n=3), wait=False))
             await gate.open_behind(llm, 2)
-            with pytest.raises(QueueFullError, match="3 texts were to be queued"):
+            with pytest.raises(QueueFullError, match="3 sequences cannot be queued"):
                 await full
             with pytest.raises(InvalidRequestError):
                 await endless
@@ -149,7 +149,7 @@ async def test_a_request_of_several_texts_is_refused_as_one() -> None:
 
 
 @asynchronous
-async def test_draining_lets_in_who_stands_in_line_and_nobody_else() -> None:
+async def test_draining_serves_requests_in_line_and_no_others() -> None:
     async with opened(max_batch_size=1, max_waiting=0) as llm:
         async with held(llm):
             tasks = [asyncio.ensure_future(llm.generate([1], params(seed, 4))) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Many coroutines, one engine: each gets the texts that it would get alone, and nobody waits for a slow reader."""
+"""Many coroutines, one engine: each gets the same texts as alone, and a slow reader delays no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _spelled() -> Any:
 
 
 @asynchronous
-async def test_a_slow_reader_holds_up_nobody() -> None:
+async def test_a_slow_reader_delays_no_other_request() -> None:
     async with opened() as llm:
         slow = llm.stream_updates([1, 2], params(1, 50))
         first = asyncio.ensure_future(anext(slow, None))
@@ -73,7 +73,7 @@ async def test_a_slow_reader_holds_up_nobody() -> None:
 
 
 @asynchronous
-async def test_what_is_refused_is_refused_alone() -> None:
+async def test_a_refused_request_affects_no_other() -> None:
     async with opened() as llm:
         asked = [
             llm.generate([], params(1)),
@@ -90,7 +90,7 @@ async def test_what_is_refused_is_refused_alone() -> None:
 
 
 @asynchronous
-async def test_what_is_remembered_can_be_forgotten() -> None:
+async def test_cached_state_can_be_dropped() -> None:
     async with opened() as llm:
         await llm.generate([1 + i % 9 for i in range(40)], params(1))
         assert llm.prefix_stats.kept == 1
@@ -99,7 +99,7 @@ async def test_what_is_remembered_can_be_forgotten() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, "many", 1.5, None])
-def test_how_many_may_wait_is_a_whole_number(count: Any) -> None:
+def test_max_waiting_is_a_whole_number(count: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_waiting is"):
         AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), max_waiting=count)
     assert not [thread for thread in threading.enumerate() if thread.name == "draftree-engine"]
@@ -124,7 +124,7 @@ async def test_a_chat_is_answered_as_by_the_synchronous_front() -> None:
             assert len(await llm.chat(talks[0], params(3, n=2), priority=-1)) == 2
             with pytest.raises(InvalidRequestError, match="A chat must be a list of messages, but got str"):
                 await llm.chat("ab")  # type: ignore[arg-type]
-            with pytest.raises(InvalidRequestError, match="one conversation a call"):
+            with pytest.raises(InvalidRequestError, match="one conversation per call"):
                 await llm.chat(talks)  # type: ignore[arg-type]
     async with opened() as llm:
         with pytest.raises(InvalidRequestError, match="a conversation needs a tokenizer"):

@@ -1,4 +1,4 @@
-"""What `make setup` installs is held to versions that are known, and that the package allows."""
+"""`make setup` installs pinned versions that the package allows."""
 
 from __future__ import annotations
 

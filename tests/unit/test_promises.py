@@ -1,4 +1,4 @@
-"""A lossy rule says so: on standard error, in JSON, on completions and in records of a benchmark; others do not."""
+"""Lossy rules are reported: on standard error, in JSON, on completions and in benchmark records; others are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_promise_goes_by_rule_and_temperature(name: str) -> None:
 
 @pytest.mark.parametrize("rule", ["soft", "typical", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_completions_and_statistics_say_what_is_promised(base: str, rule: str, temperature: float) -> None:
+def test_completions_and_statistics_carry_the_promise(base: str, rule: str, temperature: float) -> None:
     llm = LLM(base, draft="ngram", verify=rule)
     (done,) = llm.generate("abab", SamplingParams(max_tokens=8, temperature=temperature, seed=1))
     is_lossy = rule in LOSSY and temperature > 0
@@ -87,7 +87,7 @@ def test_generate_announces_a_lossy_rule_once(generate: Any, base: str, rule: st
         ["--draft", "ngram", "--verify", "soft", "--temperature", "0", "--compare"],
     ],
 )
-def test_nothing_is_announced_where_nothing_is_lost(generate: Any, base: str, arguments: list[str]) -> None:
+def test_lossless_runs_announce_nothing(generate: Any, base: str, arguments: list[str]) -> None:
     status, out, err = generate(base, "ab", "--max-tokens", "6", *arguments, "--json")
     assert status == 0
     assert "lossy" not in err

@@ -1,4 +1,4 @@
-"""What `draftree` shows: the names in its list, all of them, and no others."""
+"""The public names of `draftree`: exactly the names in its list."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_the_list_is_the_public_face() -> None:
 
 
 @pytest.mark.parametrize("name", draftree.__all__)
-def test_every_listed_name_is_there_and_documented(name: str) -> None:
+def test_every_listed_name_exists_and_is_documented(name: str) -> None:
     found = getattr(draftree, name)
     assert found.__doc__
     if isinstance(found, type):
         assert found.__name__ == name
 
 
-def test_a_name_that_is_not_listed_is_not_there() -> None:
+def test_unlisted_names_do_not_exist() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         draftree.Engine  # noqa: B018
 
@@ -56,7 +56,7 @@ def test_a_star_import_brings_the_list() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module_can_be_imported_and_says_what_it_is(name: str) -> None:
+def test_every_module_can_be_imported_and_has_a_docstring(name: str) -> None:
     docstring = (importlib.import_module(name).__doc__ or "").strip()
     assert docstring.split("\n")[0].endswith((".", ":"))
 

@@ -1,4 +1,4 @@
-"""What is asked for comes in many kinds: each is read as it was meant, or refused before anything is written."""
+"""Requests of many types: each is interpreted correctly, or refused before generation."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_an_array_of_two_dimensions_is_a_prompt_a_row(llm: LLM, kind: Any) -> No
         ([[1, VOCAB]], f"the vocabulary ends at {VOCAB - 1}"),
     ],
 )
-def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, says: str) -> None:
+def test_invalid_prompts_are_refused(llm: LLM, prompts: Any, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         llm.generate(prompts, PARAMS)
     assert llm.engine.is_idle
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", 5, [{"temperature": 0}], ["greedy"]])
-def test_what_are_no_parameters_is_refused(llm: LLM, params: Any) -> None:
+def test_invalid_parameters_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give SamplingParams"):
         llm.generate([[1, 2]], params)
     if not isinstance(params, list):
@@ -139,6 +139,6 @@ def test_a_priority_is_a_whole_number(llm: LLM, priority: Any) -> None:
         request(llm, [1, 2], priority=priority)
 
 
-def test_a_tokenizers_name_is_no_tokenizer(llm: LLM) -> None:
+def test_a_tokenizers_name_is_not_a_tokenizer(llm: LLM) -> None:
     with pytest.raises(ConfigurationError, match="give a loaded one"):
         LLM(llm.model, tokenizer="gpt2")

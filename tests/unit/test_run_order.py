@@ -1,4 +1,4 @@
-"""`--random-order SEED` changes the order of tests, loses none, and repeats itself."""
+"""`--random-order SEED` changes the order of tests, loses none, and is reproducible."""
 
 from __future__ import annotations
 

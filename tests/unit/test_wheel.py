@@ -1,4 +1,4 @@
-"""The wheel holds everything: installed into an empty environment, it runs and builds its passes in C."""
+"""The wheel is complete: installed into an empty environment, it runs and builds its native library."""
 
 from __future__ import annotations
 

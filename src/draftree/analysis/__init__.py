@@ -1,1 +1,1 @@
-"""Analysis: closed forms and readers of records; no torch."""
+"""Analysis: closed forms and readers of records; independent of torch."""

@@ -1,4 +1,4 @@
-"""What every rule keeps of one, two and four children, from a pair of distributions."""
+"""Acceptance of every verifier for one, two and four children, from a pair of distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHILDREN = (1, 2, 4)
 
 
 def kept_by_rule(target: np.ndarray, draft: np.ndarray, draws: Sequence[np.ndarray]) -> dict[str, list[float]]:
-    """Chance that one of 1, 2, 4 children is kept, by rule.
+    """Return the probability that one of 1, 2, 4 children is accepted, by verifier.
 
     Args:
         target: the target's distribution.
@@ -27,8 +27,8 @@ def kept_by_rule(target: np.ndarray, draft: np.ndarray, draws: Sequence[np.ndarr
 
     Returns:
         `token` and `coupled` for one child, by closed form; `multistep` by closed form; `recursive` exactly for each
-        draw and averaged; `match` likewise, for children drawn under a noise of their own; `likeliest`, the
-        drafter's likeliest tokens under a rule that looks for the target's choice among them.
+        draw and averaged; `match` likewise, for children drawn with independent noise; `likeliest`: the
+        drafter's most likely tokens under a verifier that searches the target's choice among them.
     """
     order = np.argsort(-draft, kind="stable")[: CHILDREN[-1]]
     return {

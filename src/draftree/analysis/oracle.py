@@ -1,7 +1,7 @@
-"""How far a planner that knows the text could come: the best tree of n nodes at every position. No torch in here.
+"""Upper bounds on planners: the best tree of n nodes at every position, with knowledge of the text. No torch.
 
-Of what was drafted it scores the nodes that will be accepted and no others, n at most. No planner over the same drafts
-accepts more with n nodes; how much of it a planner reaches is what it can still gain.
+From each draft the bound scores only the nodes that will be accepted, n at most. No planner over the same drafts
+accepts more with n nodes, so the difference to a planner is its possible gain.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from draftree.core.tree import EMPTY, follow
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The best there is with so many nodes a round.
+    """The upper bound for a number of nodes per round.
 
     Attributes:
-        num_nodes: a sequence at most.
-        acceptance_length: tokens written a round.
-        tokens_per_second: by the cost model, drafts free, one sequence at a time.
+        num_nodes: maximum nodes per sequence.
+        acceptance_length: tokens written per round.
+        tokens_per_second: by the cost model, with free drafts, one sequence at a time.
     """
 
     num_nodes: int
@@ -31,7 +31,7 @@ class Bound:
 
 
 def bounds(trace: Trace, costs: CostModel, sizes: Sequence[int]) -> list[Bound]:
-    """A bound for every size; 0 is plain decoding."""
+    """Return a bound for every size; 0 is plain decoding."""
     return [_bound(trace, costs, size) for size in sizes]
 
 

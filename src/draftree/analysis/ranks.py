@@ -1,4 +1,4 @@
-"""How often the target's next token is among a drafter's first guesses, from a trace. No torch in here.
+"""Frequency of the target's next token among a drafter's first guesses, from a trace. No torch.
 
 Works for every drafter, also one with another tokenizer, since a trace holds drafted trees in the target's tokens.
 Record with `--plan watch` and a tree of one level (`tree=8`): then every position of the text has a draft.
@@ -19,7 +19,7 @@ class RankHits:
     Attributes:
         num_positions: positions at which the target wrote a token.
         num_drafted: those of them at which something was drafted.
-        hits: of the first guess, the second, …; positions whose next token is that guess.
+        hits: number of positions whose next token is the first guess, the second, …
     """
 
     num_positions: int
@@ -34,7 +34,7 @@ class RankHits:
 
 
 def rank_hits(trace: Trace) -> RankHits:
-    """Count the hits of a trace by rank; a sequence that failed has no next token and is left out."""
+    """Count the hits of a trace by rank; a failed sequence has no next token and is left out."""
     steps = [step for one in trace.rounds for step in one.steps if step.tokens]
     ranks = [_rank(step) for step in steps]
     width = max((len(_guesses(step)) for step in steps), default=0)
@@ -43,11 +43,11 @@ def rank_hits(trace: Trace) -> RankHits:
 
 
 def _guesses(step: Step) -> Sequence[int]:
-    """Tokens of the root's children, in draft order."""
+    """Return the tokens of the root's children, in draft order."""
     return [token for token, parent in zip(step.tree.tokens, step.tree.parents, strict=True) if parent < 0]
 
 
 def _rank(step: Step) -> int:
-    """The rank of the next token among the guesses, from 1; 0 if it is not among them."""
+    """Return the rank of the next token among the guesses, from 1; 0 if it is not among them."""
     guesses = _guesses(step)
     return guesses.index(step.tokens[0]) + 1 if step.tokens[0] in guesses else 0

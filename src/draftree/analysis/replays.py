@@ -1,4 +1,4 @@
-"""A table of one trace under several planners; bounds and rank hits beneath. No torch in here."""
+"""Table of one trace under several planners, with bounds and rank hits. No torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from draftree.planners.base import PLANNERS, Planner, require_effect
 
 PLAIN = "fixed:0"
 RULES = ("coupled", "match")
-HEAD = f"{'plan':<20}{'tokens a round':>16}{'scored':>10}{'accepted':>10}{'tokens/s':>10}{'x plain':>9}{'missing':>9}"
+HEAD = f"{'plan':<20}{'tokens/round':>16}{'scored':>10}{'accepted':>10}{'tokens/s':>10}{'x plain':>9}{'missing':>9}"
 
 
 def planner_of(trace: Trace, plan: str) -> Planner:
-    """A fresh planner for the drafters of a trace.
+    """Return a fresh planner for the drafters of a trace.
 
     Raises:
-        ConfigurationError: no such planner, or an option of it that changes nothing for these drafters.
+        ConfigurationError: unknown planner, or an option that has no effect for these drafters.
     """
     specs = PLANNERS.parse(plan)
     if len(specs) != 1:
@@ -35,23 +35,23 @@ def planner_of(trace: Trace, plan: str) -> Planner:
 
 
 def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
-    """The table as text.
+    """Return the table as text.
 
     Raises:
-        ConfigurationError: the rule of the trace does not keep plain decoding's text, or an unknown planner.
+        ConfigurationError: the trace's verifier does not preserve the text, or a planner is unknown.
     """
     header = trace.header
     if header.verify.split(",")[0] not in RULES:
         raise ConfigurationError(
             f"the trace was verified by '{header.verify}', whose text depends on the draft: "
-            f"what another plan would have written is known for {' and '.join(RULES)} only"
+            f"other plans can be simulated for {' and '.join(RULES)} only"
         )
     costs = TraceCosts(trace)
     found = {plan: Simulation(trace, planner_of(trace, plan), costs).run() for plan in dict.fromkeys((PLAIN, *plans))}
     plain = found[PLAIN].tokens_per_second
-    lines = [f"{header.model}, {header.draft}, recorded under {header.plan}; seconds as the trace has them", "", HEAD]
+    lines = [f"{header.model}, {header.draft}, recorded under {header.plan}; seconds from the trace", "", HEAD]
     lines += [_line("plain" if plan == PLAIN else plan, one, plain) for plan, one in found.items()]
-    lines += ["", "bounds: the nodes that will be accepted and no others, drafts free, one sequence at a time"]
+    lines += ["", "bounds: only nodes that will be accepted, free drafts, one sequence at a time"]
     lines += [
         f"{f'{bound.num_nodes} nodes':<20}{bound.acceptance_length:>16.2f}{bound.tokens_per_second:>30.1f}"
         for bound in bounds(trace, costs, sizes)
@@ -60,7 +60,7 @@ def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def _rank_lines(trace: Trace) -> list[str]:
-    """How often the target's next token is among the first guesses."""
+    """Return lines on the frequency of the target's next token among the first guesses."""
     found = rank_hits(trace)
     counts = f"{found.num_positions} positions ({found.num_drafted} drafted)"
     head = f"the target's next token among the first guesses, of {counts}"

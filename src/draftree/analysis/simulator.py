@@ -1,13 +1,13 @@
-"""A recorded run, planned otherwise: no model, no drafter, the same text.
+"""Simulation of a recorded run under another planner: no model, no drafter, the same text.
 
-Under a rule that keeps the text of plain decoding the target's pick behind any token of the text is the next token of
-the text. So a trace says of every drafted node whether it would have been accepted. Where another planner comes to a
-position at which the recorded one did not stop, its draft is what the last recorded tree had left there, or nothing;
-`--plan watch` records a draft at every position, and nothing is missing then. Seconds are the recorded ones where a
-round is the recorded round, else those of a cost model.
+Under a verifier that preserves the text, the target's pick after any token of the text is the next token of the text.
+So a trace determines for every drafted node whether it would have been accepted. If another planner reaches a position
+at which the recorded one did not stop, its draft is the rest of the last recorded tree at that position, or empty;
+`--plan watch` records a draft at every position, so nothing is missing. Seconds are the recorded ones if a round equals
+the recorded round, otherwise those of a cost model.
 
-Costs microseconds a round. What it cannot know: drafts that would have been deeper than those that were recorded, and
-what a drafter learns from verdicts.
+Costs microseconds per round. It cannot reproduce drafts deeper than the recorded ones, nor the state that a drafter
+learns from verdicts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from draftree.planners.base import Planner
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulated run came to.
+    """Totals of a simulated run.
 
     Attributes:
-        rounds: of the whole batch.
-        steps: rounds, counted for every sequence.
-        tokens: written.
-        seconds: of the rounds, but for the first of every sequence, which reads its prompt.
-        tokens_behind_first: written in those.
+        rounds: rounds of the whole batch.
+        steps: rounds, counted per sequence.
+        tokens: tokens written.
+        seconds: seconds of the rounds, without each sequence's first, which includes its prefill.
+        tokens_behind_first: tokens written in those rounds.
         drafted: nodes that were scored.
-        accepted: of these, written.
-        missing: steps at which the trace had no draft to offer, though one was asked for.
+        accepted: scored nodes that were written.
+        missing: steps at which the planner requested a draft and the trace had none.
     """
 
     rounds: int
@@ -51,18 +51,18 @@ class Simulated:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens written a round and sequence."""
+        """Tokens written per round and sequence."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Behind the first rounds."""
+        """Decode tokens per second, first rounds excluded."""
         return self.tokens_behind_first / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
 class Script:
-    """One recorded sequence: its text, and the drafts by position. Mutated by the simulation: `place` moves on."""
+    """One recorded sequence: its text, and the drafts by position. The simulation advances `place`."""
 
     name: str
     start: int
@@ -73,7 +73,7 @@ class Script:
     place: int = 0
     state: Any = None
     overhang: tuple[int, ...] = ()
-    """What the last walk found behind the end of the text: a stop cut it off."""
+    """Accepted tokens after the end of the text, which a stop cut off."""
 
     @property
     def is_done(self) -> bool:
@@ -81,11 +81,11 @@ class Script:
         return self.place - self.start >= len(self.text)
 
     def coming(self) -> list[int]:
-        """The text from here on, and what was picked behind its end."""
+        """Return the remaining text and the tokens that were picked after its end."""
         return [*self.text[self.place - self.start :], *self.overhang]
 
     def drafted(self) -> TokenTree | None:
-        """The draft at this position; None if the trace has none."""
+        """Return the draft at this position; None if the trace has none."""
         step = self.steps.get(self.place)
         if step is not None:
             return step.tree
@@ -97,7 +97,7 @@ class Script:
 
 
 def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """What a tree holds behind these tokens; None if it does not hold them."""
+    """Return the subtree after these tokens; None if the tree does not contain them."""
     way = follow(tree, tokens)
     if len(way) < len(tokens):
         return None
@@ -107,7 +107,7 @@ def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 
 def scripts_of(trace: Trace) -> list[Script]:
-    """The sequences of a trace, in the order in which they joined."""
+    """Return the sequences of a trace, in order of admission."""
     found: dict[str, Script] = {}
     for number, one in enumerate(trace.rounds):
         for step in one.steps:
@@ -126,9 +126,9 @@ class Simulation:
     """One planner over one trace. Mutated by `run`.
 
     Attributes:
-        trace: what was recorded.
-        planner: fresh.
-        costs: seconds of rounds that were not recorded.
+        trace: the recorded run.
+        planner: a fresh planner.
+        costs: cost model of rounds that were not recorded.
     """
 
     trace: Trace
@@ -137,7 +137,7 @@ class Simulation:
     counts: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Simulated:
-        """All sequences to their ends, as many at once as were recorded at once."""
+        """Run all sequences to their ends, with the recorded concurrency."""
         self.counts = dict.fromkeys(Simulated.__dataclass_fields__, 0)
         if self.planner.wants_costs:
             self.planner.learn_costs(self.trace.header.pass_seconds)
@@ -195,7 +195,7 @@ class Simulation:
         return EMPTY if tree is None else self._cut(tree, budget)
 
     def _cut(self, tree: TokenTree, budget: Budget) -> TokenTree:
-        """The tree held to a budget, the parts of merged drafters each to its own."""
+        """Limit the tree to a budget, with the part of each merged drafter limited to its own."""
         names = [part.name for part in self.trace.header.parts]
         kept: list[int] = []
         whole = set[int]()
@@ -229,7 +229,7 @@ class Simulation:
     @staticmethod
     def _walk(script: Script, tree: TokenTree, offered: TokenTree) -> SequenceRecord:
         coming = script.coming()
-        # behind the end of what is known nothing is: the last token is always a pick
+        # after the end of the known text nothing is known: the last token is always a pick
         path = follow(tree, coming[:-1])
         written = min(len(path) + 1, len(coming) - len(script.overhang))
         return SequenceRecord(
@@ -273,7 +273,7 @@ class Simulation:
 
 
 def _confidence(tree: TokenTree, node: int) -> float:
-    """The drafter's own probability of a node behind its parent; 1 where the tree has no scores."""
+    """Return the drafter's own probability of a node given its parent; 1 if the tree has no scores."""
     if not tree.scores:
         return 1.0
     parent = tree.parents[node]

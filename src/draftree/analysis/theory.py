@@ -1,7 +1,7 @@
-"""Closed forms: how much of a draft is kept, and what that buys. What is measured is compared with these.
+"""Closed forms of acceptance and speed-up, for comparison with measurements.
 
-Distributions are arrays that sum to 1; `acceptance` is the chance that one drafted token is kept, `length` the tokens
-of a drafted chain, `cost` the seconds of a drafter's pass over those of the target's.
+Distributions are arrays that sum to 1; `acceptance` is the probability that one drafted token is accepted, `length` the
+tokens of a drafted chain, `cost` the seconds of a drafter's pass divided by those of a target pass.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 
 
 def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Chance that `token` keeps a token drawn from the draft distribution: sum of min(T, D), 1 less the total
-    variation.
+    """Probability that `token` accepts a token drawn from the draft distribution: sum of min(T, D), that is, 1 minus
+    the total variation.
 
-    No rule keeps a single drawn token more often. Source: arXiv 2211.17192, theorem 3.5.
+    No rule accepts a single drawn token more often. Source: arXiv 2211.17192, theorem 3.5.
     """
     return float(np.minimum(target, draft).sum())
 
 
 def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Chance that target and drafter pick one token under shared noise: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
+    """Probability that target and drafter pick the same token with shared noise: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
 
     Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
     """
@@ -30,21 +30,21 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
     with np.errstate(divide="ignore"):
         order = np.argsort(np.log(t) - np.log(d))
     t, d = t[order], d[order]
-    # of token i: T_j / T_i counts from i on (where T_j / D_j is no smaller), D_j / D_i before
+    # for token i, T_j / T_i counts from i on (where T_j / D_j is not smaller), D_j / D_i before
     tail = np.cumsum(t[::-1])[::-1]
     head = np.cumsum(d) - d
     both = (t > 0) & (d > 0)
-    with np.errstate(over="ignore"):  # a token of hardly any probability adds 1 / inf
+    with np.errstate(over="ignore"):  # a token of almost no probability adds 1 / inf
         return float((1 / (tail[both] / t[both] + head[both] / d[both])).sum())
 
 
 def match_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Chance that `match` keeps a token drawn from the draft distribution: sum of T * D."""
+    """Probability that `match` accepts a token drawn from the draft distribution: sum of T * D."""
     return float((target * draft).sum())
 
 
 def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int) -> float:
-    """Chance that `multistep` keeps one of several children drawn from the draft distribution."""
+    """Probability that `multistep` accepts one of several children drawn from the draft distribution."""
     rejected = 1.0
     for _ in range(children):
         rejected *= 1 - token_acceptance(target, draft)
@@ -56,8 +56,7 @@ def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int
 
 
 def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[int]) -> float:
-    """Chance that `recursive` keeps one of these tokens, drawn from the draft distribution without replacement, in
-    order.
+    """Probability that `recursive` accepts one of these tokens, drawn without replacement from the draft distribution.
 
     Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
     """
@@ -79,12 +78,12 @@ def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[
 
 
 def covered(target: np.ndarray, tokens: Iterable[int]) -> float:
-    """Chance that the target's own choice is among tokens that were chosen without knowing it."""
+    """Probability that the target's own choice is among tokens that were chosen independently of it."""
     return float(target[list(set(tokens))].sum())
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
-    """Tokens written a round, the bonus included, if every drafted token is kept with the same chance.
+    """Expected tokens per round, the bonus included, if every drafted token is accepted with the same probability.
 
     (1 - a^(length + 1)) / (1 - a). Source: arXiv 2211.17192, equation 1.
     """
@@ -93,49 +92,50 @@ def expected_tokens(acceptance: float, length: int) -> float:
 
 
 def walltime_improvement(acceptance: float, length: int, cost: float) -> float:
-    """Plain seconds over speculative seconds: expected tokens / (length * cost + 1).
+    """Plain seconds divided by speculative seconds: expected tokens / (length * cost + 1).
 
-    Assumes that a target pass over length + 1 tokens takes as long as over one. Source: arXiv 2211.17192, theorem 3.8.
+    Assumes that a target pass over length + 1 tokens takes as long as one over one token. Source: arXiv 2211.17192,
+    theorem 3.8.
     """
     return expected_tokens(acceptance, length) / (length * cost + 1)
 
 
 def least_improvement(acceptance: float, cost: float) -> float:
-    """What some length reaches at least where acceptance is above cost: (1 + acceptance) / (1 + cost)."""
+    """Lower bound on the speed-up at the best length if acceptance exceeds cost: (1 + acceptance) / (1 + cost)."""
     return (1 + acceptance) / (1 + cost)
 
 
 def operations_factor(acceptance: float, length: int, ratio: float) -> float:
-    """Arithmetic of speculative decoding over that of plain decoding.
+    """Operations of speculative decoding divided by those of plain decoding.
 
     Args:
-        acceptance: chance that a drafted token is kept.
+        acceptance: probability that a drafted token is accepted.
         length: tokens of a drafted chain.
-        ratio: the drafter's operations a token over the target's.
+        ratio: the drafter's operations per token divided by the target's.
     """
     return (length * ratio + length + 1) / expected_tokens(acceptance, length)
 
 
 def best_length(acceptance: float, cost: float, *, longest: int = 64) -> int:
-    """Length with the best `walltime_improvement`, the shortest among equals; 0 where drafting does not pay."""
+    """Return the length with the best `walltime_improvement`, the shortest among equals; 0 if drafting does not pay."""
     return int(np.argmax([walltime_improvement(acceptance, length, cost) for length in range(longest + 1)]))
 
 
 def tokens_of_survival(survival: Sequence[float]) -> float:
-    """Tokens a round from the chance of every node to be written: 1 + their sum. Assumes nothing of independence."""
+    """Tokens per round from the survival probability of every node: 1 + their sum. Assumes no independence."""
     return 1.0 + float(np.sum(survival))
 
 
 def speedup_of_survival(
     survival: Sequence[float], *, plain_seconds: float, draft_seconds: float, score_seconds: float
 ) -> float:
-    """Plain seconds over speculative seconds a token, from measured survival and measured passes.
+    """Plain seconds per token divided by speculative ones, from measured survival and measured passes.
 
     Args:
-        survival: chance of every node to be written.
-        plain_seconds: a target pass over one token.
-        draft_seconds: drafting the tree.
-        score_seconds: a target pass over the tree and its root.
+        survival: probability of every node to be written.
+        plain_seconds: time of a target pass over one token.
+        draft_seconds: time to draft the tree.
+        score_seconds: time of a target pass over the tree and its root.
     """
     return tokens_of_survival(survival) * plain_seconds / (draft_seconds + score_seconds)
 

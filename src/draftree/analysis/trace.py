@@ -1,8 +1,8 @@
-"""Traces: every round of a run as a line of JSON, with its trees, paths and seconds. No torch in here.
+"""Traces: every round of a run as a line of JSON, with its trees, paths and seconds. No torch.
 
-The first line says what ran: model, draft, rule, plan, the drafters' sizes, and the seconds of passes that a planner
-was told before the first round. Every other line is a round. Trees stand as they were drafted; `kept` names the nodes
-that were scored, where the planner cut some.
+The first line describes the run: model, draft, verifier, plan, the drafters' sizes, and the pass times given to the
+planner before the first round. Every other line is a round. Trees are stored as drafted; `kept` lists the nodes
+that were scored, if the planner pruned some.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SECONDS = ("plan", "draft", "score", "verify", "commit", "total")
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """What ran.
+    """The description of a run.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         draft: spec of the drafters.
-        verify: spec of the rule.
+        verify: spec of the verifier.
         plan: spec of the planner.
         parts: the drafters' sizes.
-        pass_seconds: what the planner was told of passes, by rows.
+        pass_seconds: pass times given to the planner, by rows.
     """
 
     model: str
@@ -49,14 +49,14 @@ class Step:
     """One sequence in one round.
 
     Attributes:
-        sequence: whose it is, unique within the trace.
+        sequence: name of the sequence, unique within the trace.
         prefix: tokens before the round.
         room: tokens that could still be written.
-        tree: as it was drafted.
+        tree: the tree as drafted.
         kept: nodes that were scored; None: all.
-        path: accepted nodes, by their place in the drafted tree, before any cut by a stop or a limit.
-        bonus: the token behind the path; None if the sequence failed.
-        num_written: tokens that were written.
+        path: accepted nodes, as indices into the drafted tree, before any cut by a stop or a limit.
+        bonus: the token after the path; None if the sequence failed.
+        num_written: number of written tokens.
     """
 
     sequence: str
@@ -70,14 +70,14 @@ class Step:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the walk found, the bonus included."""
+        """The accepted tokens and the bonus."""
         bonus = () if self.bonus is None else (self.bonus,)
         return (*(self.tree.tokens[node] for node in self.path), *bonus)
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """One round: seconds by phase, those of merged drafters, and its sequences."""
+    """One round: seconds by phase, seconds of merged drafters, and its sequences."""
 
     seconds: Mapping[str, float]
     part_seconds: tuple[float, ...]
@@ -87,17 +87,17 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A run."""
+    """A recorded run."""
 
     header: TraceHeader
     rounds: tuple[TracedRound, ...]
 
 
 class TraceWriter:
-    """Writes rounds as they come, from `begin` on; an `on_round` of an `LLM`, whose planner the first line describes.
+    """Writes rounds to a file from `begin` on; a callback for `on_round` of an `LLM`.
 
     Args:
-        stream: a file that is open for writing.
+        stream: a file opened for writing.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -105,13 +105,13 @@ class TraceWriter:
         self._has_begun = False
 
     def begin(self, header: TraceHeader) -> None:
-        """The first line, before any round."""
+        """Write the first line; call before any round."""
         self._has_begun = True
         line = dataclasses.asdict(header) | {"pass_seconds": {str(k): v for k, v in header.pass_seconds.items()}}
         self._write({"kind": "trace", "format": FORMAT, **line})
 
     def __call__(self, record: RoundRecord) -> None:
-        """One more line; rounds before `begin`, such as a warm-up's, are left out."""
+        """Write a round; rounds before `begin`, such as a warm-up's, are ignored."""
         if not self._has_begun:
             return
         self._write(
@@ -129,7 +129,7 @@ class TraceWriter:
 
 
 def step_line(row: SequenceRecord) -> dict[str, Any]:
-    """One sequence's part of a round's line."""
+    """Return one sequence's part of a round's line."""
     tree, is_cut = row.drafted, len(row.tree) < len(row.drafted)
     nodes = NodeMap.identity(tree.parents)
     if is_cut:
@@ -151,17 +151,17 @@ def step_line(row: SequenceRecord) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace from its file.
+    """Read a trace from its file.
 
     Raises:
-        ConfigurationError: it is none, or of another format.
+        ConfigurationError: it is not a trace, or of another format.
     """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"'{path}' cannot be read as a trace: {error}") from error
     if not lines or lines[0].get("kind") != "trace" or lines[0].get("format") != FORMAT:
-        raise ConfigurationError(f"'{path}' is no trace of format {FORMAT}: write one with --record")
+        raise ConfigurationError(f"'{path}' is not a trace of format {FORMAT}: write one with --record")
     first = lines[0]
     header = TraceHeader(
         model=first["model"],
@@ -196,6 +196,6 @@ def _step_of(entry: Mapping[str, Any]) -> Step:
 
 
 def acceptance_length(rounds: Iterable[TracedRound]) -> float:
-    """Tokens written a round and sequence."""
+    """Return the mean number of tokens written per round and sequence."""
     written = [step.num_written for one in rounds for step in one.steps]
     return sum(written) / len(written) if written else 0.0

@@ -1,4 +1,4 @@
-"""What rounds that were not recorded would have taken, from those that were. No torch in here."""
+"""Cost model of unrecorded rounds, fitted to the recorded ones. No torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from draftree.planners.estimates.costs import DraftCosts, PassCosts
 
 
 class CostModel(Protocol):
-    """Seconds of what did not happen."""
+    """Seconds of rounds that were not recorded."""
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
-        """A round without its draft."""
+        """Return the seconds of a round without its draft."""
         ...
 
     def draft_seconds(self, part: int, depth: int) -> float:
-        """A draft of so many levels by one of the drafters."""
+        """Return the seconds of a draft of `depth` levels by one of the drafters."""
         ...
 
 
 @final
 class TraceCosts:
-    """Costs as a trace shows them: the measured curve of passes, moved to where the recorded rounds lie.
+    """Costs from a trace: the measured curve of passes, scaled to the recorded rounds.
 
     Args:
-        trace: the rounds; those that read a prompt are left out.
+        trace: the recorded run; rounds with prefill are ignored.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -52,9 +52,9 @@ class TraceCosts:
                 costs.observe(seconds, deepest, unread=0)
 
     def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
-        """From the cell of this batch and prefix."""
+        """Return the seconds by the cell of this batch and prefix."""
         return self._passes.curve(batch, prefix, max_rows=rows)[rows]
 
     def draft_seconds(self, part: int, depth: int) -> float:
-        """As many levels as the mean level costs."""
+        """Return the seconds of `depth` levels at the mean cost of a level."""
         return self._drafts[part].of(depth)

@@ -1,1 +1,1 @@
-"""Benchmarks: workloads, runner, provenance, reports."""
+"""Benchmarks: workloads, runner, provenance and reports."""

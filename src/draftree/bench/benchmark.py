@@ -1,4 +1,4 @@
-"""A benchmark from its settings: everything is checked, then loaded, then run prompt by prompt."""
+"""Construction of a benchmark from its settings: all checks first, then loading, then the run prompt by prompt."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from draftree.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What is compared on what.
+    """The methods and prompts of a benchmark.
 
     Attributes:
-        model: the target, named as everywhere.
-        drafts: methods beside plain decoding, `DRAFT[@PLAN][@VERIFY]`.
-        plans: planners for drafts that name none; several make several methods of each.
-        verify: rule of methods that name none.
-        prompts: a prompts file; None takes the one that is shipped.
-        categories: only these; empty takes all.
-        limit: prompts a category.
-        max_tokens: tokens of a text at most.
-        temperature: 0 takes the likeliest token.
-        seed: of every text.
-        repeats: how often each text is written.
-        dtype: of all models.
-        device: of all models.
-        kernels: what computes passes: "auto", "native", "torch" or "graphs".
-        quantization: of the target's weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
-        batch: prompts that are written at once.
-        peer: whether transformers does the same jobs beside.
+        model: the target, in any supported form.
+        drafts: methods besides plain decoding, `DRAFT[@PLAN][@VERIFY]`.
+        plans: planners for drafts without their own; several planners give several methods.
+        verify: verifier of methods without their own.
+        prompts: a prompts file; None uses the built-in set.
+        categories: only these; empty uses all.
+        limit: maximum prompts per category.
+        max_tokens: maximum tokens per text.
+        temperature: 0 selects the most likely token.
+        seed: seed of every text.
+        repeats: number of repetitions of each text.
+        dtype: dtype of all models.
+        device: device of all models.
+        kernels: kernels: "auto", "native", "torch" or "graphs".
+        quantization: of the target's weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the folders of the models may run.
+        batch: number of concurrent prompts.
+        peer: whether transformers runs the same jobs for comparison.
     """
 
     model: str
@@ -94,9 +94,9 @@ class Benchmark:
 
     Attributes:
         header: provenance.
-        notes: what a reader of the table must know: prompts left out, jobs without a peer.
-        groups: prompts that are written at once.
-        warnings: those of the notes that must be read before the run.
+        notes: notes for readers of the table: omitted prompts, jobs without a peer.
+        groups: prompts that run concurrently.
+        warnings: the notes that must be shown before the run.
     """
 
     header: dict[str, Any]
@@ -106,16 +106,16 @@ class Benchmark:
     warnings: tuple[str, ...] = ()
 
     def warm_up(self) -> None:
-        """Let every method write a little, uncounted."""
+        """Run every method once on few tokens, unrecorded."""
         self.runner.warm_up(self.groups[0])
 
     def run(self) -> Iterator[list[Record]]:
-        """The records of one group after the other."""
+        """Yield the records of each group of prompts."""
         return self.runner.run(self.groups)
 
 
 def end_line(*, complete: bool) -> dict[str, Any]:
-    """The last line of a results file."""
+    """Return the last line of a results file."""
     return {"complete": complete, "date": now(), "load_average": load_average()}
 
 
@@ -128,13 +128,13 @@ def prepare(
     """Check everything, then load everything.
 
     Args:
-        settings: what is compared on what.
+        settings: the methods and prompts.
         fetch: called with the name of every model before any is loaded.
-        on_round: returns the listener for the rounds of a method, by name.
+        on_round: returns the round callback of a method, by name.
 
     Raises:
         ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
-        ModelError: a model that cannot be had or used.
+        ModelError: a model cannot be found or used.
     """
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
@@ -162,7 +162,7 @@ def prepare(
 
 
 def tokenizer_of(target: LoadedModel) -> Tokenizer:
-    """A model's tokenizer.
+    """Return a model's tokenizer.
 
     Raises:
         ConfigurationError: it has none.
@@ -177,7 +177,7 @@ def tokenizer_of(target: LoadedModel) -> Tokenizer:
 
 
 def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
-    """The prompts of at most `room` tokens, and a note on those left out.
+    """Return the prompts of at most `room` tokens, and a note on the others.
 
     Raises:
         ConfigurationError: none fits.
@@ -191,7 +191,7 @@ def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[lis
             prompts.append(Prompt(task, tuple(ids), form))
     if not prompts:
         raise ConfigurationError(
-            f"none of {len(too_long)} prompts leaves room for the asked tokens in the model's context: "
+            f"none of {len(too_long)} prompts leaves room for the requested tokens in the model's context: "
             "lower --max-tokens, or give shorter prompts"
         )
     if not too_long:

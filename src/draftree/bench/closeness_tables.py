@@ -1,4 +1,4 @@
-"""Tables of how near a drafter's distributions are to the target's."""
+"""Tables of the comparison of a drafter's distributions with the target's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = (
 
 
 def distribution_grids(records: Sequence[DistributionRecord]) -> list[Grid]:
-    """Guesses, rules, and tokens a round, by category and temperature; nothing where nothing was compared."""
+    """Return tables of guesses, verifiers and tokens per round, by category and temperature; empty without records."""
     if not records:
         return []
     groups: dict[tuple[str, float], list[DistributionRecord]] = {}
@@ -38,7 +38,11 @@ def _guesses(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
         positions = sum(record.num_positions for record in records)
         rows.append((name, str(positions), *(f"{value:.3f}" for value in cumulated)))
     headings = ("texts", "positions", *(f"first {rank}" for rank in range(1, NUM_SHOWN + 1)))
-    return Grid("How often the target's pick is among the drafter's first guesses, noise shared", headings, tuple(rows))
+    return Grid(
+        "Share of positions with the target's pick among the drafter's first guesses, shared noise",
+        headings,
+        tuple(rows),
+    )
 
 
 def _rules(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
@@ -59,7 +63,7 @@ def _rules(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
         "match 1 / 2 / 4",
         "likeliest 1 / 2 / 4",
     )
-    return Grid("Chance that one of so many children of a node is kept", headings, tuple(rows))
+    return Grid("Probability that one of 1 / 2 / 4 children of a node is accepted", headings, tuple(rows))
 
 
 def _tokens(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
@@ -71,4 +75,6 @@ def _tokens(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
             ("replayed", lambda depth, part=records: replayed_tokens(part, (1,) * depth)),
         ):
             rows.append((f"{name}, {label}", *(f"{tokens(depth):.2f}" for depth in LENGTHS)))
-    return Grid("Tokens a round of a coupled chain, from the distributions", ("texts", *map(str, LENGTHS)), tuple(rows))
+    return Grid(
+        "Tokens per round of a coupled chain, from the distributions", ("texts", *map(str, LENGTHS)), tuple(rows)
+    )

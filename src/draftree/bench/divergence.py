@@ -1,4 +1,4 @@
-"""Where a text left the plain one, and how close the choice was there."""
+"""The first difference of a text from the plain one, and the score gap at that place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_ROWS = 512
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first place at which two texts differ; None if they are the same."""
+    """Return the first place at which two texts differ; None if they are equal."""
     for place, (one, two) in enumerate(zip(plain, other, strict=False)):
         if one != two:
             return place
@@ -31,13 +31,13 @@ def explain(
     other: Sequence[int],
     asked: RunParams,
 ) -> Divergence | None:
-    """Find the first difference and score the common prefix once more, in one pass, to see the gap.
+    """Find the first difference and score the common prefix once more, in one pass, to measure the gap.
 
     Args:
-        model: our target.
+        model: the target.
         prompt: token ids.
-        plain: what the plain method wrote.
-        other: what another method wrote.
+        plain: tokens of the plain method.
+        other: tokens of another method.
         asked: temperature and seed of both.
     """
     index = first_difference(plain, other)
@@ -56,7 +56,7 @@ def explain(
 
 
 def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    """Logits behind the last of these tokens, shape (vocab,)."""
+    """Return the logits after the last of these tokens, shape (vocab,)."""
     model.reserve(1, len(tokens))
     slot = model.open()
     try:

@@ -1,4 +1,4 @@
-"""Engines under test: the seam between the runner and them, and our own engine."""
+"""Engines under test: their interface to the runner, and our own engine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Outcome:
     """One text.
 
     Attributes:
-        token_ids: what was written, the token that ended it included.
-        text: without special tokens.
+        token_ids: the generated tokens, including the one that ended the text.
+        text: the text without special tokens.
         finish_reason: "stop" or "length".
-        seed: of the text.
-        stats: names as in `CompletionStats`.
+        seed: seed of the text.
+        stats: statistics named as in `CompletionStats`.
     """
 
     token_ids: tuple[int, ...]
@@ -39,12 +39,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunParams:
-    """What every text is written with.
+    """Generation parameters of every text.
 
     Attributes:
-        max_tokens: tokens at most.
-        temperature: 0 takes the likeliest token.
-        seed: of every text.
+        max_tokens: maximum tokens.
+        temperature: 0 selects the most likely token.
+        seed: seed of every text.
     """
 
     max_tokens: int
@@ -53,16 +53,16 @@ class RunParams:
 
 
 class Writer(ABC):
-    """An engine with its model loaded and all methods ready."""
+    """An engine with its model and all methods loaded."""
 
     @abstractmethod
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
-        """Write one text for each prompt, all at once; returns when the last is done."""
+        """Generate one text per prompt, concurrently; returns when the last is finished."""
 
 
 @final
 class OurWriter(Writer):
-    """Draftree: one `LLM` a method, all on one loaded model.
+    """Draftree: one `LLM` per method, all on one loaded model.
 
     Args:
         target: the model.
@@ -83,17 +83,17 @@ class OurWriter(Writer):
     ) -> None:
         heard = on_round or (lambda name: None)
         self._llms = {
-            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=heard(method.name))
+            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))
             for method in methods
         }
 
     @property
     def planners(self) -> dict[str, Planner[Any]]:
-        """Every method's, by its name."""
+        """The planner of every method, by name."""
         return {name: llm.planner for name, llm in self._llms.items()}
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
-        """One call of `LLM.generate`, by a drafter that has not seen the prompts in an earlier repeat."""
+        """Call `LLM.generate` once, with a drafter that keeps nothing from earlier repeats."""
         llm = self._llms[method.name]
         llm.forget()
         params = SamplingParams(

@@ -18,13 +18,13 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As a Markdown table under its title."""
+        """Return the table as Markdown under its title."""
         rule = ["---", *["---:"] * (len(self.headings) - 1)]
         lines = [self.headings, rule, *self.rows]
         return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
     def rich(self) -> Table:
-        """For a terminal, without the title."""
+        """Return the table for a terminal, without the title."""
         table = Table(box=None, pad_edge=False)
         for place, heading in enumerate(self.headings):
             table.add_column(heading, justify="right" if place else "left", no_wrap=not place)

@@ -1,7 +1,7 @@
-"""The methods that a benchmark compares, as a user writes them: `DRAFT`, `DRAFT@PLAN`, `DRAFT@PLAN@VERIFY`.
+"""The methods of a benchmark in the user's notation: `DRAFT`, `DRAFT@PLAN`, `DRAFT@PLAN@VERIFY`.
 
-What stands behind an @ is a planner or a verifier, in any order: `ngram@heuristic`, `model:stories15m,k=4@token`.
-Every method has a job, and transformers' way to do the same job stands beside it.
+An @ is followed by a planner or a verifier, in any order: `ngram@heuristic`, `model:stories15m,k=4@token`.
+Every method has a job, and transformers' methods for the same job are its peers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEFAULT_VERIFY = "coupled"
 
 @dataclass(frozen=True, slots=True)
 class OurMethod:
-    """What `LLM` is built with.
+    """Arguments of `LLM`.
 
     Attributes:
-        draft: a spec, "none" for plain decoding.
-        verify: a spec.
-        plan: a spec; None lets the drafter decide.
-        draft_is_pass: whether drafting runs a model of its own: its seconds are passes, not overhead.
+        draft: a drafter's spec, "none" for plain decoding.
+        verify: a verifier's spec.
+        plan: a planner's spec; None for the default.
+        draft_is_pass: whether drafting runs a model: its seconds count as passes, not as overhead.
     """
 
     draft: str
@@ -43,13 +43,13 @@ class OurMethod:
 
 @dataclass(frozen=True, slots=True)
 class PeerMethod:
-    """How `model.generate` is called.
+    """Arguments of `model.generate`.
 
     Attributes:
         lookup_tokens: `prompt_lookup_num_tokens`.
-        assistant: the model given as `assistant_model`.
+        assistant: the model passed as `assistant_model`.
         exit_layers: `assistant_early_exit`: the model's first layers are its assistant.
-        assistant_tokens: its fixed draft length; None leaves transformers' own default and its confidence threshold.
+        assistant_tokens: fixed draft length; None keeps transformers' own default and its confidence threshold.
     """
 
     lookup_tokens: int | None = None
@@ -59,18 +59,18 @@ class PeerMethod:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing guesses ahead."""
+        """Whether the method is plain decoding."""
         return self.lookup_tokens is None and self.assistant is None and self.exit_layers is None
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to write the texts: a row of the table.
+    """One way to generate the texts: a row of the table.
 
     Attributes:
-        name: unique; shows no folder.
-        job: methods of one job can be held against each other across engines.
-        how: for which engine, and how.
+        name: unique; contains no folder.
+        job: methods of one job are comparable across engines.
+        how: arguments of the engine.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Method:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing guesses ahead."""
+        """Whether the method is plain decoding."""
         return self.job == PLAIN
 
     def to_json(self) -> dict[str, Any]:
-        """Its line in the header."""
+        """Return its entry in the header."""
         shown: dict[str, Any] = {"name": self.name, "engine": self.engine, "job": self.job}
         if isinstance(self.how, OurMethod):
             shown["draft_is_pass"] = self.how.draft_is_pass
@@ -98,7 +98,7 @@ class Method:
 
 
 def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
-    """Plain decoding first, then every draft; one without a planner of its own is run with each of `plans`.
+    """Return plain decoding first, then every draft; a draft without its own planner is run with each of `plans`.
 
     Raises:
         ConfigurationError: an unknown method or option, methods that do not fit together, or one given twice.
@@ -106,7 +106,7 @@ def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str 
     methods = [Method(PLAIN, PLAIN, OurMethod(NO_DRAFT, verify, None, draft_is_pass=False))]
     drafting = [text for text in specs if drafts(text)]
     if plans and not drafting:
-        raise ConfigurationError(f"planner '{plans[0]}' was asked for, but there is no drafter: add --draft ngram")
+        raise ConfigurationError(f"planner '{plans[0]}' was given, but there is no drafter: add --draft ngram")
     for text in drafting:
         methods.extend(_method(*split) for split in _splits(text, plans, verify))
     for method in methods:
@@ -117,7 +117,7 @@ def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str 
 
 
 def lossy_notes(methods: Iterable[Method], temperature: float) -> tuple[str, ...]:
-    """What a reader must know of methods whose texts are not distributed as the model's; empty without such."""
+    """Return a note on methods whose texts do not have the model's distribution; empty if there are none."""
     lossy = [
         method.name
         for method in methods
@@ -134,7 +134,7 @@ def lossy_notes(methods: Iterable[Method], temperature: float) -> tuple[str, ...
 
 
 def peer_methods(ours: Iterable[Method], *, batch: int) -> list[Method]:
-    """What transformers offers for the same jobs: plain first. It drafts for one prompt at a time only."""
+    """Return transformers' methods for the same jobs, plain first. It drafts only for single prompts."""
     found = [Method("transformers", PLAIN, PeerMethod())]
     for method in ours:
         if batch == 1 and not method.is_plain:
@@ -143,7 +143,7 @@ def peer_methods(ours: Iterable[Method], *, batch: int) -> list[Method]:
 
 
 def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[str]:
-    """Our methods whose job transformers does not do here."""
+    """Return our methods whose job transformers does not support here."""
     offered = {peer.job for peer in peers}
     return [method.name for method in ours if method.job not in offered]
 
@@ -151,7 +151,7 @@ def jobs_without_peer(ours: Iterable[Method], peers: Iterable[Method]) -> list[s
 def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str | None, str]]:
     draft, *parts = text.split("@")
     if not drafts(draft):
-        raise ConfigurationError(f"method '{text}': plain decoding takes nothing behind @; its rule is set by --verify")
+        raise ConfigurationError(f"method '{text}': plain decoding takes no @; its verifier is set by --verify")
     planners, verifiers = PLANNERS.names(), VERIFIERS.names()
     own_plan = own_verify = None
     for part in parts:
@@ -164,7 +164,7 @@ def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str
             raise ConfigurationError(f"method '{text}' names two planners or two verifiers: name one of each")
         else:
             raise ConfigurationError(
-                f"method '{text}' has '{part}' behind @, which is neither a planner nor a verifier: "
+                f"method '{text}' has '{part}' after @, which is neither a planner nor a verifier: "
                 f"{suggestion(name, [*planners, *verifiers])}"
             )
     chosen: Sequence[str | None] = [own_plan] if own_plan is not None or not plans else plans
@@ -180,7 +180,7 @@ def _method(draft: str, plan: str | None, verify: str) -> Method:
 
 
 def _job(specs: Sequence[Spec]) -> str:
-    """What is done, without how: the drafters and their models."""
+    """Return the job of drafters: their names and models, without options."""
     bare = (Spec(spec.name, _without_folder(spec).argument) for spec in specs)
     return "+".join(str(spec) for spec in bare)
 

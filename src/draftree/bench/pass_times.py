@@ -1,7 +1,7 @@
-"""What a pass of a model costs as it gets wider, beside the floor that memory sets.
+"""Cost of a model's pass by number of rows, compared with the lower bound from memory bandwidth.
 
-A pass over a few tokens reads all weights once, whatever their number: the floor is their bytes over the measured
-bandwidth. What drafting can win hangs on how slowly the cost grows from there.
+A pass over a few tokens reads all weights once, independent of their number: the lower bound is their bytes divided by
+the measured bandwidth. The possible gain of drafting depends on how slowly the cost grows from there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ QUANTIZED_BYTES = {"int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """Which passes are timed.
+    """The passes to time.
 
     Attributes:
-        model: named as everywhere.
-        rows: tokens in a pass; 1 is always among them.
+        model: name of the model, in any supported form.
+        rows: numbers of tokens per pass; 1 is always included.
         prefix: committed tokens before them.
         repeats: passes of each kind that count.
         dtype: of the model.
@@ -68,12 +68,12 @@ def measure(
     """Load the model and time its passes; the header, and a record for each number of rows.
 
     Args:
-        settings: which passes.
+        settings: the passes to time.
         fetch: called with the model's name before it is loaded.
 
     Raises:
         ConfigurationError: the prefix and the widest pass do not fit into the model's context.
-        ModelError: the model cannot be had or used.
+        ModelError: the model cannot be found or used.
     """
     fetch(settings.model)
     loaded = load_fitting(settings, max(settings.rows))
@@ -128,7 +128,7 @@ def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
 
 
 def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repeats: int) -> list[PassRecord]:
-    """Time one pass over each number of rows behind a prefix, in turns; all rows give logits, as in verification."""
+    """Time one pass for each number of rows after a prefix, interleaved; all rows give logits, as in verification."""
     model.reserve(1, prefix + max(rows))
     milliseconds: dict[int, list[float]] = {count: [] for count in rows}
     slot = slot_behind(model, prefix)
@@ -147,13 +147,13 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
 def weight_bytes_read(
     folder: Path, dtype: torch.dtype, quantization: str | None = None, *, trust_remote_code: bool = False
 ) -> int:
-    """Bytes of all weights that a pass reads."""
+    """Return the bytes of all weights that a pass reads."""
     size = dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization]
     return weights_of_pass(folder, trust_remote_code=trust_remote_code) * size
 
 
 def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
-    """Weights that a pass reads: everything but an embedding that is not the head as well."""
+    """Return the number of weights that a pass reads: all except an embedding that is not also the head."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)

@@ -1,6 +1,6 @@
-"""The same job done by transformers: `model.generate` plain, with prompt lookup, an assistant model, or early exit.
+"""The same jobs with transformers: `model.generate` plain, with prompt lookup, an assistant model, or early exit.
 
-A streamer stands in the call to see when tokens come; it does nothing but look at the clock and keep them.
+A streamer records tokens and their times; it does nothing else.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from draftree.text.vocab import compare_vocabularies
 
 @final
 class PeerWriter(Writer):
-    """transformers with a copy of the model of its own, as `from_pretrained` gives it.
+    """transformers with its own copy of the model, as loaded by `from_pretrained`.
 
     Args:
         folder: the model's folder.
-        tokenizer: for the texts.
-        methods: transformers' methods; their assistants are loaded here, each once, in the same dtype.
-        dtype: of all weights.
-        device: of all weights.
+        tokenizer: tokenizer of the texts.
+        methods: transformers' methods; each assistant is loaded once, in the same dtype.
+        dtype: dtype of all weights.
+        device: device of all weights.
         eos_ids: tokens that end a text.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        trust_remote_code: whether Python code in the folders of the models may run.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PeerWriter(Writer):
         }
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
-        """One call of `model.generate`."""
+        """Call `model.generate` once."""
         assert isinstance(method.how, PeerMethod)
         clock = TokenClock()
         ids, mask = self._padded(prompts)
@@ -128,7 +128,7 @@ class PeerWriter(Writer):
 
 
 def _draft_length(how: PeerMethod) -> Any:
-    """Where transformers reads the draft length from, and keeps what it learns: the assistant's own settings."""
+    """Return the assistant's settings, from which transformers reads the draft length and in which it adapts it."""
     from transformers import GenerationConfig
 
     if how.assistant_tokens is None:
@@ -141,7 +141,7 @@ def _draft_length(how: PeerMethod) -> Any:
 
 
 class TokenClock:
-    """A streamer that keeps tokens and the seconds at which they came.
+    """A streamer that records tokens and their times.
 
     Attributes:
         steps: for each round, for each sequence, its new tokens.
@@ -155,11 +155,11 @@ class TokenClock:
         self._prompt_seen = False
 
     def start(self) -> None:
-        """Set the clock to zero."""
+        """Start the clock."""
         self._start = time.perf_counter()
 
     def put(self, tokens: Tensor) -> None:
-        """Called by transformers: the prompt first, then (sequences,) or (1, tokens) a round."""
+        """Receive tokens from transformers: the prompt first, then (sequences,) or (1, tokens) per round."""
         if not self._prompt_seen:
             self._prompt_seen = True
             return
@@ -167,7 +167,7 @@ class TokenClock:
         self.steps.append([[token] for token in tokens.tolist()] if tokens.dim() == 1 else tokens.tolist())
 
     def end(self) -> None:
-        """Called by transformers behind the last round."""
+        """Called by transformers after the last round."""
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> Any:
@@ -180,14 +180,14 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remot
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, weights_only=True
             )
-    except Exception as error:  # every library below raises its own kinds for broken files
+    except Exception as error:  # the libraries raise various exceptions for damaged files
         raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
-    model.generation_config = GenerationConfig()  # a model's own sampling defaults must not enter
+    model.generation_config = GenerationConfig()  # a model's own sampling defaults must not apply
     return model.to(device).eval().requires_grad_(False)
 
 
 def _tokenizers(own: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
-    """What `generate` must be given where the assistant has another tokenizer; it refuses both where it has not."""
+    """Return the tokenizers that `generate` needs for an assistant with another tokenizer, and refuses otherwise."""
     other = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
     if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
         return {}

@@ -1,7 +1,7 @@
-"""How well a model foretells a text, as it came and with other weights.
+"""Perplexity of a model on a text, with its own and with other weights.
 
-Perplexity, and how often the likeliest token changes. The text is read through our own passes, by windows that
-overlap by half: each token is foretold once, behind half a window of text at least, but for the first ones.
+Also counts how often the most likely token changes. The text is read through our own passes, in windows that
+overlap by half: each token is predicted once, after at least half a window of text except for the first ones.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from draftree.loading.resolve import resolve_model
 from draftree.models.base import Extend, LanguageModel
 
 ROWS = 256
-"""Tokens in a pass: their logits lie side by side."""
+"""Tokens per pass; limits the memory of their logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerplexitySettings:
-    """What is read by what.
+    """The text and the models of a measurement.
 
     Attributes:
-        model: named as everywhere.
+        model: name of the model, in any supported form.
         text: a file of UTF-8 text.
-        weights: one or several of the dtypes and quantizations; others are compared with the first.
-        window: tokens of a window at most; the context where that is less.
-        limit: tokens of the text at most.
-        dtype: of quantized models' keys and values.
-        device: of the model.
-        kernels: what computes passes: "auto", "native" or "torch".
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        weights: one or several of the dtypes and quantizations; the others are compared with the first.
+        window: maximum tokens per window; the context length if that is less.
+        limit: maximum tokens of the text.
+        dtype: dtype of keys and values of quantized models.
+        device: device of the model.
+        kernels: kernels: "auto", "native" or "torch".
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -72,10 +72,10 @@ class PerplexitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a model made of every token of a text but the first.
+    """A model's predictions of every token of a text except the first.
 
     Attributes:
-        losses: minus the log-probability of the token that came.
+        losses: minus the log-probability of the actual token.
         likeliest: the token with the largest logit.
     """
 
@@ -86,15 +86,15 @@ class Reading:
 def measure(
     settings: PerplexitySettings, *, fetch: Callable[[str], object] = resolve_model
 ) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
-    """The header, and a record for each kind of weights as it is read.
+    """Return the header, and an iterator of one record per kind of weights.
 
     Args:
-        settings: what is read by what.
+        settings: the text and the models.
         fetch: called with the model's name before it is loaded.
 
     Raises:
-        ConfigurationError: a text that cannot be read, or of less than two tokens.
-        ModelError: the model cannot be had or used.
+        ConfigurationError: the text is unreadable, or has fewer than two tokens.
+        ModelError: the model cannot be found or used.
     """
     text = _text(settings.text)
     fetch(settings.model)
@@ -103,7 +103,7 @@ def measure(
     tokenizer = tokenizer_of(first)
     ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]
     if len(ids) < 2:
-        raise ConfigurationError(f"text '{settings.text}' has {len(ids)} tokens: give one of two at least")
+        raise ConfigurationError(f"text '{settings.text}' has {len(ids)} tokens: give a text of at least two tokens")
     assert first.folder is not None
     header = {
         "format": FORMAT,
@@ -133,7 +133,7 @@ def _records(
         found = read_text(loaded.model, ids, start=start, window=window)
         base = base or found
         yield _record(kind, loaded, found, base)
-        loaded = None  # before the next one is there
+        loaded = None  # before the next one is loaded
 
 
 def _load(settings: PerplexitySettings, kind: str) -> LoadedModel:
@@ -165,23 +165,23 @@ def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> Pe
 
 @torch.inference_mode()
 def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int], window: int) -> Reading:
-    """Foretell every token of a text but the first.
+    """Predict every token of a text except the first.
 
     Args:
-        model: that reads.
+        model: the model.
         ids: the text.
-        start: tokens that stand before every window.
-        window: tokens of a window, `start` included, at most.
+        start: tokens before every window.
+        window: maximum tokens per window, `start` included.
     """
     room = window - len(start)
     step = max(1, room // 2)
     losses, likeliest = [], []
     slot = model.open()
     try:
-        known = 1  # tokens that are foretold, or need not be
+        known = 1  # tokens that are predicted, or need not be
         for begin in range(0, max(1, len(ids) - step), step):
             part = ids[begin : begin + room]
-            first = known - begin - 1  # its logits are of the first token that is not known yet
+            first = known - begin - 1  # its logits predict the first token without a prediction
             for logits, coming in _windows_rows(model, slot, [*start, *part], first=len(start) + first):
                 losses.append(-logits.log_softmax(dim=-1)[torch.arange(len(coming)), coming])
                 likeliest.append(logits.argmax(dim=-1))
@@ -195,7 +195,7 @@ def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int],
 def _windows_rows(
     model: LanguageModel, slot: Any, tokens: Sequence[int], *, first: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits from row `first` on, but for the last, and the tokens that came behind them."""
+    """Yield logits from row `first` on, except the last row, and the tokens after them."""
     for begin in range(0, len(tokens), ROWS):
         part = tokens[begin : begin + ROWS]
         asked = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
@@ -209,5 +209,5 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"text '{path}' cannot be read: {reason}") from error

@@ -1,4 +1,4 @@
-"""Plots of results files: what many runs say together. Needs the extra `plots`; no torch."""
+"""Plots of results files of several runs. Needs the extra `plots`; no torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MARKERS = "osD^v<>pXP*h"
 
 
 def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
-    """Draw every plot that these files have numbers for, as SVG; gives the paths.
+    """Write every plot that these files have data for, as SVG; returns the paths.
 
     Raises:
-        ConfigurationError: matplotlib is not there, or no file has anything to draw.
+        ConfigurationError: matplotlib is not installed, or no file has data for a plot.
     """
     pyplot = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
 def _pyplot() -> Any:
     matplotlib = import_extra("plots", "plots need", error=ConfigurationError)
     matplotlib.use("svg")
-    # names in place of random ids, and text as text: the same numbers give the same small file
+    # fixed ids instead of random ones, and text as text: equal numbers give equal small files
     matplotlib.rcParams.update({"svg.hashsalt": "draftree", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
@@ -67,7 +67,7 @@ def _plots(results: Sequence[Results]) -> Iterable[tuple[str, Callable[[Any], No
     if len(by_temperature) > 1:
         yield (
             "temperature-length",
-            partial(_draw_temperature, groups=by_temperature, label="tokens a round", value=_length),
+            partial(_draw_temperature, groups=by_temperature, label="tokens per round", value=_length),
         )
         yield "temperature-speed", partial(_draw_temperature, groups=by_temperature, label="speed-up", value=_speed)
     for result in results:
@@ -76,7 +76,7 @@ def _plots(results: Sequence[Results]) -> Iterable[tuple[str, Callable[[Any], No
 
 
 def _over_temperature(texts: Sequence[Results]) -> dict[float, list[Row]]:
-    """Rows by temperature, of the runs whose methods most runs share."""
+    """Return rows by temperature, of the runs with the most common set of methods."""
     methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
     most = max(set(methods), key=methods.count, default=())
     found = {
@@ -127,7 +127,7 @@ def _draw_rules(axes: Any, *, records: Sequence[DistributionRecord]) -> None:
     ]
     for label, value, style in curves:
         axes.plot(list(groups), [value(part) for part in groups.values()], style, label=label)
-    axes.set(xlabel="temperature", ylabel="chance that a child is kept", ylim=(0, 1))
+    axes.set(xlabel="temperature", ylabel="probability that a child is accepted", ylim=(0, 1))
     _finish(axes)
 
 
@@ -139,7 +139,7 @@ def _draw_speed(axes: Any, *, rows: Sequence[Row]) -> None:
     for place, (value, row) in enumerate(zip(values, rows, strict=True)):
         axes.text(value, place, f" {value:.2f} ({row.acceptance_length:.2f})", va="center")
     axes.invert_yaxis()
-    axes.set(xlabel="speed-up over plain (tokens a round)", xlim=(0, 1.25 * max(values)))
+    axes.set(xlabel="speed-up over plain (tokens per round)", xlim=(0, 1.25 * max(values)))
 
 
 def _draw_rounds(axes: Any, *, rounds: dict[str, dict[str, float]]) -> None:
@@ -150,7 +150,7 @@ def _draw_rounds(axes: Any, *, rounds: dict[str, dict[str, float]]) -> None:
         axes.barh(names, values, left=left, label=phase)
         left = [start + value for start, value in zip(left, values, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="milliseconds a round")
+    axes.set(xlabel="milliseconds per round")
     axes.legend(frameon=False, ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
@@ -179,7 +179,7 @@ def _draw_scoring(axes: Any, *, result: Results) -> None:
 
 
 def _short(name: str) -> str:
-    """Without the drafter's model, which is the same for all."""
+    """Return a name without the drafter's model, which is the same for all."""
     head, _, rest = name.partition(",")
     return rest if head.startswith("model:") and rest else name
 

@@ -1,6 +1,6 @@
-/* How fast this processor reads memory and multiplies, by the instructions that decoder.c uses.
+/* Memory bandwidth and arithmetic peak of this processor, with the instructions of decoder.c.
  *
- * Each function is the share of one thread; whoever calls it holds the clock. Products work on registers only, so
+ * Each function is the share of one thread; the caller measures the time. Products work on registers only, so
  * that nothing but the arithmetic is timed.
  */
 #ifndef _GNU_SOURCE

@@ -1,4 +1,4 @@
-"""What a number needs beside it: hardware, versions, commit, model, prompts, settings. No host name, no folder."""
+"""Provenance of a measurement: hardware, versions, commit, model, prompts, settings. No host name, no folder."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ CPU_FLAGS = (
 )
 GIT_SECONDS = 10
 OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
-"""What git tells its hooks, and whatever these run: of a repository that is not the one asked for."""
+"""Variables that git sets for its hooks and their children; they may refer to another repository."""
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, memory, system, and the card if there is one in use."""
+    """Return processor, cores, memory, system, and the GPU if one is used."""
     found: dict[str, Any] = {
         "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
@@ -64,7 +64,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Python, the packages that matter, and this one with its commit."""
+    """Return the versions of Python, the relevant packages, and this package with its commit."""
     known: dict[str, Any] = {"python": platform.python_version(), "draftree": draftree.__version__}
     for package in PACKAGES:
         try:
@@ -75,9 +75,9 @@ def versions() -> dict[str, Any]:
 
 
 def checkout(package: Path) -> dict[str, Any]:
-    """Commit of the checkout that a package's folder is part of, and whether the folder differs from it.
+    """Return the commit of the checkout that contains a package's folder, and whether the folder differs from it.
 
-    Both are None where the package was installed, even into a folder of somebody else's checkout.
+    Both are None if the package was installed, even into a folder of an unrelated checkout.
     """
     unknown = {"commit": None, "dirty": None}
     top = _git(package, "rev-parse", "--show-toplevel")
@@ -88,7 +88,7 @@ def checkout(package: Path) -> dict[str, Any]:
 
 
 def model_facts(name: str, folder: Path) -> dict[str, Any]:
-    """Name and a fingerprint: the sha256 of the sha256s of settings, weights and tokenizer."""
+    """Return a model's name and fingerprint: the sha256 of the sha256s of settings, weights and tokenizer."""
     digest = hashlib.sha256()
     for path in sorted(_files_that_count(folder)):
         digest.update(f"{path.name} {_sha256(path)}\n".encode())
@@ -96,7 +96,7 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
 
 
 def load_average() -> list[float] | None:
-    """Processes that ran or wanted to, over the last 1, 5 and 15 minutes; None where the system does not say."""
+    """Return the load average over 1, 5 and 15 minutes; None if the system does not report it."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except (AttributeError, OSError):
@@ -104,7 +104,7 @@ def load_average() -> list[float] | None:
 
 
 def now() -> str:
-    """Date and time in UTC."""
+    """Return date and time in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -116,7 +116,7 @@ def _files_that_count(folder: Path) -> Iterable[Path]:
 def _sha256(path: Path) -> str:
     try:
         return fingerprint(path, Cache(), progress=silent)
-    except (OSError, WeightsError):  # no cache can be written here: nothing is remembered then
+    except (OSError, WeightsError):  # without a writable cache the sum is not stored
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -158,6 +158,6 @@ def _memory_gib() -> float | None:
 
 
 def _numbers_of(release: str) -> str:
-    """The leading numbers of a kernel's release; the rest may name its builder."""
+    """Return the leading numbers of a kernel's release; the rest may identify its builder."""
     found = re.match(r"[\d.]*\d", release)
     return found.group() if found else ""

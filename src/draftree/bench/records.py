@@ -1,4 +1,4 @@
-"""The lines of a results file: a header, one record a prompt, method and repeat, and an end. No torch in here."""
+"""The lines of a results file: a header, one record per prompt, method and repeat, and an end. No torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PEER = "transformers"
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a text left the plain one.
+    """The place where a text differs from the plain one.
 
     Attributes:
         index: the first output token that differs.
-        gap: there, the largest score minus the second, as the plain model gives them in one pass over the common
-            prefix; scores are logits at temperature 0, else logits over temperature plus the request's noise.
-            None where one text ended and the other went on.
-        between: score of the plain text's token minus that of the other's; near 0 is a near-tie.
+        gap: the largest score minus the second at that place, from the plain model in one pass over the common
+            prefix; scores are logits at temperature 0, else logits divided by temperature plus the request's noise.
+            None if one text ended and the other continued.
+        between: score of the plain text's token minus that of the other text's; near 0 is a near-tie.
     """
 
     index: int
@@ -43,18 +43,18 @@ class Record:
         category: the prompt's category.
         form: "chat" or "plain".
         method: name of the method.
-        repeat: from 0.
-        place: when in the rotating order it was its turn, from 0.
-        group: prompts that were written at once have one number.
+        repeat: index of the repeat, from 0.
+        place: position in the rotating order of methods, from 0.
+        group: number of the group of concurrent prompts.
         seconds: wall time of the call, shared by the group.
         finish_reason: "stop" or "length".
-        text_sha256: of the text.
-        tokens_sha256: of the token ids.
-        equal_to_plain: whether the tokens are those of the same engine's plain method in its first repeat; None for
+        text_sha256: hash of the text.
+        tokens_sha256: hash of the token ids.
+        equal_to_plain: whether the tokens equal those of the same engine's plain method in its first repeat; None for
             transformers at a temperature above 0, where its methods draw differently from one another.
         equal_to_other_plain: the same for the other engine's plain method; None also if that does not run.
-        divergence: where it left its own engine's plain text.
-        stats: all of `CompletionStats`; for transformers what can be seen from outside.
+        divergence: first difference from its own engine's plain text.
+        stats: all of `CompletionStats`; for transformers the externally visible ones.
     """
 
     task: str
@@ -76,12 +76,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What a pass over some rows costs.
+    """Cost of a pass by number of rows.
 
     Attributes:
-        rows: tokens in the pass, a chain behind the prefix.
+        rows: tokens in the pass, a chain after the prefix.
         prefix: committed tokens before it.
-        milliseconds: of every repeat.
+        milliseconds: time of every repeat.
     """
 
     rows: int
@@ -91,16 +91,16 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class TreeRecord:
-    """What scoring a tree costs.
+    """Cost of scoring a tree.
 
     Attributes:
-        shape: as a draft spec writes it.
-        how: "tree" (one pass over all nodes), "batched" (one pass, a row of the batch for each leaf), "one by one"
-            (a pass for each leaf), or "chain" (a plain pass over as many tokens).
+        shape: shape in the notation of draft specs.
+        how: "tree" (one pass over all nodes), "batched" (one pass with a row of the batch per leaf), "one by one"
+            (a pass per leaf), or "chain" (a plain pass over as many tokens).
         rows: nodes of the tree.
-        leaves: of the tree.
+        leaves: leaves of the tree.
         prefix: committed tokens before it.
-        milliseconds: of every repeat.
+        milliseconds: time of every repeat.
     """
 
     shape: str
@@ -113,19 +113,19 @@ class TreeRecord:
 
 @dataclass(frozen=True, slots=True)
 class DistributionRecord:
-    """Target and drafter at every position of one text.
+    """Comparison of target and drafter at every position of one text.
 
     Attributes:
         task: the prompt's id.
         category: the prompt's category.
-        temperature: of the text and of both distributions.
+        temperature: temperature of the text and of both distributions.
         num_positions: tokens of the text.
-        own_ranks: for every position the place of the target's pick among the drafter's first guesses under the
-            text's own noise, from 1; 0 if it is not there.
-        shared_hits: positions at which the pick is the drafter's first, second, … guess, averaged over noises that
-            both share.
-        kept: by rule, for every position, the chance that a child of 1, 2 or 4 is kept (only the first where the
-            rule has a closed form for one child alone).
+        own_ranks: for every position the rank of the target's pick among the drafter's first guesses with the
+            text's own noise, from 1; 0 if it is absent.
+        shared_hits: number of positions at which the pick is the drafter's first, second, … guess, averaged over
+            shared noise seeds.
+        kept: by verifier, for every position, the probability that one of 1, 2 or 4 children is accepted (only the
+            first if the verifier's closed form is for one child only).
     """
 
     task: str
@@ -139,16 +139,16 @@ class DistributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityRecord:
-    """How one kind of weights foretells a text.
+    """Perplexity of one kind of weights on a text.
 
     Attributes:
         weights: their dtype or quantization.
-        kernels: what computed the passes.
-        num_tokens: that were foretold.
+        kernels: kernels of the passes.
+        num_tokens: number of predicted tokens.
         perplexity: e to the mean of minus the log-probability of each token.
-        ratio: over the perplexity of the first kind of weights.
-        ratio_error: standard error of that, from the differences token by token.
-        num_other_tokens: places at which the likeliest token is another one than that of the first kind.
+        ratio: perplexity divided by that of the first kind of weights.
+        ratio_error: standard error of the ratio, from the differences token by token.
+        num_other_tokens: places at which the most likely token differs from that of the first kind.
     """
 
     weights: str
@@ -167,12 +167,12 @@ class Results:
     Attributes:
         name: the file's name.
         header: provenance.
-        records: texts.
+        records: records of texts.
         passes: pass costs.
         trees: costs of scoring trees.
-        distributions: target and drafter compared.
-        perplexities: kinds of weights compared.
-        end: the last line; None if the run was cut off before it.
+        distributions: comparisons of target and drafter.
+        perplexities: comparisons of kinds of weights.
+        end: the last line; None if the run was killed before it.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Results:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run finished."""
         return self.end is not None and bool(self.end.get("complete"))
 
 
@@ -195,7 +195,7 @@ AnyRecord = Record | PassRecord | TreeRecord | DistributionRecord | PerplexityRe
 
 @dataclass(slots=True)
 class RecordFile:
-    """A results file that is being written, line by line; what is written is on disk. Keeps the lines as well."""
+    """A results file during the run, flushed after every line. Also keeps the lines in memory."""
 
     stream: IO[str] | None
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -209,12 +209,12 @@ class RecordFile:
             self.stream.flush()
 
     def results(self, name: str) -> Results:
-        """What was written, as it would be read."""
+        """Return the results as if read from the file."""
         return _results(enumerate(json.loads(json.dumps(self.lines)), start=1), name)
 
 
 def sha256_of(value: str | Sequence[int]) -> str:
-    """The first 16 digits of the sha256 of a text, or of token ids written as a JSON list."""
+    """Return the first 16 digits of the sha256 of a text, or of token ids written as a JSON list."""
     text = value if isinstance(value, str) else json.dumps(list(value))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -223,12 +223,12 @@ def read_results(path: Path) -> Results:
     """Read a results file.
 
     Raises:
-        ConfigurationError: no such file, or a line that no benchmark wrote, named by its number.
+        ConfigurationError: no such file, or an invalid line; the message gives its number.
     """
     try:
         content = path.read_text("utf-8")
     except FileNotFoundError as error:
-        raise ConfigurationError(f"results file '{path}' is not there: check the path") from error
+        raise ConfigurationError(f"results file '{path}' does not exist: check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"results file '{path}' cannot be read: {error}") from error
     lines = content.splitlines()
@@ -238,8 +238,8 @@ def read_results(path: Path) -> Results:
             entries.append((number, json.loads(line)))
         except ValueError as error:
             if number == len(lines) and not content.endswith("\n"):
-                break  # the run was killed while it wrote this line
-            raise ConfigurationError(f"results file '{path}', line {number} is no JSON: {error}") from error
+                break  # the run was killed during this line
+            raise ConfigurationError(f"results file '{path}', line {number} is not JSON: {error}") from error
     return _results(entries, path.name)
 
 

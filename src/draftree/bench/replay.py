@@ -1,4 +1,4 @@
-"""What closed forms say of a recorded comparison of distributions: tokens a round for chains and trees. No torch."""
+"""Closed forms on a recorded comparison of distributions: tokens per round of chains and trees. No torch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from draftree.bench.records import DistributionRecord
 
 
 def mean_kept(records: Iterable[DistributionRecord], rule: str, place: int = 0) -> float:
-    """A rule's acceptance, mean over positions; `place` counts 1, 2, 4 children."""
+    """Return a verifier's mean acceptance over positions; `place` 0, 1, 2 means 1, 2, 4 children."""
     return statistics.fmean(values[place] for record in records for values in record.kept[rule])
 
 
 def hit_rates(records: Sequence[DistributionRecord]) -> list[float]:
-    """How often the target's pick is the drafter's first, second, … guess under shared noise."""
+    """Return how often the target's pick is the drafter's first, second, … guess with shared noise."""
     positions = sum(record.num_positions for record in records)
     return [sum(column) / positions for column in zip(*(record.shared_hits for record in records), strict=True)]
 
 
 def independent_tokens(records: Sequence[DistributionRecord], depth: int) -> float:
-    """Tokens a round of a coupled chain if every position kept its token with the mean chance, independently."""
+    """Tokens per round of a coupled chain if every position accepted with the mean probability, independently."""
     mean = mean_kept(records, "coupled")
     return sum(mean**level for level in range(depth + 1))
 
 
 def surviving_tokens(records: Sequence[DistributionRecord], depth: int) -> float:
-    """The same from each position's own chance: 1 + the mean of their products along the text."""
+    """Tokens per round from each position's own probability: 1 + the mean of their products along the text."""
     products: list[float] = []
     for record in records:
         chances = [values[0] for values in record.kept["coupled"]]
@@ -40,10 +40,10 @@ def surviving_tokens(records: Sequence[DistributionRecord], depth: int) -> float
 
 
 def replayed_tokens(records: Iterable[DistributionRecord], widths: Sequence[int]) -> float:
-    """Tokens a round of a coupled tree of these widths, walked through the texts under their own noise.
+    """Tokens per round of a coupled tree of these widths, replayed on the texts with their own noise.
 
-    A round goes on while the pick is among the drafter's first `width` guesses and writes one token more; the next
-    round starts behind it. What plain decoding would have written is what is walked: no distribution is assumed.
+    A round continues while the pick is among the drafter's first `width` guesses, and writes one token more; the next
+    round starts after it. The replay uses the actual picks of plain decoding, so no distribution is assumed.
     """
     rounds = written = 0
     for record in records:

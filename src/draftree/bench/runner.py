@@ -1,7 +1,7 @@
-"""The order of work: every prompt by every method, interleaved, in an order that rotates; then the records.
+"""The order of measurements: every prompt with every method, interleaved in a rotating order; then the records.
 
-Methods take turns within each repeat of each prompt, so that what the machine does beside falls on all of them,
-and none is always the one behind another. A warm-up round is not counted; the garbage collector waits.
+Methods alternate within each repeat of each prompt, so that background load affects all of them, and no method
+always follows the same other one. A warm-up round is not counted; the garbage collector is off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftree.bench.workload import Task
 WARM_UP_TOKENS = 32
 
 Explain = Callable[[Sequence[int], Sequence[int], Sequence[int]], Divergence | None]
-"""(prompt, plain text, other text) to where and how they part."""
+"""(prompt, plain text, other text) to the place and the gap of their first difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One call: a method's texts for a group of prompts, in one repeat."""
+    """One call: a method's texts for a group of prompts in one repeat."""
 
     method: Method
     repeat: int
@@ -48,11 +48,11 @@ class Runner:
     """Runs methods over groups of prompts.
 
     Attributes:
-        methods: of all engines; each engine's plain method is among its own.
-        writers: by engine.
-        asked: what every text is written with.
-        repeats: how often each text is written.
-        explain: looks closer where a text left the plain one.
+        methods: methods of all engines, each engine's plain method included.
+        writers: the engines by name.
+        asked: generation parameters of every text.
+        repeats: number of repetitions of each text.
+        explain: examines a text that differs from the plain one.
     """
 
     methods: Sequence[Method]
@@ -62,13 +62,13 @@ class Runner:
     explain: Explain
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
-        """Let every method write a little."""
+        """Run every method once on few tokens."""
         short = RunParams(min(WARM_UP_TOKENS, self.asked.max_tokens), self.asked.temperature, self.asked.seed)
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 
     def run(self, groups: Sequence[Sequence[Prompt]]) -> Iterator[list[Record]]:
-        """All records of one group after the other; prompts of a group are written at once."""
+        """Yield all records of each group; prompts of a group run concurrently."""
         for number, group in enumerate(groups):
             with collector_off():
                 turns = [
@@ -119,7 +119,7 @@ class Runner:
 
 
 def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Groups of at most `size` prompts of one category each, in order."""
+    """Return groups of at most `size` prompts of one category each, in order."""
     groups: list[list[Prompt]] = []
     open_groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -132,14 +132,14 @@ def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 
 
 def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
-    """The methods in their order, begun at another one each turn."""
+    """Return the methods in their order, rotated by `turns`."""
     start = turns % len(methods)
     return [*methods[start:], *methods[:start]]
 
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """No garbage collection inside; what lies about is collected before."""
+    """Turn garbage collection off inside the block, after one collection."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What settings have in common: how they are checked, and the model that they name."""
+"""Shared parts of settings: checks, and loading of the model that they name."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from draftree.loading.load import LoadedModel, load_model
 
 
 class NamesModel(Protocol):
-    """Settings that name one model, and how it is loaded."""
+    """Settings that name one model and how to load it."""
 
     @property
     def model(self) -> str:
-        """Named as everywhere."""
+        """Name of the model, in any supported form."""
 
     @property
     def dtype(self) -> str:
-        """Of the model."""
+        """Dtype of the model."""
 
     @property
     def device(self) -> str:
-        """Of the model."""
+        """Device of the model."""
 
     @property
     def kernels(self) -> str:
-        """What computes passes."""
+        """Kernels of its passes."""
 
     @property
     def quantization(self) -> str | None:
-        """Of the weights; None for as they come."""
+        """Quantization of the weights; None for no quantization."""
 
     @property
     def trust_remote_code(self) -> bool:
-        """Whether Python code that lies beside the weights may run."""
+        """Whether Python code in the model's folder may run."""
 
 
 class RunsModel(NamesModel, Protocol):
@@ -43,14 +43,14 @@ class RunsModel(NamesModel, Protocol):
 
     @property
     def threads(self) -> int | None:
-        """Of torch; None leaves its own choice."""
+        """CPU threads; None keeps torch's own choice."""
 
 
 def require_positive(settings: object, *names: str) -> None:
-    """Refuse settings of these names that are given and below 1.
+    """Raise for settings of these names that are given and below 1.
 
     Raises:
-        ConfigurationError: one is.
+        ConfigurationError: a value is below 1.
     """
     for name in names:
         value = getattr(settings, name)
@@ -59,16 +59,16 @@ def require_positive(settings: object, *names: str) -> None:
 
 
 def apply_threads(threads: int | None) -> None:
-    """From now on torch computes on so many; None leaves its own choice."""
+    """Set the number of torch's CPU threads; None keeps torch's own choice."""
     if threads is not None:
         torch.set_num_threads(threads)
 
 
 def load_named(settings: NamesModel) -> LoadedModel:
-    """The model as the settings want it.
+    """Load the model by the settings.
 
     Raises:
-        ModelError: it cannot be had or used.
+        ModelError: it cannot be found or used.
     """
     return load_model(
         settings.model,
@@ -81,10 +81,10 @@ def load_named(settings: NamesModel) -> LoadedModel:
 
 
 def load_for(settings: RunsModel) -> LoadedModel:
-    """The model as the settings want it, on as many threads as they say.
+    """Load the model by the settings, after setting the number of threads.
 
     Raises:
-        ModelError: it cannot be had or used.
+        ModelError: it cannot be found or used.
     """
     apply_threads(settings.threads)
     return load_named(settings)

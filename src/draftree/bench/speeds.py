@@ -1,7 +1,7 @@
-"""How fast this machine reads memory and multiplies: the two floors that no pass goes below.
+"""Measured memory bandwidth and arithmetic peak of this machine: the lower bounds of every pass.
 
-Where there is a C compiler, both are measured by loops of the instructions that passes in C use, on as many threads;
-else by torch's own sums and products.
+With a C compiler, both are measured by loops of the instructions that the native kernels use, on as many threads;
+otherwise by torch's own sums and products.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PRODUCT_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What was measured.
+    """The measured speeds.
 
     Attributes:
-        read_bytes_per_second: of a buffer of `buffer_bytes`, the fastest of several reads.
-        buffer_bytes: twice the largest cache at least, where the memory allows it.
-        operations_per_second: by format of weights, int8 with inputs of 16 bits; None where these products cannot be
-            had.
-        threads: that read and multiplied at once.
+        read_bytes_per_second: bandwidth on a buffer of `buffer_bytes`, the fastest of several reads.
+        buffer_bytes: at least twice the largest cache, if the memory allows it.
+        operations_per_second: by format of weights, int8 with 16-bit inputs; None if such products are not
+            supported.
+        threads: number of concurrent threads.
         how: "C" or "torch".
     """
 
@@ -55,13 +55,13 @@ class Speeds:
     how: str
 
     def floor_seconds(self, *, read_bytes: int, operations: float, kind: str) -> float:
-        """The larger of reading and multiplying; reading alone where products could not be measured."""
+        """Return the larger of reading and computing time; reading time alone if the peak was not measured."""
         peak = self.operations_per_second.get(kind)
         return max(read_bytes / self.read_bytes_per_second, 0.0 if peak is None else operations / peak)
 
 
 def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
-    """Measure, on so many threads of the processor, or on a card."""
+    """Measure on the given number of CPU threads, or on a GPU."""
     num_bytes = buffer_bytes(device)
     try:
         probe = None if device.type != "cpu" else _probe()
@@ -77,14 +77,14 @@ def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
 
 
 def buffer_bytes(device: torch.device) -> int:
-    """Bytes of a buffer that no cache holds, and that leaves most of the free memory alone."""
+    """Return the size of a buffer that exceeds all caches and leaves most of the free memory unused."""
     wanted = max(LEAST_BYTES, 2 * max(cache_sizes(), default=0))
     free = free_memory(device)
     return wanted if free is None else max(LEAST_BYTES, min(wanted, free // FREE_SHARE))
 
 
 def cache_sizes() -> list[int]:
-    """Bytes of the processor's caches, from the nearest; empty where the system does not say."""
+    """Return the bytes of the processor's caches, nearest first; empty if the system does not report them."""
     units = {"K": 1 << 10, "M": 1 << 20}
     sizes: dict[str, int] = {}
     try:
@@ -112,7 +112,7 @@ def _probe() -> Any:
 
 
 def _read(probe: Any, pool: ThreadPoolExecutor, num_bytes: int, threads: int) -> float:
-    buffer = huge_pages(num_bytes).fill_(1)  # memory that was never written is not there
+    buffer = huge_pages(num_bytes).fill_(1)  # untouched memory has no physical pages
     share = num_bytes // threads // LINE * LINE
     starts = [buffer.data_ptr() + share * thread for thread in range(threads)]
 
@@ -138,7 +138,7 @@ def _operations(function: Callable[[int], int], pool: ThreadPoolExecutor, thread
 
 
 def read_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> float:
-    """Bytes a second when torch reads a large array: the best of sums and of products with a vector."""
+    """Return the bytes per second of torch reading a large array: the best of sums and matrix-vector products."""
     columns = 4096
     matrix = torch.ones(num_bytes // 4 // columns, columns, device=device)
     vector = torch.ones(columns, device=device)

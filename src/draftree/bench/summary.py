@@ -1,7 +1,7 @@
-"""From records to numbers: medians over repeats, ratios to plain and to the peer, where the time goes. No torch.
+"""Statistics of records: medians over repeats, ratios to plain and to the peer, shares of time. No torch.
 
-A prompt's rate is its tokens over its seconds, both medians over repeats. A method's rate over many prompts is
-the sum of tokens over the sum of seconds; its speed-up is the geometric mean of the prompts' ratios.
+A prompt's rate is its tokens divided by its seconds, both medians over repeats. A method's rate over many prompts is
+the sum of tokens divided by the sum of seconds; its speed-up is the geometric mean of the prompts' ratios.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ PHASES = ("plan", "draft", "score", "verify", "commit")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens over seconds of one method on one group of prompts."""
+    """Tokens and seconds of one method on one group of prompts."""
 
     tokens: float
     seconds: float
 
     @property
     def value(self) -> float | None:
-        """Tokens a second; None where nothing was timed."""
+        """Tokens per second; None if nothing was timed."""
         return self.tokens / self.seconds if self.tokens > 0 and self.seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean and quartiles over prompts of one rate over another."""
+    """Geometric mean and quartiles over prompts of the ratio of two rates."""
 
     mean: float
     low: float
@@ -41,22 +41,22 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A method's numbers on some prompts.
+    """A method's statistics on some prompts.
 
     Attributes:
         method: its entry in the header.
-        num_prompts: prompts.
-        decoding: tokens a second behind the first round, sum over sum.
+        num_prompts: number of prompts.
+        decoding: decode tokens per second (first round excluded), sum of tokens over sum of seconds.
         slowest: the same in the slowest repeat.
         fastest: the same in the fastest repeat.
-        whole: tokens a second of whole calls, the reading of the prompt included.
-        acceptance_length: tokens written a round.
-        against_plain: speed-up of decoding over the same engine's plain method.
+        whole: tokens per second of whole calls, prefill included.
+        acceptance_length: tokens written per round.
+        against_plain: decode speed-up over the same engine's plain method.
         whole_against_plain: the same for whole calls.
-        against_peer: ours over transformers' fastest way to do the same job; None for transformers itself.
+        against_peer: ours over transformers' fastest method for the same job; None for transformers itself.
         whole_against_peer: the same for whole calls.
-        overhead: share of the rounds' seconds that is no model's pass.
-        num_equal: prompts whose text was plain's in every repeat; None where nothing makes them the same.
+        overhead: share of the rounds' seconds outside the models' passes.
+        num_equal: prompts with plain's text in every repeat; None if the texts need not be equal.
     """
 
     method: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """How often a method's text left plain's, and how close the choice was there."""
+    """How often a method's text differed from plain's, and the score gaps at those places."""
 
     method: str
     num_prompts: int
@@ -86,11 +86,11 @@ class Parting:
 
 
 class Report:
-    """Numbers of a results file.
+    """Statistics of a results file.
 
     Args:
-        results: with texts in it.
-        category: only prompts of this; None takes all.
+        results: results with records of texts.
+        category: only prompts of this category; None uses all.
     """
 
     def __init__(self, results: Results, category: str | None = None) -> None:
@@ -103,11 +103,11 @@ class Report:
         self._whole = {name: _rates(records, whole=True) for name, records in self._records.items()}
 
     def rows(self) -> list[Row]:
-        """One row a method, in the header's order."""
+        """Return one row per method, in the header's order."""
         return [self._row(method) for method in self.methods if self._records[method["name"]]]
 
     def phases(self) -> dict[str, dict[str, float]]:
-        """For our methods the share of each phase in all seconds behind the first round; `outside` is no round's."""
+        """Return each phase's share of seconds after the first round, for our methods; `outside`: between rounds."""
         return {
             method["name"]: _phase_shares(self._records[method["name"]])
             for method in self.methods
@@ -115,7 +115,7 @@ class Report:
         }
 
     def round_milliseconds(self) -> dict[str, dict[str, float]]:
-        """For our methods the mean milliseconds of each phase of a round behind the first one; `all` is their sum."""
+        """Return mean milliseconds per phase of rounds after the first one, for our methods; `all` is their sum."""
         found = {}
         for method in self.methods:
             records = self._records[method["name"]]
@@ -127,7 +127,7 @@ class Report:
         return found
 
     def partings(self) -> list[Parting]:
-        """Methods other than plain: on how many prompts their text is not plain's."""
+        """Return for methods other than plain on how many prompts their text differs from plain's."""
         return [
             _parting(name, records)
             for name, records in self._records.items()
@@ -135,7 +135,7 @@ class Report:
         ]
 
     def agreement(self) -> tuple[int, int] | None:
-        """Prompts on which the two engines' plain texts are the same, and all; None if only one engine ran."""
+        """Return on how many prompts the two engines' plain texts agree, of how many; None if only one engine ran."""
         records = [r for name in self._records if self._is_plain(name) for r in self._records[name]]
         tasks = _by_task([record for record in records if record.equal_to_other_plain is not None])
         return (sum(all(r.equal_to_other_plain for r in part) for part in tasks), len(tasks)) if tasks else None
@@ -175,12 +175,12 @@ class Report:
 
 
 def total(rates: Mapping[int, Rate]) -> Rate:
-    """Sum of tokens and of seconds."""
+    """Return the sums of tokens and of seconds."""
     return Rate(sum(rate.tokens for rate in rates.values()), sum(rate.seconds for rate in rates.values()))
 
 
 def ratio(rates: Mapping[int, Rate], base: Mapping[int, Rate]) -> Ratio | None:
-    """Rate over rate on every group of prompts that both have; None where there is none."""
+    """Return the ratio of rates on every group of prompts that both have; None if there is none."""
     pairs = [(rates[group].value, base[group].value) for group in rates if group in base]
     logs = [math.log(one / other) for one, other in pairs if one is not None and other is not None]
     if not logs:
@@ -190,7 +190,7 @@ def ratio(rates: Mapping[int, Rate], base: Mapping[int, Rate]) -> Ratio | None:
 
 
 def _rates(records: Iterable[Record], *, whole: bool) -> dict[int, Rate]:
-    """For each group of prompts tokens and seconds, medians over repeats."""
+    """Return tokens and seconds of each group of prompts, as medians over repeats."""
     calls: dict[int, dict[int, list[Record]]] = {}
     for record in records:
         calls.setdefault(record.group, {}).setdefault(record.repeat, []).append(record)
@@ -204,7 +204,7 @@ def _rates(records: Iterable[Record], *, whole: bool) -> dict[int, Rate]:
 
 
 def _call_rate(records: Sequence[Record], *, whole: bool) -> Rate:
-    """One call; in a batch the rounds are shared, and the longest text's seconds are the call's."""
+    """Return the rate of one call; a batch shares its rounds, and the longest text's seconds are the call's."""
     if whole:
         return Rate(_sum(records, "completion_tokens"), records[0].seconds)
     behind_first = sum(r.stats["tokens_per_second"] * r.stats["decode_seconds"] for r in records)
@@ -244,7 +244,7 @@ def _overhead(records: Sequence[Record], *, draft_is_pass: bool) -> float | None
 
 def _phase_shares(records: Sequence[Record]) -> dict[str, float]:
     seconds = {phase: sum(r.stats["phase_seconds"][phase] for r in records) for phase in PHASES}
-    # in a batch seconds are shared: what lies outside the rounds is seen only where prompts are written alone
+    # in a batch seconds are shared: time outside the rounds is measurable only for single prompts
     outside = sum(r.seconds - r.stats["prefill_seconds"] - r.stats["decode_seconds"] for r in records)
     alone = len({(record.group, record.repeat) for record in records}) == len(records)
     seconds["outside"] = max(0.0, outside) if alone else 0.0
@@ -254,7 +254,7 @@ def _phase_shares(records: Sequence[Record]) -> dict[str, float]:
 
 def _parting(name: str, records: Sequence[Record]) -> Parting:
     tasks = _by_task(records)
-    # repeats of one prompt part at one place as a rule: the first that parted stands for all
+    # repeats of one prompt usually differ at the same place: the first one that differs represents all
     parted = [
         next(r for r in part if not r.equal_to_plain) for part in tasks if not all(r.equal_to_plain for r in part)
     ]

@@ -1,4 +1,4 @@
-"""Tables of results: as grids of text, for a terminal or as Markdown. No torch."""
+"""Tables of results as grids of text, for a terminal or as Markdown. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftree.bench.tree_tables import tree_grids
 
 
 def grids_of(results: Results) -> list[Grid]:
-    """Every table that a results file has numbers for."""
+    """Return every table that a results file has data for."""
     grids = []
     if results.passes:
         grids.append(_passes_grid(results.header, results.passes))
@@ -37,12 +37,12 @@ def grids_of(results: Results) -> list[Grid]:
 
 
 def together_grid(results: Sequence[Results]) -> Grid:
-    """Many runs side by side: for each method its tokens a round, and its speed-up over plain in brackets."""
+    """Return a table of several runs: tokens per round of each method, and its speed-up over plain in brackets."""
     columns = [{row.method["name"]: row for row in Report(result).rows()} for result in results if result.records]
     names = [f"{r.name.removesuffix('.jsonl')}, temperature {r.header['temperature']:g}" for r in results if r.records]
     methods = dict.fromkeys(name for column in columns for name in column)
     rows = tuple((str(name), *(_together_cell(column.get(name)) for column in columns)) for name in methods)
-    return Grid("Tokens a round (x plain)", ("method", *names), rows)
+    return Grid("Tokens per round (x plain)", ("method", *names), rows)
 
 
 def _together_cell(row: Row | None) -> str:
@@ -50,7 +50,7 @@ def _together_cell(row: Row | None) -> str:
 
 
 def provenance_line(results: Results) -> str:
-    """What the numbers were measured on, in one paragraph."""
+    """Return the provenance of the numbers in one paragraph."""
     header = results.header
     machine, versions = header["machine"], header["versions"]
     commit = versions["commit"]
@@ -65,7 +65,7 @@ def provenance_line(results: Results) -> str:
         parts.append(
             f"{len({record.task for record in results.records})} of {prompts['written']} prompts of {prompts['name']}, "
             f"at most {header['max_tokens']} tokens, temperature {header['temperature']:g}, batch {header['batch']}, "
-            f"{header['repeats']} repeats in turns behind a warm-up round"
+            f"{header['repeats']} interleaved repeats after a warm-up round"
         )
     if header["job"] == "distributions":
         parts.append(
@@ -97,7 +97,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def markdown(results: Results) -> str:
-    """All tables, with what they were measured on below."""
+    """Return all tables as Markdown, with the provenance below."""
     tables = [grid.markdown() for grid in grids_of(results)]
     return "\n\n".join([*tables, provenance_line(results)]) + "\n"
 
@@ -114,7 +114,7 @@ def _decoding_grid(rows: Sequence[Row]) -> Grid:
         "overhead",
         "text as plain",
     )
-    return Grid("Decoding: behind each text's first round", headings, tuple(_decoding_row(row) for row in rows))
+    return Grid("Decoding: after each text's first round", headings, tuple(_decoding_row(row) for row in rows))
 
 
 def _decoding_row(row: Row) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def _whole_grid(rows: Sequence[Row]) -> Grid:
         for row in rows
     ]
     headings = ("method", "tokens/s", "x plain", "x transformers")
-    return Grid("Whole calls: the reading of the prompt included", headings, tuple(lines))
+    return Grid("Whole calls: prefill included", headings, tuple(lines))
 
 
 def _category_grid(results: Results) -> Grid:
@@ -165,12 +165,12 @@ def _categories(results: Results) -> list[str]:
 def _phase_grid(phases: Mapping[str, Mapping[str, float]]) -> Grid:
     names = (*PHASES, "outside")
     rows = tuple((method, *(f"{100 * shares[name]:.1f}%" for name in names)) for method, shares in phases.items())
-    return Grid("Where the time goes behind the first round", ("method", *names), rows)
+    return Grid("Share of time by phase, after the first round", ("method", *names), rows)
 
 
 def _round_grid(rounds: Mapping[str, Mapping[str, float]]) -> Grid:
     rows = tuple((method, *(f"{times[name]:.2f}" for name in (*PHASES, "all"))) for method, times in rounds.items())
-    return Grid("Milliseconds of a round, the first of each text left out", ("method", *PHASES, "all"), rows)
+    return Grid("Milliseconds per round, without each text's first round", ("method", *PHASES, "all"), rows)
 
 
 def _parting_grid(report: Report) -> Grid:
@@ -178,11 +178,11 @@ def _parting_grid(report: Report) -> Grid:
     agreement = report.agreement()
     if agreement is not None:
         num_equal, num_prompts = agreement
-        name = "plain, held against transformers"
+        name = "plain, compared with transformers"
         rows.append((name, str(num_prompts), str(num_prompts - num_equal), *[NOTHING] * 4))
     headings = ("method", "prompts", "other text", "smallest gap", "median gap", "largest gap", "largest difference")
     return Grid(
-        "Texts that are not plain's, and the gap between the two best tokens where they part",
+        "Texts that differ from plain's, and the gap between the two best tokens at the first difference",
         headings,
         tuple(rows),
     )
@@ -200,7 +200,7 @@ def _passes_grid(header: Mapping[str, Any], passes: Sequence[PassRecord]) -> Gri
     medians = {record.rows: statistics.median(record.milliseconds) for record in passes}
     floor = 1e3 * header["weight_bytes"] / header["read_bytes_per_second"]
     title = (
-        f"Cost of a pass behind {passes[0].prefix} tokens; {header['weight_bytes'] / 1e6:.0f} MB of weights at "
+        f"Cost of a pass after {passes[0].prefix} tokens; {header['weight_bytes'] / 1e6:.0f} MB of weights at "
         f"{header['read_bytes_per_second'] / 1e9:.1f} GB/s take {floor:.1f} ms"
     )
     rows = tuple(
@@ -227,7 +227,7 @@ def _perplexity_grid(records: Sequence[PerplexityRecord]) -> Grid:
         )
         for record in records
     )
-    return Grid("Perplexity", ("weights", "kernels", "perplexity", "x the first", "another likeliest token"), rows)
+    return Grid("Perplexity", ("weights", "kernels", "perplexity", "x the first", "changed top token"), rows)
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""One pass of a model by the clock."""
+"""Timing of single passes of a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ WARM_UP_PASSES = 2
 
 
 def some_tokens(model: LanguageModel, count: int) -> list[int]:
-    """So many tokens, whichever."""
+    """Return `count` arbitrary tokens."""
     return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
 def slot_behind(model: LanguageModel, prefix: int) -> Slot:
-    """A slot that holds so many tokens."""
+    """Open a slot with `prefix` committed tokens."""
     slot = model.open()
     model.extend([Extend(slot, some_tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])])
     model.commit(slot, range(prefix))
@@ -24,11 +24,11 @@ def slot_behind(model: LanguageModel, prefix: int) -> Slot:
 
 
 def pass_seconds(model: LanguageModel, slot: Slot, parents: Sequence[int]) -> float:
-    """Seconds of a pass over the nodes of a tree, all of which give logits; the slot is then as it was."""
+    """Time a pass over the nodes of a tree, all of which give logits; the slot is unchanged afterwards."""
     job = Extend(slot, some_tokens(model, len(parents)), parents)
     start = time.perf_counter()
     logits = model.extend([job]).logits
-    float(logits[-1, 0])  # a card is done only when a value is here
+    float(logits[-1, 0])  # reading a value waits for the GPU
     seconds = time.perf_counter() - start
     model.commit(slot, ())
     return seconds

@@ -1,4 +1,4 @@
-"""Tables of what trees cost to score and to draft."""
+"""Tables of the costs of scoring and drafting trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAYS = ("tree", "chain", "batched", "one by one")
 
 
 def tree_grids(records: Sequence[TreeRecord]) -> list[Grid]:
-    """Scoring and drafting, where there is any."""
+    """Return the tables of scoring and drafting that have records."""
     scored = [record for record in records if record.how in WAYS]
     drafted = [record for record in records if record.how not in WAYS]
     return [grid(part) for grid, part in ((_scoring, scored), (_drafting, drafted)) if part]
@@ -37,7 +37,7 @@ def _scoring(records: Sequence[TreeRecord]) -> Grid:
             )
         )
     headings = ("shape", "nodes", "leaves", "tree ms", "chain ms", "tree / chain", "batched (x tree)", "alone (x tree)")
-    title = f"Scoring a tree behind {records[0].prefix} tokens: in one pass, beside a chain of as many, leaf by leaf"
+    title = f"Scoring a tree after {records[0].prefix} tokens: in one pass, as a chain of equal size, path by path"
     return Grid(title, headings, tuple(rows))
 
 
@@ -49,5 +49,5 @@ def _drafting(records: Sequence[TreeRecord]) -> Grid:
         temperature = whole.how.rpartition(" ")[2]
         shares = (f"{grown:.2f}", f"{inside:.2f}", f"{grown / inside:.3f}" if inside else NOTHING)
         rows.append((f"{whole.shape} at {temperature}", str(whole.rows), *shares))
-    title = f"Drafting a tree behind {records[0].prefix} tokens, and the drafter's passes in it"
+    title = f"Drafting a tree after {records[0].prefix} tokens, and the drafter's passes in it"
     return Grid(title, ("shape at temperature", "nodes", "ms", "passes ms", "x passes"), tuple(rows))

@@ -1,7 +1,7 @@
-"""What is to be written: prompts from a JSON lines file, with a category each.
+"""Workloads: prompts from a JSON lines file, each with a category.
 
 A line is one of: ours (`id`, `category`, and `prompt` or `messages`; only the last is required), a Spec-Bench
-question (`question_id`, `category`, `turns`; the first turn is asked), a HumanEval task (`task_id`, `prompt`).
+question (`question_id`, `category`, `turns`; only the first turn is used), a HumanEval task (`task_id`, `prompt`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Task:
 
     Attributes:
         id: unique in its file.
-        category: what kind of job it is.
-        prompt: a text to go on with; None where there are messages.
-        messages: a conversation to answer; None where there is a prompt.
+        category: kind of the task.
+        prompt: a text to continue; None for messages.
+        messages: a conversation to answer; None for a prompt.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The prompt, or what the messages say, for models without a chat template."""
+        """The prompt, or the contents of the messages, for models without a chat template."""
         if self.prompt is not None:
             return self.prompt
         return "\n\n".join(message["content"] for message in self.messages or ())
@@ -52,8 +52,8 @@ class Workload:
 
     Attributes:
         name: the file's name without its folder.
-        sha256: of the file.
-        tasks: in the file's order.
+        sha256: hash of the file.
+        tasks: tasks in the file's order.
     """
 
     name: str
@@ -62,21 +62,20 @@ class Workload:
 
     @property
     def categories(self) -> dict[str, int]:
-        """How many tasks each category has, in the file's order."""
+        """Number of tasks per category, in the file's order."""
         return dict(Counter(task.category for task in self.tasks))
 
     def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
-        """The tasks of these categories (none: all), the first `limit` of each.
+        """Return the tasks of these categories (none: all), the first `limit` of each.
 
         Raises:
-            ConfigurationError: no such category.
+            ConfigurationError: unknown category.
         """
         known = self.categories
         for category in categories:
             if category not in known:
                 raise ConfigurationError(
-                    f"category '{category}' was asked for, but {self.name} has no such prompts: "
-                    f"{suggestion(category, known)}"
+                    f"category '{category}' does not occur in {self.name}: {suggestion(category, known)}"
                 )
         taken: Counter[str] = Counter()
         chosen = []
@@ -91,21 +90,21 @@ def read_workload(path: Path = SHIPPED) -> Workload:
     """Read a prompts file.
 
     Raises:
-        ConfigurationError: no such file, a malformed line (named by its number), or no prompt in it.
+        ConfigurationError: no such file, a malformed line (the message gives its number), or no prompts.
     """
     try:
         content = path.read_bytes()
-        # not splitlines: a prompt may hold other separators than line breaks
+        # not splitlines: a prompt may contain other separators than line breaks
         lines = content.decode("utf-8").split("\n")
     except FileNotFoundError as error:
-        raise ConfigurationError(f"prompts file '{path}' is not there: check the path") from error
+        raise ConfigurationError(f"prompts file '{path}' does not exist: check the path") from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"prompts file '{path}' is no UTF-8 text: it must hold JSON lines") from error
+        raise ConfigurationError(f"prompts file '{path}' is not UTF-8 text: it must hold JSON lines") from error
     except OSError as error:
         raise ConfigurationError(f"prompts file '{path}' cannot be read: {error.strerror}") from error
     tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
     if not tasks:
-        raise ConfigurationError(f"prompts file '{path}' holds no prompts: give it one JSON object a line")
+        raise ConfigurationError(f"prompts file '{path}' holds no prompts: write one JSON object per line")
     for task_id, count in Counter(task.id for task in tasks).items():
         if count > 1:
             raise ConfigurationError(
@@ -115,7 +114,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
 
 
 def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """Token ids of a task, and the form it was given in: "chat" or "plain"."""
+    """Return token ids of a task, and the form of its prompt: "chat" or "plain"."""
     if task.messages is not None and tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(task.messages), "chat"
     return tokenizer.encode(task.text), "plain"
@@ -126,9 +125,9 @@ def _task(line: str, number: int, file: str) -> Task:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"{where} is no JSON ({error}): every line must be one object") from error
+        raise ConfigurationError(f"{where} is not JSON ({error}): every line must be one object") from error
     if not isinstance(fields, dict):
-        raise ConfigurationError(f"{where} is no JSON object: every line must be one")
+        raise ConfigurationError(f"{where} is not a JSON object: every line must be one")
     given = [key for key in ("prompt", "messages", "turns") if key in fields]
     if len(given) != 1:
         raise ConfigurationError(
@@ -160,11 +159,11 @@ def _task_of(fields: dict[str, Any], kind: str, number: int) -> Task:
 
 def _message(message: Any) -> dict[str, str]:
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        raise ValueError("a message has just 'role' and 'content'")
+        raise ValueError("a message has only 'role' and 'content'")
     return {"role": _text(message["role"], "'role'"), "content": _text(message["content"], "'content'")}
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{what} must be a text that is not empty")
+        raise ValueError(f"{what} must be a non-empty text")
     return value

@@ -1,1 +1,1 @@
-"""The command line: one module for each command, flags derived from the dataclasses that they set."""
+"""The command line: one module per command, with flags derived from dataclasses."""

@@ -1,4 +1,4 @@
-"""Writes the prompts of a file as one batch, and prints each as soon as it and all before it are written."""
+"""Generation for a file of prompts as one batch, with output in the order of the file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["write_prompts"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A prompt whose texts are written, or failed.
+    """A prompt with its finished or failed sequences.
 
     Attributes:
-        prompt: of the file.
-        chat: whether it went through the chat template.
-        sequences: finished, n of them.
-        seconds: since the batch began.
+        prompt: the prompt of the file.
+        chat: whether the chat template was applied.
+        sequences: the n finished sequences.
+        seconds: time since the start of the batch.
     """
 
     prompt: FilePrompt
@@ -41,39 +41,39 @@ class Written:
 
     @property
     def error(self) -> Exception | None:
-        """Why it failed; None if it did not."""
+        """The error of the first failed sequence; None if none failed."""
         return next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
 
     @property
     def completions(self) -> list[Completion]:
-        """The texts that did not fail."""
+        """The completions of the sequences that did not fail."""
         whole = [one for one in self.sequences if one.finish_reason is not FinishReason.ERROR]
         return [completion_of(sequence, prompt_index=0) for sequence in whole]
 
 
 def write_prompts(
-    setup: Setup, prompts: Sequence[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
+    setup: Setup, prompts: Sequence[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
 ) -> None:
-    """Load the model, write all prompts as one batch and print them in their order.
+    """Load the model, generate for all prompts as one batch and print the results in the order of the file.
 
     Args:
         setup: the model and the methods.
-        prompts: of the file.
-        wish: what is asked of each of them; its task has no text.
-        screen: where texts appear; None prints a JSON object a line.
-        notes: colours of standard error.
+        prompts: the prompts of the file.
+        request: parameters for each of them; its task has no text.
+        screen: where texts appear; None prints one JSON object per line.
+        notes: style of standard error.
 
     Raises:
-        InvalidRequestError: a prompt that cannot be honoured; nothing has been written then.
-        GenerationError: prompts failed while they were written; the others are printed.
+        InvalidRequestError: a prompt is invalid; nothing has been generated then.
+        GenerationError: prompts failed during generation; the others are printed.
     """
-    require_fitting_options(prompts, wish.task)
+    require_fitting_options(prompts, request.task)
     llm = setup.over(fetch_and_load(setup))
     if llm.draft_note:
         note(notes.dim(llm.draft_note))
     start = time.perf_counter()
     done = []
-    for written in write_in_order(llm, prompts, wish):
+    for written in write_in_order(llm, prompts, request):
         done.append(written)
         if screen is None:
             say(dump(as_json(written, setup, llm)) + "\n")
@@ -88,25 +88,25 @@ def write_prompts(
 
 
 def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
-    """Refuse options about prompts for lines that hold whole conversations.
+    """Refuse prompt options for lines that are whole conversations.
 
     Raises:
-        InvalidRequestError: with the line.
+        InvalidRequestError: the message names the line.
     """
     option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
-    talk = next((prompt for prompt in prompts if prompt.messages is not None), None)
-    if talk is not None and option is not None:
+    conversation = next((prompt for prompt in prompts if prompt.messages is not None), None)
+    if conversation is not None and option is not None:
         raise InvalidRequestError(
-            f"{talk.place}: holds messages, and {option} is about prompts: leave {option} out, "
-            "or write what it says into the line"
+            f"{conversation.place}: holds messages, and {option} applies to prompts only: leave {option} out, "
+            "or add its content to the line"
         )
 
 
-def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Request) -> Iterator[Written]:
-    """All prompts as one batch; each is given once it and all before it are finished."""
-    made = [sequences_of(llm, prompt, wish) for prompt in prompts]
+def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], request: Request) -> Iterator[Written]:
+    """Run all prompts as one batch; yield each once it and all before it are finished."""
+    made = [sequences_of(llm, prompt, request) for prompt in prompts]
     everything = [sequence for _, sequences in made for sequence in sequences]
-    # a bar among the texts would be in their way
+    # no progress bar between texts on a terminal
     hidden = None if not is_terminal(sys.stdout) else False
     start = time.perf_counter()
     with ProgressBar(len(everything), shown=hidden) as bar:
@@ -123,27 +123,27 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], wish: Request) -> It
             llm.engine.abort(everything)
 
 
-def sequences_of(llm: LLM, prompt: FilePrompt, wish: Request) -> tuple[bool, list[WritingSequence]]:
-    """The n sequences of a prompt, and whether they answer a conversation.
+def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, list[WritingSequence]]:
+    """Create the n sequences of a prompt; also returns whether they answer a conversation.
 
     Raises:
-        InvalidRequestError: with the prompt's place.
+        InvalidRequestError: the message names the prompt's place.
     """
     try:
         if prompt.messages is not None:
             chat, ids = True, llm.requests.encode_chat(prompt.messages)
         else:
-            task = dataclasses.replace(wish.task, text=str(prompt.prompt)).decided(llm)
+            task = dataclasses.replace(request.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
             ids = llm.requests.encode(task.messages if chat else task.text)
-        params = fitted_to_context(wish.params, llm, ids) if wish.fits_context else wish.params
+        params = fitted_to_context(request.params, llm, ids) if request.fits_context else request.params
         return chat, llm.requests.sequences(ids, params)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{prompt.place}: {error}") from error
 
 
 def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
-    """The line of a prompt: its labels, and what `--json` says of a single prompt, or the error."""
+    """Return the output object of a prompt: its labels, and the fields of `--json` or the error."""
     head = {**written.prompt.labels, "line": written.prompt.line}
     if written.error is not None:
         return {**head, "error": str(written.error)}
@@ -152,9 +152,9 @@ def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
 
 
 def show(written: Written, screen: Screen) -> None:
-    """The texts of a prompt under its id, or its place in the file."""
+    """Print the texts of a prompt under its id, or its place in the file."""
     name = str(written.prompt.labels.get("id", written.prompt.place))
-    say(f"{screen.ink.bold(f'=== {name.translate(PICTURES)} ===')}\n")
+    say(f"{screen.style.bold(f'=== {name.translate(PICTURES)} ===')}\n")
     if written.error is None:
         for sequence in written.sequences:
             screen.show(Update(sequence, sequence.take_pieces(), is_last=True))
@@ -162,7 +162,7 @@ def show(written: Written, screen: Screen) -> None:
 
 
 def raise_failures(done: Sequence[Written]) -> None:
-    """Raise what prompts failed with; the others are printed."""
+    """Raise one error for all failed prompts; the others are printed."""
     failed = [written for written in done if written.error is not None]
     if failed:
         first = failed[0]

@@ -1,4 +1,4 @@
-"""The commands, each loaded when it is asked for: help and lists do not wait for torch."""
+"""The commands, each imported when it is used: help and lists do not wait for torch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ WRONG_USAGE = 2
 COMPLETION_VARIABLE = "_DRAFTREE_COMPLETE"
 """Set by a shell that asks for completions."""
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Every complaint about arguments; typer exports only this subclass of it."""
+"""The base class of all argument errors; typer exports only this subclass of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that is not loaded yet.
+    """A command that is not imported yet.
 
     Attributes:
-        name: as it is typed.
+        name: name on the command line.
         home: "module:attribute" of a function or a `typer.Typer`.
         summary: one line for the list of commands.
         examples: lines that can be pasted into a shell.
@@ -45,11 +45,11 @@ class Entry:
     examples: tuple[str, ...]
 
     def load(self) -> Any:
-        """The command, ready to be invoked."""
+        """Import the command and prepare it for invocation."""
         module, _, attribute = self.home.partition(":")
         found = getattr(import_module(module), attribute)
         holder = typer.Typer(rich_markup_mode=None, add_completion=False)
-        holder.callback()(lambda: None)  # or typer makes a lone command of it
+        holder.callback()(lambda: None)  # otherwise typer makes it a single command
         epilog = "\n".join(self.examples)
         if isinstance(found, typer.Typer):
             holder.add_typer(found, name=self.name, cls=found.info.cls or PlainGroup, epilog=epilog)
@@ -64,7 +64,7 @@ COMMANDS = {
         Entry(
             "generate",
             "draftree.cli.generate:generate",
-            "Write a text.",
+            "Generate text.",
             (
                 'draftree generate smollm2-135m-instruct "What is a prime number?"',
                 "draftree generate stories15m 'Once upon a time' --max-tokens 200 --seed 7",
@@ -91,7 +91,7 @@ COMMANDS = {
         Entry(
             "doctor",
             "draftree.cli.doctor:doctor",
-            "Say what a model does on this machine, and why.",
+            "Report how a model runs on this machine, and why.",
             (
                 "draftree doctor",
                 "draftree doctor smollm2-135m-instruct --draft ngram",
@@ -101,7 +101,7 @@ COMMANDS = {
         Entry(
             "explain",
             "draftree.cli.explain:explain",
-            "Say in numbers why a drafter is used as it is.",
+            "Explain the planner's decisions for a drafter with measurements.",
             (
                 "draftree explain smollm2-135m-instruct --draft ngram",
                 "draftree explain tinyllama-1.1b-chat 'Tell me a story.' --draft model:stories15m",
@@ -110,7 +110,7 @@ COMMANDS = {
         Entry(
             "demo",
             "draftree.cli.demo:demo",
-            "See a real model write the same text, plain and with speculation.",
+            "Show a real model generate the same text, plain and with speculation.",
             ("draftree demo", "draftree demo --dtype float32"),
         ),
         Entry(
@@ -125,7 +125,7 @@ COMMANDS = {
         Entry(
             "tune",
             "draftree.cli.tune:tune",
-            "Find out once what makes a model draft better.",
+            "Tune a model's drafting once and store the result.",
             ("draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",),
         ),
     )
@@ -140,7 +140,7 @@ class CommandTable(PlainGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Loads a command."""
+        """Import a command."""
         if cmd_name not in COMMANDS:
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
@@ -148,7 +148,7 @@ class CommandTable(PlainGroup):
         return COMMANDS[cmd_name].load()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Names and summaries; loads nothing."""
+        """List names and summaries without imports."""
         with formatter.section("Commands"):
             formatter.write_dl([(entry.name, entry.summary) for entry in COMMANDS.values()])
 
@@ -173,21 +173,21 @@ def top(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Any Hugging Face causal language model writes the same text in less time."""
+    """Fast lossless generation with any Hugging Face causal language model."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Runs one command line; returns its exit status. Errors other than wrong usage are the caller's."""
+    """Run one command line; returns its exit status. Errors other than wrong usage propagate."""
     command = get_command(app)
     try:
         if COMPLETION_VARIABLE in os.environ:
             return complete(command, arguments)
-        # not the command's own main: that turns Ctrl-C and closed pipes into statuses and texts of its own
+        # not the command's own main, which handles Ctrl-C and closed pipes itself
         with command.make_context(PROGRAM, list(arguments)) as context:
             context.command.invoke(context)
     except typer.Exit as leaving:
@@ -200,16 +200,16 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def complete(command: Any, arguments: Sequence[str]) -> int:
-    """Answer a shell that completes a command line; returns the exit status."""
+    """Answer a shell's completion request; returns the exit status."""
     try:
         command.main(list(arguments), prog_name=PROGRAM)
-    except SystemExit as leaving:  # completion leaves the program by itself
+    except SystemExit as leaving:  # completion exits the program
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     return 0
 
 
 def explain(error: Any) -> int:
-    """Says what is wrong with the arguments; a bare group of commands is no mistake, but a question."""
+    """Print the usage error; a group without a command prints its help instead. Returns the exit status."""
     if error.ctx is not None and error.format_message() == error.ctx.get_help():
         typer.echo(error.format_message())
         return 0
@@ -218,7 +218,7 @@ def explain(error: Any) -> int:
 
 
 def message_of(error: Any) -> str:
-    """The complaint, with a suggestion where an option is not known."""
+    """Return the error message, with a suggestion for an unknown option."""
     if error.ctx is None or not hasattr(error, "possibilities"):
         return str(error.format_message())
     parameters = error.ctx.command.get_params(error.ctx)
@@ -228,7 +228,7 @@ def message_of(error: Any) -> str:
 
 
 def usage_sentence(error: Any) -> str:
-    """What is wrong with the arguments, and where to read on, in one line."""
+    """Return the usage error and a pointer to the help in one line."""
     text = " ".join(message_of(error).split()).rstrip(".")
     text = text[:1].lower() + text[1:]
     place = PROGRAM if error.ctx is None else error.ctx.command_path

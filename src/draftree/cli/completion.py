@@ -1,4 +1,4 @@
-"""Values that a shell completes: names of models and methods. Imports no torch."""
+"""Shell completion of names of models and methods. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from draftree.weights.catalogue import CATALOGUE
 __all__ = ["complete_cached", "complete_draft", "complete_model", "complete_plan", "complete_verify"]
 
 NEEDS_MODEL = "model"
-"""The drafter whose name is completed together with the colon behind it."""
+"""The drafter whose name is completed together with its colon."""
 
 Completed = list[tuple[str, str]]
 
 
 def complete_model(incomplete: str) -> Completed:
-    """Names of the catalogue and of the cache; for a path nothing, so that the shell completes files."""
+    """Return names of the catalogue and of the cache; for a path nothing, so that the shell completes files."""
     others = {name: "in the cache" for name in Cache().names() if name not in CATALOGUE}
     return starting(incomplete, [*((e.name, e.description) for e in CATALOGUE.values()), *others.items()])
 
 
 def complete_cached(incomplete: str) -> Completed:
-    """Names of models that lie in the cache."""
+    """Return names of models in the cache."""
     return starting(incomplete, [(name, "in the cache") for name in Cache().names()])
 
 
 def complete_draft(incomplete: str) -> Completed:
-    """Drafters, also behind a plus sign, and models behind `model:`."""
+    """Return drafters, also after a plus sign, and models after `model:`."""
     before, plus, last = incomplete.rpartition("+")
     head = before + plus
     if last.startswith(f"{NEEDS_MODEL}:"):

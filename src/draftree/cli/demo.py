@@ -1,4 +1,4 @@
-"""`draftree demo`: a real model answers two prompts, plain and with speculation, and the texts are held together."""
+"""`draftree demo`: a real model answers two prompts, plain and with speculation, and the texts are compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from draftree.loading.load import LoadedModel
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["TALKS", "DemoPrompt", "demo", "verdict"]
+__all__ = ["DEMO_PROMPTS", "DemoPrompt", "demo", "verdict"]
 
 MODEL = "smollm2-135m-instruct"
 MAX_WIDTH = 80
@@ -34,10 +34,10 @@ class DemoPrompt:
     """A prompt of the demonstration.
 
     Attributes:
-        title: says what kind of task it is.
-        file: in this package's folder `data`.
-        max_tokens: of the answer.
-        stop: ends the answer, and is shown.
+        title: kind of the task.
+        file: name in this package's folder `data`.
+        max_tokens: limit of the answer.
+        stop: stop string, included in the answer.
     """
 
     title: str
@@ -51,7 +51,7 @@ class DemoPrompt:
         return (resources.files("draftree.cli") / "data" / self.file).read_text(encoding="utf-8").strip()
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:
-        """Greedy, so that everybody sees the same answer."""
+        """Return greedy parameters, so that every run gives the same answer."""
         from draftree.sampling.params import SamplingParams
 
         return SamplingParams(
@@ -62,7 +62,7 @@ class DemoPrompt:
         )
 
 
-TALKS = (
+DEMO_PROMPTS = (
     DemoPrompt("Code to rewrite: much can be copied", "rewrite_code.md", 200, stop="```\n"),
     DemoPrompt("An open story: little can be copied", "tell_story.md", 160),
 )
@@ -73,83 +73,84 @@ def demo(
     model: Annotated[
         str, typer.Option(help="A model with a chat template.", metavar="NAME", autocompletion=complete_model)
     ] = MODEL,
-    draft: Annotated[
-        str, typer.Option(help="What guesses ahead.", metavar="SPEC", autocompletion=complete_draft)
-    ] = "ngram",
+    draft: Annotated[str, typer.Option(help="The drafter.", metavar="SPEC", autocompletion=complete_draft)] = "ngram",
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
     colour: When = Colour.AUTO,
 ) -> None:
-    """See a real model write the same text, plain and with speculation.
+    """Show a real model generate the same text, plain and with speculation.
 
-    Two prompts, decoded greedily, each plain first and then with speculation. Weights are fetched once. Exit status 1
-    if a text differs.
+    Two prompts, decoded greedily, each plain first and then with speculation. Weights are downloaded once. Exit status
+    1 if a text differs.
     """
     from draftree.cli.writing import Setup, fetch_and_load
 
     setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
-        raise typer.BadParameter("there is nothing to see without a drafter", param_hint="--draft")
-    ink = Style.chosen(colour, sys.stdout)
+        raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
+    style = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
         for llm in (plain, fast):
-            llm.chat(message(TALKS[0]), TALKS[0].params(WARM_UP_TOKENS))
-            llm.forget()  # the first prompt is to be read anew
-    say(heading(setup, loaded, ink))
-    same = [show(talk, number, setup, plain=plain, fast=fast, ink=ink) for number, talk in enumerate(TALKS, 1)]
+            llm.chat(message(DEMO_PROMPTS[0]), DEMO_PROMPTS[0].params(WARM_UP_TOKENS))
+            llm.forget()  # the cache must not hold the first prompt
+    say(heading(setup, loaded, style))
+    same = [
+        show(demo_prompt, number, setup, plain=plain, fast=fast, style=style)
+        for number, demo_prompt in enumerate(DEMO_PROMPTS, 1)
+    ]
     if not all(same):
         raise typer.Exit(1)
 
 
-def message(talk: DemoPrompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": talk.prompt}]
+def message(demo_prompt: DemoPrompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": demo_prompt.prompt}]
 
 
-def heading(setup: Setup, loaded: LoadedModel, ink: Style) -> str:
-    """What answers, and on what."""
+def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
+    """Return the lines that name the model and the machine."""
     import torch
 
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     machine = f"torch {torch.__version__} · {loaded.model.device} · {threads} · {dtype} · kernels: {loaded.kernels}"
-    lines = [ink.bold(f"{setup.model} answers two prompts, each plain and with speculation"), ink.dim(machine)]
-    if ink.coloured:
-        lines.append(f"colours: {ink.accepted(f'guessed by {setup.draft}, accepted')}, picked by the model")
+    lines = [style.bold(f"{setup.model} answers two prompts, each plain and with speculation"), style.dim(machine)]
+    if style.coloured:
+        lines.append(f"colours: {style.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
     return "\n".join(lines) + "\n"
 
 
-def show(talk: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, ink: Style) -> bool:
-    """One prompt, answered twice; whether the answers are the same."""
+def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, style: Style) -> bool:
+    """Show both answers to one prompt; returns whether they are equal."""
     from draftree.cli.compare import are_equal, difference, speedup
 
-    say(f"\n{rule(f'{number}. {talk.title}', ink)}\n")
-    for line in outline(talk.prompt):
-        say(ink.dim(f"> {line}") + "\n")
+    say(f"\n{rule(f'{number}. {demo_prompt.title}', style)}\n")
+    for line in outline(demo_prompt.prompt):
+        say(style.dim(f"> {line}") + "\n")
     runs = []
     for llm, wrote in ((plain, setup.plainly()), (fast, setup)):
-        say(f"\n{ink.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
-        runs.append(answer(llm, wrote, talk, ink))
-        say(ink.dim(numbers(runs[-1])) + "\n")
+        say(f"\n{style.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
+        runs.append(answer(llm, wrote, demo_prompt, style))
+        say(style.dim(numbers(runs[-1])) + "\n")
     same, ratio = are_equal(*runs), speedup(*runs)
-    say("\n" + ink.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
+    say("\n" + style.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
     say(textwrap.fill(verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.", width()) + "\n")
     return same
 
 
-def answer(llm: LLM, setup: Setup, talk: DemoPrompt, ink: Style) -> Run:
-    """The answer, shown while it is written."""
+def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run:
+    """Generate the answer and show it meanwhile."""
     from draftree.cli.prompt import Task
     from draftree.cli.writing import Screen, write
 
-    screen = Screen(ink, live=True, width=width())
-    return write(llm, setup, Task(talk.prompt, chat=True), params=talk.params(), screen=screen)
+    screen = Screen(style, live=True, width=width())
+    return write(llm, setup, Task(demo_prompt.prompt, chat=True), params=demo_prompt.params(), screen=screen)
 
 
 def numbers(run: Run) -> str:
-    """Seconds, speed and acceptance of a run."""
+    """Return seconds, speed and acceptance length of a run."""
     stats = run.completions[0].stats
     return " · ".join(
         (
@@ -162,20 +163,20 @@ def numbers(run: Run) -> str:
 
 
 def verdict(ratio: float, run: Run) -> str:
-    """One sentence about what was won, and why."""
+    """Return one sentence that explains the speed-up."""
     stats = run.completions[0].stats
-    share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were guessed right"
+    share = f"{stats.accepted_tokens} of {stats.completion_tokens} tokens were drafted correctly"
     if ratio >= 1.5:
-        return f"Much could be copied: {share}, in {stats.rounds} passes."
+        return f"Many tokens could be copied: {share}, in {stats.rounds} passes."
     if ratio >= 1.05:
-        return f"A little could be copied: {share}. It helps somewhat."
+        return f"Some tokens could be copied: {share}. Speculation helps somewhat."
     if ratio >= 0.95:
-        return f"Little to copy here: {share}. Speculation brings nothing."
-    return f"Little to copy here: {share}. Wrong guesses cost more than the right ones brought."
+        return f"Few tokens could be copied: {share}. Speculation does not help."
+    return f"Few tokens could be copied: {share}. Rejected drafts cost more than accepted ones saved."
 
 
 def outline(prompt: str) -> Iterator[str]:
-    """The lines of a prompt, code blocks as their number of lines."""
+    """Yield the lines of a prompt; a code block becomes its number of lines."""
     block: int | None = None
     for line in prompt.splitlines():
         if line.startswith("```"):
@@ -188,10 +189,10 @@ def outline(prompt: str) -> Iterator[str]:
             yield line
 
 
-def rule(title: str, ink: Style) -> str:
-    return ink.bold(f"── {title} ".ljust(width(), "─"))
+def rule(title: str, style: Style) -> str:
+    return style.bold(f"── {title} ".ljust(width(), "─"))
 
 
 def width() -> int:
-    """Columns of the terminal, held to what reads well."""
+    """Return the width of the terminal, limited for readability."""
     return min(MAX_WIDTH, shutil.get_terminal_size().columns)

@@ -1,4 +1,4 @@
-"""`draftree doctor`: what a model does on this machine, and why, with everything measured on request."""
+"""`draftree doctor`: report of how a model runs on this machine and why; with measurements on request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["doctor"]
 
 WIDTH = 120
 DEFAULTS = (None, False, "auto", "coupled")
-"""Values of options that are not given."""
+"""Values of options that were not given."""
 Lines = Iterator[tuple[str, str]]
 
 
@@ -59,7 +59,7 @@ Draft = Annotated[
 Length = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of a slot, prompt and text; 2048 or the context if not given.",
+        help="Tokens per slot, prompt and text; 2048 or the context length if not given.",
         metavar="N",
         rich_help_panel=RUNNING,
     ),
@@ -67,7 +67,9 @@ Length = Annotated[
 Measure = Annotated[
     bool,
     typer.Option(
-        "--measure", help="Measure memory, products and passes, and set them side by side.", rich_help_panel=OUTPUT
+        "--measure",
+        help="Measure memory bandwidth, matrix products and passes, and compare them.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 
@@ -87,7 +89,7 @@ def doctor(
     measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a model does on this machine, and why."""
+    """Report how a model runs on this machine, and why."""
     if model is None:
         given = {"--draft": draft, "--verify": verify, "--length": length, "--dtype": dtype, "--kernels": kernels}
         refuse_given(
@@ -97,10 +99,10 @@ def doctor(
                 "--measure": measure,
                 "--trust-remote-code": trust_remote_code,
             },
-            "it is about a model: name one",
+            "it needs a model: name one",
         )
     elif draft is None:
-        refuse_given({"--verify": verify}, "it is about a drafter: name one with --draft")
+        refuse_given({"--verify": verify}, "it needs a drafter: name one with --draft")
     from draftree.bench.settings import apply_threads
     from draftree.doctor.diagnosis import examine_machine
     from draftree.doctor.records import DoctorSettings
@@ -130,10 +132,10 @@ def doctor(
 
 
 def refuse_given(options: Mapping[str, object], reason: str) -> None:
-    """Refuse options that would change nothing here.
+    """Refuse options that would have no effect.
 
     Raises:
-        typer.BadParameter: one of them is given.
+        typer.BadParameter: one of them was given.
     """
     given = next((flag for flag, value in options.items() if value not in DEFAULTS), None)
     if given is not None:
@@ -178,8 +180,8 @@ def machine_lines(found: MachineReport) -> Lines:
     yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items() if name in SHOWN and value)
     memory = facts["memory_gib"]
     yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {found.threads} threads"
-    yield "instructions", " ".join(facts["cpu_flags"]) or "none of those that matter"
-    bfloat16 = "by instructions of its own" if found.native_bfloat16 else "not native: float32 is faster"
+    yield "instructions", " ".join(facts["cpu_flags"]) or "none of the relevant ones"
+    bfloat16 = "native instructions" if found.native_bfloat16 else "not native: float32 is faster"
     yield "bfloat16", bfloat16
     if found.caches:
         yield "caches", ", ".join(size(count) for count in found.caches)
@@ -198,11 +200,11 @@ def model_lines(model: ModelReport) -> Lines:
     yield "kind", f"{model.family}, {kind}, on {model.device}"
     yield "tokens", f"vocabulary {model.vocab_size:,}, context {model.max_length:,}"
     yield "kernels", model.kernels if model.why_torch is None else f"{model.kernels}: {model.why_torch}"
-    yield "trees", "scored in one pass" if model.supports_trees else "not scored right: chains only"
-    yield "exact", "bit for bit, alone, in any tree and batch" if model.is_exact else "up to rounding"
+    yield "trees", "scored in one pass" if model.supports_trees else "not scored correctly: chains only"
+    yield "exact", "bit-identical alone and in every tree and batch" if model.is_exact else "up to rounding"
     if model.tolerance is not None and model.chain_error is not None:
         tree = "" if model.tree_error is None else f", in a tree {model.tree_error:.1e}"
-        off = f"logits off by {model.chain_error:.1e} of their spread in a chain{tree}"
+        off = f"logits deviate by {model.chain_error:.1e} of their spread in a chain{tree}"
         yield "self-check", f"{off}; {model.tolerance:.0e} is accepted"
 
 
@@ -227,14 +229,14 @@ def draft_lines(draft: DraftReport) -> Lines:
 def memory_lines(found: Diagnosis, memory: SlotEstimate) -> Lines:
     target = found.model.footprint
     yield "weights", f"{size(target.weights)}, loaded"
-    yield "keys, values", f"{size(target.token)} a token, {size(target.token * found.length)} for {found.length:,}"
+    yield "keys, values", f"{size(target.token)} per token, {size(target.token * found.length)} for {found.length:,}"
     nodes = 0 if found.draft is None else found.draft.nodes
-    yield "logits", f"{size(target.logits)} a row, {1 + nodes} rows a round and slot"
-    yield "a slot", f"{size(memory.slot_bytes)} of {found.length:,} tokens, with all that drafts for it"
+    yield "logits", f"{size(target.logits)} per row, {1 + nodes} rows per round and slot"
+    yield "a slot", f"{size(memory.slot_bytes)} for {found.length:,} tokens, including its drafters"
     if memory.graph_bytes:
         yield "graphs", f"{size(memory.graph_bytes)} at most for outputs of captured graphs"
     free = "an unknown amount of free memory" if memory.free_bytes is None else f"{size(memory.free_bytes)} free"
-    yield "fits", f"{memory.num_slots:,} slots into {size(memory.sequence_bytes)} that sequences may take, of {free}"
+    yield "fits", f"{memory.num_slots:,} slots into {size(memory.sequence_bytes)} available to sequences, of {free}"
 
 
 def speed_lines(found: Diagnosis) -> Lines:

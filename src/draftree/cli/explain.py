@@ -1,4 +1,4 @@
-"""`draftree explain`: write a text with and without the drafter, and print what the planner measured and decided."""
+"""`draftree explain`: run with and without the drafter, and print the planner's measurements and decisions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def explain(
     plan: Annotated[
         str | None,
         typer.Option(
-            help="A planner that can say why.",
+            help="A planner that explains its decisions.",
             metavar="POLICY",
             rich_help_panel=SPECULATION,
             autocompletion=complete_plan,
@@ -61,8 +61,8 @@ def explain(
     ] = None,
     chat: Chat = None,
     system: System = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of the text at most.", metavar="N")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens.", metavar="N")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X")] = 0.0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     kernels: Kernels = "auto",
@@ -70,7 +70,7 @@ def explain(
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write a text plainly and with the drafter, and say what the planner made of it."""
+    """Generate a text plainly and with the drafter, and explain the planner's decisions."""
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     from draftree.cli.lossy import announce_lossy
@@ -101,22 +101,22 @@ def explain(
         warm_up(llm)
     slow_stats = write(plain, setup.plainly(), task, params=params, screen=None).completions[0].stats
     stats = write(fast, setup, task, params=params, screen=None).completions[0].stats
-    say(f"planner {chosen}: {stats.explain or 'it weighs nothing, and can give no reason'}\n")
+    say(f"planner {chosen}: {stats.explain or 'it measures nothing and has no explanation'}\n")
     say_numbers(fast, stats, slow_stats)
 
 
 def say_numbers(fast: LLM, stats: CompletionStats, plain: CompletionStats) -> None:
-    """What passes took, what was accepted, and both speeds."""
+    """Print pass times, acceptance and both speeds."""
     known = fast.planner.pass_seconds
     if known:
         passes = ", ".join(f"{rows} rows {1000 * seconds:.1f} ms" for rows, seconds in sorted(known.items()))
-        say(f"passes, timed before the first round: {passes}\n")
+        say(f"pass times, measured before the first round: {passes}\n")
     tried = [f"{kept / count:.2f}" for kept, count in zip(stats.accepted_by_depth, stats.drafted_by_depth, strict=True)]
     if tried:
-        say(f"scored tokens that were accepted, by depth: {', '.join(tried)}\n")
+        say(f"acceptance rate of scored tokens by depth: {', '.join(tried)}\n")
     for source, count in sorted(stats.drafted_by_source.items()):
         say(f"{source}: {stats.accepted_by_source.get(source, 0)} of {count} scored tokens accepted\n")
     say(
-        f"{stats.acceptance_length:.2f} tokens a round, {stats.tokens_per_second:.1f} tokens/s; "
+        f"{stats.acceptance_length:.2f} tokens per round, {stats.tokens_per_second:.1f} tokens/s; "
         f"plain {plain.tokens_per_second:.1f} tokens/s\n"
     )

@@ -1,4 +1,4 @@
-"""Sampling parameters as flags: names, types, defaults and help come from the dataclass, nothing is listed here."""
+"""Command-line flags of the sampling parameters: names, types, defaults and help come from the dataclass."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Flag", "sampling_flags", "takes_sampling"]
 
 PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
-"""Where the command line differs from the library."""
-REMARKS = {"max_tokens": "without this flag less than the default where the context ends"}
+"""Defaults that differ from the library's."""
+REMARKS = {"max_tokens": "the default is reduced to fit the context"}
 FILES = frozenset({"prediction", "grammar"})
-"""Texts that are read from a file: they are long."""
+"""Long texts, which are read from a file."""
 TEXTS_OR_FILES = frozenset({"json_schema"})
-"""JSON as it is typed, or a file with it."""
+"""JSON on the command line, or a file of it."""
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
@@ -33,14 +33,14 @@ ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A parameter of the dataclass on the command line.
+    """A field of the dataclass as a command-line flag.
 
     Attributes:
-        name: of the field.
-        option: as it is typed.
-        annotation: what typer reads.
-        default: what typer shows.
-        read: from typer's value to the field's; raises ValueError with what was expected.
+        name: name of the field.
+        option: the flag on the command line.
+        annotation: annotation for typer.
+        default: default for typer.
+        read: converts typer's value to the field's; raises ValueError with the expected form.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Flag:
     read: Callable[[Any], Any]
 
     def parameter(self) -> inspect.Parameter:
-        """The flag as a parameter of a typer function."""
+        """Return the flag as a parameter of a typer function."""
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=self.annotation
         )
 
     def value(self, given: Any) -> Any:
-        """What the field is set to.
+        """Return the value of the field.
 
         Raises:
-            typer.BadParameter: it cannot be read.
+            typer.BadParameter: the value is malformed.
         """
         try:
             return self.read(given)
@@ -68,7 +68,7 @@ class Flag:
 
 
 def sampling_flags() -> Iterator[Flag]:
-    """One flag for each field of `SamplingParams`."""
+    """Yield one flag for each field of `SamplingParams`."""
     hints = typing.get_type_hints(SamplingParams)
     for field in dataclasses.fields(SamplingParams):
         default = DEFAULTS.get(field.name, field.default)
@@ -77,12 +77,12 @@ def sampling_flags() -> Iterator[Flag]:
 
 
 def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
-    """The flag of a field, by the field's type."""
+    """Return the flag of a field, by the field's type."""
     option = "--" + name.replace("_", "-")
     if name in FILES:
         return Flag(name, option, option_of(Path | None, option, f"{text}; in a file", "FILE"), default, read_file)
     if name in TEXTS_OR_FILES:
-        own = f"{text.split(':')[0]}, as typed or in a file"
+        own = f"{text.split(':')[0]}, as JSON or in a file"
         return Flag(name, option, option_of(str | None, option, own, "FILE|JSON"), default, read_json_or_file)
     parts = [part for part in union_parts(hint) if part is not types.NoneType]
     optional = len(parts) < len(union_parts(hint))
@@ -141,7 +141,7 @@ def read_file(given: Path | None) -> str | None:
     try:
         return None if given is None else given.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = "is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
         raise ValueError(f"'{given}' {reason}") from error
 
 
@@ -166,7 +166,7 @@ def read_pairs(given: Sequence[str]) -> dict[int, float] | None:
 
 
 def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a typer function, which has a keyword `params: SamplingParams`, the flags of all its fields instead."""
+    """Replace the keyword `params: SamplingParams` of a typer function by the flags of all its fields."""
     flags = list(sampling_flags())
     own = inspect.signature(command, eval_str=True)
     kept = [parameter for parameter in own.parameters.values() if parameter.name != "params"]

@@ -1,4 +1,4 @@
-"""`draftree generate`: one prompt or a file of them, one text or n of them each, and how they came about."""
+"""`draftree generate`: generation for one prompt or a file of prompts, with n texts each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = ["generate"]
 Prompt = Annotated[
     str | None,
     typer.Argument(
-        help="The prompt; '-', or none with a pipe: standard input, less the line break at its end.",
+        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
         metavar="PROMPT",
         rich_help_panel="Arguments",
     ),
@@ -54,7 +54,7 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Refuse to run unless drafts cannot change a text by rounding either.",
+        help="Refuse to run unless logits are bit-identical in every batch and tree.",
         rich_help_panel=RUNNING,
     ),
 ]
@@ -62,7 +62,7 @@ Stream = Annotated[
     bool | None,
     typer.Option(
         "--stream/--no-stream",
-        help="Show the text while it is written; on a terminal if not given.",
+        help="Show the text while it is generated; default: only on a terminal.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -70,7 +70,7 @@ Compare = Annotated[
     bool,
     typer.Option(
         "--compare",
-        help="Write plainly as well, with the same seed; exit status 1 if the texts differ.",
+        help="Also decode plainly with the same seed; exit status 1 if the texts differ.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -107,13 +107,13 @@ def generate(
     record: Record = None,
     params: SamplingParams,
 ) -> None:
-    """Write a text. It goes to standard output, all else to standard error."""
+    """Generate text. The text goes to standard output, everything else to standard error."""
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     if chat is False and allow_control_tokens:
         raise typer.BadParameter(
-            "a prompt with --no-chat has its control tokens anyway: leave one of them out",
+            "with --no-chat control tokens are always encoded as such: leave one of them out",
             param_hint="--allow-control-tokens",
         )
     require_new(record)
@@ -122,7 +122,7 @@ def generate(
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat)
     require_sound(model)
-    # here, where nothing can be refused any more without it: torch takes seconds to import
+    # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen, Setup
 
@@ -146,22 +146,22 @@ def generate(
     screen = None if as_json else Screen(Style.chosen(colour, sys.stdout), live=live)
     notes = Style.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
-    if not setup.is_plain and not compare:  # a comparison refuses lossy rules
+    if not setup.is_plain and not compare:  # a comparison refuses lossy verifiers
         announce_lossy(verify, params.temperature, notes)
-    wish = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
+    request = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
-        write_batch_and_report(setup, batch, wish, screen=screen, notes=notes)
+        write_batch_and_report(setup, batch, request, screen=screen, notes=notes)
     elif compare:
-        compare_and_report(setup, wish, screen, notes)
+        compare_and_report(setup, request, screen, notes)
     else:
-        write_and_report(setup, wish, screen, notes=notes, record=record)
+        write_and_report(setup, request, screen, notes=notes, record=record)
 
 
 def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, colour: Colour) -> None:
-    """What is to be shown can be shown in the way that is asked for.
+    """Check that the output options fit together and to the parameters.
 
     Raises:
-        typer.BadParameter: it cannot.
+        typer.BadParameter: they do not.
     """
     if as_json and stream:
         raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
@@ -179,13 +179,13 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
 
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
-    """What is made beside the text has a drafter to be about, and one run.
+    """Check that comparisons and traces have a drafter and a single run.
 
     Raises:
-        typer.BadParameter: it has not.
+        typer.BadParameter: they have not.
     """
     if record is not None and compare:
-        raise typer.BadParameter("a trace is of one run: leave --compare out", param_hint="--record")
+        raise typer.BadParameter("a trace records one run: leave --compare out", param_hint="--record")
     if record is not None and setup.is_plain:
         raise typer.BadParameter("without a drafter there is nothing to record: add --draft", param_hint="--record")
     if compare and setup.is_plain:
@@ -195,15 +195,15 @@ def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
 
 
 def check_material(setup: Setup, params: SamplingParams) -> None:
-    """A prediction and a drafter that reads it go together, and a drafter that reads grammars has one.
+    """Check that a prediction and a drafter that uses it occur together, and likewise for grammars.
 
     Raises:
-        typer.BadParameter: there is one without the other.
+        typer.BadParameter: one occurs without the other.
     """
     methods = setup.methods()
     if params.prediction is not None and not methods.traits.reads_predictions:
         raise typer.BadParameter(
-            "nothing reads the prediction: add '--draft prediction', or merge it with another, "
+            "no drafter uses the prediction: add '--draft prediction', or merge it with another, "
             "'--draft prediction+suffix'",
             param_hint="--prediction",
         )
@@ -218,7 +218,9 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
         )
 
 
-def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, notes: Style, record: Path | None) -> None:
+def write_and_report(
+    setup: Setup, request: Request, screen: Screen | None, *, notes: Style, record: Path | None
+) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, write
@@ -228,8 +230,8 @@ def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, note
         if llm.draft_note:
             note(notes.dim(llm.draft_note))
         announce(setup, screen, notes)
-        wish = wish.met(llm)
-        run = write(llm, setup, wish.task, params=wish.params, screen=screen)
+        request = request.met(llm)
+        run = write(llm, setup, request.task, params=request.params, screen=screen)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
@@ -237,35 +239,35 @@ def write_and_report(setup: Setup, wish: Request, screen: Screen | None, *, note
 
 
 def write_batch_and_report(
-    setup: Setup, prompts: list[FilePrompt], wish: Request, *, screen: Screen | None, notes: Style
+    setup: Setup, prompts: list[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
 ) -> None:
     from draftree.cli.batch import write_prompts
 
-    write_prompts(setup, prompts, wish, screen=screen, notes=notes)
+    write_prompts(setup, prompts, request, screen=screen, notes=notes)
 
 
-def compare_and_report(setup: Setup, wish: Request, screen: Screen | None, notes: Style) -> None:
+def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, warm_up, write
 
     setup.methods()
-    wish = dataclasses.replace(wish, params=comparable(wish.params, setup.verify))
+    request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
     loaded = fetch_and_load(setup)
     fast = setup.over(loaded)
     if fast.draft_note:
         note(notes.dim(fast.draft_note))
     plain = setup.plainly().over(loaded)
-    wish = wish.met(fast)
+    request = request.met(fast)
     for llm in (plain, fast):
-        warm_up(llm, wish.params.constraint)
+        warm_up(llm, request.params.constraint)
     announce(setup, screen, notes)
     live = screen is not None and screen.live
-    plainly = dataclasses.replace(wish.params, prediction=None)
-    plain_run = write(plain, setup.plainly(), wish.task, params=plainly, screen=screen if live else None)
+    plainly = dataclasses.replace(request.params, prediction=None)
+    plain_run = write(plain, setup.plainly(), request.task, params=plainly, screen=screen if live else None)
     if screen is not None:
         note(notes.dim(f"plain: {plain_run.summary}"))
-    fast_run = write(fast, setup, wish.task, params=wish.params, screen=screen)
+    fast_run = write(fast, setup, request.task, params=request.params, screen=screen)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
@@ -279,6 +281,6 @@ def compare_and_report(setup: Setup, wish: Request, screen: Screen | None, notes
 
 
 def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:
-    """Says once what the colours mean, where it can be shown."""
-    if screen is not None and screen.ink.coloured and notes.coloured and not setup.is_plain:
-        note(f"{notes.accepted('drafted and accepted')}, picked by the model")
+    """Print once what the colours mean, if colours are shown."""
+    if screen is not None and screen.style.coloured and notes.coloured and not setup.is_plain:
+        note(f"{notes.accepted('drafted and accepted')}, chosen by the model")

@@ -1,4 +1,4 @@
-"""Options that other programs have, and what they are called here."""
+"""Option names of other programs, mapped to the ones here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GUESSES: dict[str, tuple[str, ...]] = {
     "--output": ("--out", "--output-file"),
     "--trials": ("--num-trials", "--n-trials"),
 }
-"""By the option that is meant: names that users of other programs try."""
+"""Other programs' names by the option that is meant."""
 
 
 def suggested_option(given: str, options: Collection[str], close: Sequence[str]) -> str | None:
-    """What is meant by an option that a command does not have; None if nothing comes near.
+    """Return the option that an unknown option probably means; None if no option is similar.
 
     Args:
         given: the unknown option.

@@ -1,4 +1,4 @@
-"""What all commands have in common: no option is given twice, help has titled groups, examples keep their lines."""
+"""Shared behaviour of all commands: repeated options are refused, help has titled groups, examples keep their lines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typer.core import TyperCommand, TyperGroup
 __all__ = ["PlainCommand", "PlainGroup"]
 
 WHOLE = 1000
-"""Characters of a summary: more than any has."""
+"""Longer than any summary."""
 
 
 class PlainCommand(TyperCommand):
-    """A command whose options stand under the titles that they were given."""
+    """A command whose options are listed under their titles."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; refuses what typer would ignore."""
+        """Parse as typer does, but refuse repeated options."""
         refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section for each title, in order of appearance; --help comes last."""
+        """Write one section for each title, in order of appearance; --help is last."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -37,20 +37,20 @@ class PlainCommand(TyperCommand):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The epilog's lines as they are."""
+        """Write the lines of the epilog unchanged."""
         write_examples(self.epilog, formatter)
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands with whole summaries, and examples below."""
+    """A group of commands with complete summaries and examples."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; refuses what typer would ignore."""
+        """Parse as typer does, but refuse repeated options."""
         refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Names and summaries, none cut off."""
+        """Write names and summaries without truncation."""
         rows = [
             (name, command.get_short_help_str(limit=WHOLE))
             for name in self.list_commands(ctx)
@@ -60,15 +60,15 @@ class PlainGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The epilog's lines as they are."""
+        """Write the lines of the epilog unchanged."""
         write_examples(self.epilog, formatter)
 
 
 def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
-    """Of an option with one value that is given twice, the parser keeps the last and says nothing.
+    """Refuse a repeated single-value option, of which the parser would silently keep the last value.
 
     Raises:
-        typer.BadParameter: there is one.
+        typer.BadParameter: an option is repeated.
     """
     if ctx.resilient_parsing:
         return

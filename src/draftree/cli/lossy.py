@@ -1,4 +1,4 @@
-"""What a lossy rule announces on standard error before it writes."""
+"""The warning on standard error before generation with a lossy verifier."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["announce_lossy", "lossy_line"]
 
 
 def lossy_line(verify: str, temperature: float) -> str | None:
-    """The announcement for drafts that this rule verifies at this temperature; None where the rule is lossless.
+    """Return the warning for this verifier at this temperature; None if it is lossless.
 
     Raises:
-        ConfigurationError: no such rule.
+        ConfigurationError: unknown verifier.
     """
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
     if verifier.promise(temperature) is not Promise.LOSSY:
@@ -23,8 +23,8 @@ def lossy_line(verify: str, temperature: float) -> str | None:
     )
 
 
-def announce_lossy(verify: str, temperature: float, ink: Style) -> None:
-    """Write the announcement, if there is one."""
+def announce_lossy(verify: str, temperature: float, style: Style) -> None:
+    """Write the warning, if there is one."""
     line = lossy_line(verify, temperature)
     if line is not None:
-        note(ink.bold(line))
+        note(style.bold(line))

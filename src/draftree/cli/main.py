@@ -1,4 +1,4 @@
-"""The entry point: whatever happens, one clear sentence and the right exit status."""
+"""The entry point: every error becomes one clear sentence and the right exit status."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and leaves the program.
+    """Run the command line and exit.
 
-    Exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C, 141 the reader of standard output went away,
+    Exit status: 0 success, 1 an error, 2 wrong usage, 130 Ctrl-C, 141 the reader of standard output closed it,
     143 SIGTERM.
 
     Args:
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """As `main`, but gives the exit status back."""
+    """Run as `main`, but return the exit status."""
     if sys.stdout is None:
         return complain("error: standard output is closed: send it to a file, or to /dev/null", FAILED)
     try:
-        # inside: Ctrl-C may come while modules are imported
+        # imported inside: Ctrl-C may arrive during the imports
         from draftree.cli.commands import invoke
 
         survive_odd_characters()
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        # a terminal shows the key as ^C, and stays in its line
+        # a terminal echoes the key as ^C without a line break
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write("\n")
         return complain("interrupted", INTERRUPTED)
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def leave(leaving: SystemExit) -> int:
-    """The status of a signal, or of a reader that went away while a table was written."""
+    """Return the status of a signal, or of a reader that closed standard output while a table was written."""
     if isinstance(leaving.__context__, BrokenPipeError):
         drop_output()
         return PIPE_CLOSED
@@ -73,7 +73,7 @@ def leave(leaving: SystemExit) -> int:
 
 
 def fail(error: Exception) -> int:
-    """One sentence for an error that is no bug; a bug is raised again."""
+    """Print one sentence for an expected error; raise any other error again."""
     from draftree.core.errors import DraftreeError
 
     if is_out_of_memory(error):
@@ -87,7 +87,7 @@ def fail(error: Exception) -> int:
 
 
 def survive_odd_characters() -> None:
-    """A terminal that cannot show a character shows a question mark."""
+    """Replace characters that a terminal cannot show by question marks."""
     for stream in (sys.stdout, sys.stderr):
         # a standard stream may be closed, or replaced by something simpler
         reconfigure = getattr(stream, "reconfigure", None)

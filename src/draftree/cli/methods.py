@@ -1,4 +1,4 @@
-"""`draftree methods`: what can be chosen, read from the methods' own files."""
+"""`draftree methods`: the available methods, read from their source files."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Option:
     """An option of a method.
 
     Attributes:
-        name: as it is typed, behind a comma.
-        type: as the file writes it.
-        default: None where the method decides.
+        name: name on the command line, after a comma.
+        type: annotation in the source file.
+        default: None if the method decides.
         needed: whether it must be given; there is no default then.
-        behind_colon: whether it may stand behind the method's name and a colon.
+        behind_colon: whether it may follow the method's name and a colon.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class MethodCard:
-    """What a method's file says about it.
+    """Facts about a method from its source file.
 
     Attributes:
-        name: as it is typed.
+        name: name on the command line.
         summary: first line of the file.
         lossless: for a verifier, whether the text keeps the model's distribution; None for other kinds.
         options: of its configuration.
@@ -80,40 +80,40 @@ class MethodCard:
 def methods(
     as_json: AsJson = False,
 ) -> None:
-    """List drafters, verifiers and planners, one line each from their own files, and their options."""
+    """List drafters, verifiers and planners with their summaries and options."""
     if as_json:
         listed = {seam.key: [dataclasses.asdict(card) for card in cards(seam.registry)] for seam in SEAMS}
         say(json.dumps(listed, indent=2) + "\n")
         return
-    ink = Style.chosen(Colour.AUTO, sys.stdout)
+    style = Style.chosen(Colour.AUTO, sys.stdout)
     for number, seam in enumerate(SEAMS):
         if number:
             say("\n")
-        say(f"{ink.bold(f'{seam.key} ({seam.flag})')}  {seam.remark}\n")
+        say(f"{style.bold(f'{seam.key} ({seam.flag})')}  {seam.remark}\n")
         shown = cards(seam.registry)
         margin = max(len(card.name) for card in shown) + 4
         for card in shown:
-            say(entry(card, ink, margin))
+            say(entry(card, style, margin))
 
 
-def entry(card: MethodCard, ink: Style, margin: int) -> str:
-    """The lines of one method, its name in the margin."""
+def entry(card: MethodCard, style: Style, margin: int) -> str:
+    """Return the lines of one method, its name in the margin."""
     summary = card.summary if card.lossless is not False else f"{card.summary} Lossy."
     lines = textwrap.wrap(summary, WIDTH - margin)
-    head = f"  {ink.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
+    head = f"  {style.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
     options = textwrap.wrap(", ".join(map(spelled, card.options)), WIDTH - margin)
-    rest = [*(f"{'':{margin}}{line}" for line in lines[1:]), *(f"{'':{margin}}{ink.dim(line)}" for line in options)]
+    rest = [*(f"{'':{margin}}{line}" for line in lines[1:]), *(f"{'':{margin}}{style.dim(line)}" for line in options)]
     return "\n".join([head, *rest]) + "\n"
 
 
 def spelled(option: Option) -> str:
-    """An option as it could be typed."""
+    """Return an option in command-line form."""
     value = "needed" if option.needed else "automatic" if option.default is None else option.default
     return f":{option.name.upper()} ({value})" if option.behind_colon else f"{option.name}={value}"
 
 
 def cards(registry: Registry[Any]) -> list[MethodCard]:
-    """All methods of a seam; their files are read, none is imported."""
+    """Return all methods of a seam from their source files, without imports."""
     return [card_of(method, states_lossless=registry is VERIFIERS) for method in registry.methods()]
 
 
@@ -126,7 +126,7 @@ def card_of(method: Method, *, states_lossless: bool) -> MethodCard:
 
 
 def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef]:
-    """A method's class and the configuration inside it."""
+    """Return a method's class and the configuration inside it."""
     for outer in tree.body:
         if isinstance(outer, ast.ClassDef):
             for inner in outer.body:
@@ -143,7 +143,7 @@ def is_lossless(verifier: ast.ClassDef) -> bool:
 
 
 def option_of(line: ast.AnnAssign) -> Option:
-    """An option from its line: `name: type`, `name: type = default`, or `name: type = field(...)`."""
+    """Return an option from its line: `name: type`, `name: type = default`, or `name: type = field(...)`."""
     name, kind, value = ast.unparse(line.target), ast.unparse(line.annotation), line.value
     if not isinstance(value, ast.Call):
         return Option(name, kind, literal(value), needed=value is None, behind_colon=False)

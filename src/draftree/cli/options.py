@@ -1,4 +1,4 @@
-"""Options that several commands take: which model, and how it is run."""
+"""Options that several commands share: the model, and how it is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftree.cli.render import Colour
 from draftree.core.errors import ConfigurationError
 
 TEXT = "Text"
-RUNNING = "How the model is run"
+RUNNING = "Execution"
 SPECULATION = "Speculation"
 OUTPUT = "Output"
 
@@ -32,12 +32,14 @@ Dtype = Annotated[
 ]
 Kernels = Annotated[
     str,
-    typer.Option(help="What computes passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=RUNNING),
+    typer.Option(
+        help="Implementation of passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=RUNNING
+    ),
 ]
 Quantization = Annotated[
     str | None,
     typer.Option(
-        help="int8 for weights of 8 bits: faster, and another model; as they come if not given.",
+        help="int8 for 8-bit weights: faster, but a different model; unquantized if not given.",
         metavar="NAME",
         rich_help_panel=RUNNING,
     ),
@@ -46,7 +48,7 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run Python code that lies beside the weights, where a model needs it.",
+        help="Allow Python code from the model's folder, for models that need it.",
         rich_help_panel=RUNNING,
     ),
 ]
@@ -57,7 +59,7 @@ Threads = Annotated[
 Verify = Annotated[
     str,
     typer.Option(
-        help="The rule that keeps guesses.",
+        help="The verifier.",
         metavar="RULE",
         autocompletion=complete_verify,
         rich_help_panel=SPECULATION,
@@ -66,7 +68,7 @@ Verify = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="What guesses ahead: none, ngram, suffix, prediction, model:NAME; options behind commas (ngram,k=4).",
+        help="The drafter: none, ngram, suffix, prediction, model:NAME; options after commas (ngram,k=4).",
         metavar="SPEC",
         autocompletion=complete_draft,
         rich_help_panel=SPECULATION,
@@ -75,7 +77,7 @@ Draft = Annotated[
 Plan = Annotated[
     str | None,
     typer.Option(
-        help="How far ahead is guessed, such as fixed:4 or heuristic; as far as pays if not given (auto).",
+        help="The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.",
         metavar="POLICY",
         autocompletion=complete_plan,
         rich_help_panel=SPECULATION,
@@ -85,7 +87,7 @@ Chat = Annotated[
     bool | None,
     typer.Option(
         "--chat/--no-chat",
-        help="Prompt as a message, or as the beginning of a text; a chat if the model has a template.",
+        help="Treat the prompt as a message or as plain text; default: a message if the model has a chat template.",
         rich_help_panel=TEXT,
     ),
 ]
@@ -94,7 +96,7 @@ AllowControlTokens = Annotated[
     bool,
     typer.Option(
         "--allow-control-tokens",
-        help="Read control tokens in the prompt of a chat, such as <|im_end|>, as such; as text if not given.",
+        help="Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
         rich_help_panel=TEXT,
     ),
 ]
@@ -104,7 +106,7 @@ When = Annotated[
     typer.Option(
         "--colour",
         "--color",
-        help="Accepted tokens in another colour: auto, always or never.",
+        help="Colour accepted tokens: auto, always or never.",
         metavar="WHEN",
         rich_help_panel=OUTPUT,
     ),
@@ -112,10 +114,12 @@ When = Annotated[
 
 
 def require_new(output: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is loaded or measured."""
+    """Refuse an output path that exists or is not writable, before anything is loaded or measured."""
     if output is None:
         return
     if output.exists():
-        raise ConfigurationError(f"'{output}' is there already, and nothing is overwritten: give another name")
+        raise ConfigurationError(f"'{output}' already exists, and files are never overwritten: choose another path")
     if not output.absolute().parent.is_dir() or not os.access(output.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"'{output}' cannot be written: its folder is not there, or is not yours to write")
+        raise ConfigurationError(
+            f"'{output}' cannot be written: its folder is missing or not writable; choose another path"
+        )

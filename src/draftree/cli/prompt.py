@@ -1,4 +1,4 @@
-"""Where a prompt comes from, and whether it is a message or the beginning of a text."""
+"""The prompt of a run: its source, and whether it is a message or plain text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a model is asked.
+    """A prompt for a model.
 
     Attributes:
         text: the prompt.
-        system: what stands before it in a conversation.
-        chat: whether it is a message; None leaves it to the model: yes, if it has a chat template.
+        system: system message of the conversation.
+        chat: whether it is a message; None decides by the model: True if it has a chat template.
     """
 
     text: str
@@ -37,10 +37,10 @@ class Task:
     chat: bool | None = None
 
     def decided(self, llm: LLM) -> Task:
-        """The same with `chat` decided.
+        """Return the same task with `chat` decided.
 
         Raises:
-            InvalidRequestError: a system message, or an option of messages, for a model that holds no conversations.
+            InvalidRequestError: a system message, or an option of messages, for a model without a chat template.
         """
         chat = self.chat
         if chat is None:
@@ -49,13 +49,13 @@ class Task:
             raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
         if llm.requests.allow_control_tokens and not chat:
             raise InvalidRequestError(
-                "--allow-control-tokens was given, but this model has no chat template, and a prompt has its control "
-                "tokens anyway: leave --allow-control-tokens out"
+                "--allow-control-tokens was given, but this model has no chat template, and in a plain prompt control "
+                "tokens are always encoded as such: leave --allow-control-tokens out"
             )
         return Task(self.text, self.system, chat)
 
     def fitted(self, params: SamplingParams, llm: LLM) -> SamplingParams:
-        """The parameters with no more tokens than the context has room for; `chat` is decided."""
+        """Return the parameters with `max_tokens` limited to the context; `chat` must be decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
         ids = llm.requests.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
@@ -63,18 +63,18 @@ class Task:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As a conversation."""
+        """The task as a conversation."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": self.text}]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """A task with its sampling parameters.
 
     Attributes:
         task: the prompt.
-        params: how tokens are chosen.
+        params: sampling parameters.
         fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
     """
 
@@ -83,27 +83,27 @@ class Request:
     fits_context: bool
 
     def met(self, llm: LLM) -> Request:
-        """The same, decided for a model."""
+        """Return the same request, decided for a model."""
         task = self.task.decided(llm)
         return Request(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
 def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:
-    """The parameters with no more tokens than the context has room for behind a prompt."""
+    """Return the parameters with `max_tokens` limited to the context after the prompt."""
     most = params.truncate_prompt_tokens or -1
     room = llm.model.max_length - (len(ids) if most == -1 else min(most, len(ids)))
-    # without any room the request itself is refused, and says why
+    # without any room the request itself is refused with a message
     if params.max_tokens is None or room < 1:
         return params
     return dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
 
 
 def read_prompt(given: str | None) -> str:
-    """The prompt from the command line, or all of standard input, less the line break at its end.
+    """Return the prompt from the command line, or standard input without its final line break.
 
     Raises:
         typer.BadParameter: none was given, and standard input is a terminal.
-        InvalidRequestError: it is empty, or no text.
+        InvalidRequestError: it is empty, or not UTF-8.
     """
     if given is not None and given != STANDARD_INPUT:
         if not given:
@@ -116,9 +116,9 @@ def read_prompt(given: str | None) -> str:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
-            f"standard input is not UTF-8 text (byte {error.start} fits no character): convert it, as with iconv"
+            f"standard input is not UTF-8 text (byte {error.start} is invalid): convert it, for example with iconv"
         ) from error
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise InvalidRequestError("the prompt is empty: standard input brought no character")
+        raise InvalidRequestError("the prompt is empty: standard input is empty")
     return text

@@ -1,4 +1,4 @@
-"""Files of prompts: one a line, or JSON lines. Every line is checked before anything is loaded."""
+"""Prompt files: one prompt per line, or JSON lines. Every line is checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LABELS = ("id", "category")
 Prompts = Annotated[
     str | None,
     typer.Option(
-        help="Prompts that are written at once: one a line, or JSON lines with 'prompt' or 'messages', and perhaps "
-        "'id'; '-' is standard input. With --json an object a line.",
+        help="File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
+        "optionally 'id'; '-' is standard input. With --json one object per line.",
         metavar="FILE",
         rich_help_panel=TEXT,
     ),
@@ -38,11 +38,11 @@ class FilePrompt:
     """A prompt of a file.
 
     Attributes:
-        place: file and line, for messages.
-        line: its number, from 1.
-        prompt: a text; None where there are messages.
-        messages: a conversation; None where there is a prompt.
-        labels: `id` and `category`, where they are given; they are repeated in the output.
+        place: file and line, for error messages.
+        line: line number, from 1.
+        prompt: a text; None for messages.
+        messages: a conversation; None for a prompt.
+        labels: `id` and `category`, if given; repeated in the output.
     """
 
     place: str
@@ -53,10 +53,10 @@ class FilePrompt:
 
 
 def require_alone(prompt: str | None, *, stream: bool | None, compare: bool, record: Path | None) -> None:
-    """Refuse what is about one prompt beside a file of them.
+    """Refuse options for a single prompt in combination with a file of prompts.
 
     Raises:
-        typer.BadParameter: it was given.
+        typer.BadParameter: one of them was given.
     """
     if prompt is not None:
         raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
@@ -64,26 +64,26 @@ def require_alone(prompt: str | None, *, stream: bool | None, compare: bool, rec
     about_one = next((flag for flag, is_given in given.items() if is_given), None)
     if about_one is not None:
         raise typer.BadParameter(
-            f"it is about one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
+            f"it applies to one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
         )
 
 
 def read_prompts(file: str) -> list[FilePrompt]:
-    """The prompts of a file, or of standard input for "-".
+    """Read the prompts of a file, or of standard input for "-".
 
     If the first line that is not blank begins with "{", every line is a JSON object with `prompt` or `messages`, and
-    perhaps `id` and `category`. Otherwise every line is a prompt. Blank lines are left out.
+    optionally `id` and `category`. Otherwise every line is a prompt. Blank lines are skipped.
 
     Raises:
-        InvalidRequestError: the file cannot be read, holds no prompt, or a line is wrong, which is named.
+        InvalidRequestError: the file is unreadable or empty, or a line is invalid; the message names the line.
     """
     name = "standard input" if file == STANDARD_INPUT else file
     raw = read_raw(file).removeprefix(b"\xef\xbb\xbf")
-    # not splitlines: a prompt may hold other separators than line breaks
+    # not splitlines: a prompt may contain other separators than line breaks
     lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw.split(b"\n"), 1)]
     lines = [(number, line) for number, line in lines if line.strip()]
     if not lines:
-        raise InvalidRequestError(f"'{name}' holds no prompt: write one a line, or JSON lines with 'prompt'")
+        raise InvalidRequestError(f"'{name}' holds no prompt: write one per line, or JSON lines with 'prompt'")
     first, text = lines[0]
     if not text.lstrip().startswith("{"):
         return [plain_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
@@ -107,11 +107,13 @@ def decoded(line: bytes, place: str) -> str:
     try:
         return line.decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{place}: not UTF-8 text (byte {error.start}): convert it, as with iconv") from error
+        raise InvalidRequestError(
+            f"{place}: not UTF-8 text (byte {error.start}): convert it, for example with iconv"
+        ) from error
 
 
 def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
-    """A line of text; one that was meant as JSON is refused."""
+    """Return a line of text as a prompt; a JSON object with prompt keys is refused."""
     if line.lstrip().startswith("{"):
         found = json_value(line)
         if isinstance(found, dict) and not found.keys().isdisjoint(KINDS):
@@ -122,11 +124,11 @@ def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
 
 
 def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
-    """A JSON object as a prompt."""
+    """Return a JSON object as a prompt."""
     fields = json_value(line)
     if not isinstance(fields, dict):
         raise InvalidRequestError(
-            f"{place}: not a JSON object that can be read: every line must be one, since line {first} is; "
+            f"{place}: not a valid JSON object: every line must be one, since line {first} is; "
             'a text that begins with a brace is written {"prompt": "{…"}'
         )
     unknown = next((key for key in fields if key not in (*KINDS, *LABELS)), None)
@@ -147,7 +149,7 @@ def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
 
 
 def json_value(line: str) -> Any:
-    """What a line says; None where it is no JSON."""
+    """Parse a line; None if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -156,7 +158,7 @@ def json_value(line: str) -> Any:
 
 def checked_text(value: object, place: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{place}: 'prompt' is {shown(value)}: it must be a text that is not empty")
+        raise InvalidRequestError(f"{place}: 'prompt' is {shown(value)}: it must be a non-empty text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Traces of what the command line runs: of one text, or of every drafting method of a benchmark."""
+"""Traces of command-line runs: of one text, or of every drafting method of a benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Recordings", "recorded"]
 
 @contextmanager
 def recorded(path: Path | None, setup: Setup, loaded: LoadedModel) -> Iterator[LLM]:
-    """The methods at work, every round a line of the file."""
+    """Yield the configured methods; every round is recorded as a line of the file."""
     if path is None:
         yield setup.over(loaded)
         return
@@ -41,7 +41,7 @@ class Recordings:
     """A folder with a trace of every drafting method; nothing without a folder. Mutated by `of`.
 
     Args:
-        folder: where; made when the first method asks.
+        folder: the folder; created with the first trace.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -58,7 +58,7 @@ class Recordings:
         self._files.close()
 
     def of(self, method: str) -> TraceWriter | None:
-        """The listener for the rounds of a method."""
+        """Return the round callback of a method."""
         if self._folder is None or method == PLAIN:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ class Recordings:
         return self._writers[method]
 
     def begin(self, ready: Benchmark, model: str) -> None:
-        """First lines: all is loaded, nothing has run."""
+        """Write the header lines; called after loading, before the first run."""
         if not self._writers:
             return
         writer = ready.runner.writers[OURS]

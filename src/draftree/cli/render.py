@@ -1,4 +1,4 @@
-"""Text on a terminal: accepted tokens green, notes beside the text, numbers in one line."""
+"""Terminal output: accepted tokens green, notes on standard error, statistics in one line."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ class Colour(enum.StrEnum):
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person watches this stream; a closed one is None."""
+    """Return whether a stream is a terminal; a closed stream is None."""
     return stream is not None and stream.isatty()
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Colours, or none."""
+    """Terminal styles, or none."""
 
     coloured: bool
 
     @classmethod
     def chosen(cls, colour: Colour, stream: TextIO | None) -> Style:
-        """Colours of a stream. Automatic is: on a terminal that knows colours, unless NO_COLOR is set."""
+        """Choose the style of a stream. Automatic: colours on a capable terminal, unless NO_COLOR is set."""
         if colour is not Colour.AUTO:
             return cls(colour is Colour.ALWAYS)
         wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(wanted and is_terminal(stream))
 
     def accepted(self, text: str) -> str:
-        """Drafted and accepted text."""
+        """Style drafted and accepted text."""
         return self._in(GREEN, text)
 
     def bold(self, text: str) -> str:
-        """A heading."""
+        """Style a heading."""
         return self._in(BOLD, text)
 
     def dim(self, text: str) -> str:
-        """What matters less."""
+        """Style less important text."""
         return self._in(DIM, text)
 
     def pieces(self, pieces: Iterable[Piece]) -> str:
-        """Text in which accepted pieces stand out."""
+        """Style text so that accepted pieces stand out."""
         runs = groupby(pieces, key=lambda piece: piece.drafted)
         texts = ((drafted, "".join(piece.text for piece in run)) for drafted, run in runs)
         return "".join(self.accepted(text) if drafted else text for drafted, text in texts)
@@ -76,13 +76,13 @@ class Style:
 
 
 def say(text: str) -> None:
-    """Text to standard output, at once."""
+    """Write text to standard output and flush it."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """One line beside the text: on standard error, behind all that was said so far."""
+    """Write one line to standard error, after all output so far."""
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -90,7 +90,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A line that is there while something takes its time, if a person watches standard error."""
+    """Show a line during a slow step if standard error is a terminal."""
     shown = is_terminal(sys.stderr)
     if shown:
         sys.stderr.write(f"{harmless(text)} …")
@@ -104,7 +104,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def decoding_line(stats: Sequence[CompletionStats], seconds: float, *, drafted: bool) -> str:
-    """What the writing of one or several texts took."""
+    """Return the statistics of one or several texts in one line."""
     tokens = sum(one.completion_tokens for one in stats)
     rounds = sum(one.rounds for one in stats)
     speed = stats[0].tokens_per_second if len(stats) == 1 else tokens / seconds

@@ -1,4 +1,4 @@
-"""Runs as plain values, for --json."""
+"""Runs as plain values for --json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["dump", "report"]
 
 
 def report(run: Run, model: LanguageModel) -> dict[str, Any]:
-    """What was asked, what wrote, and what it wrote: one text beside the rest, several in a list."""
+    """Return configuration and results: one text inline, several in a list."""
     setup = run.setup
     texts = [completion.to_json() for completion in run.completions]
     return {
@@ -36,7 +36,7 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
 
 
 def dump(values: dict[str, Any]) -> str:
-    """JSON that every reader takes: a logarithm of zero is null."""
+    """Return strictly valid JSON: a logarithm of zero becomes null."""
     return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Standard streams of the process: closed, broken or full ones become an exit status and one sentence."""
+"""Standard streams: closed, broken or full ones become an exit status and one sentence."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["drop_output", "open_standard_files", "tame_log"]
 
 
 def open_standard_files() -> None:
-    """Put the null device where a standard stream is closed.
+    """Replace closed standard streams by the null device.
 
-    The next file that is opened would take its number, and what a library writes to standard output would land in it.
+    The next opened file would take the stream's number, and a library's output would be written to it.
     """
     for number in range(3):
         try:
@@ -27,7 +27,7 @@ def open_standard_files() -> None:
 
 
 def drop_output() -> None:
-    """Send what could not be written to the null device: Python flushes standard output once more at exit."""
+    """Redirect broken streams to the null device: Python flushes standard output once more at exit."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             _drop_if_broken(stream)
@@ -40,18 +40,18 @@ def _drop_if_broken(stream: TextIO) -> None:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except (OSError, ValueError):
-            return  # it is no file
+            return  # it has no file descriptor
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Messages without characters that steer a terminal."""
+    """Formatter that escapes characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As the base class, made harmless."""
+        """Format as the base class, escaped."""
         return harmless(super().format(record))
 
 
 def tame_log() -> None:
-    """Warnings go to standard error as plain text, unless the program has set up its own log."""
+    """Log warnings to standard error as plain text, unless the program has configured logging."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(HarmlessFormatter())

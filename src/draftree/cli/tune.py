@@ -1,4 +1,4 @@
-"""`draftree tune`: finds out once what makes a model draft better, and keeps it."""
+"""`draftree tune`: search for parameters that improve a model's drafting, and store them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ tune = typer.Typer(cls=PlainGroup, no_args_is_help=True)
 
 @tune.callback()
 def about() -> None:
-    """Find out once what makes a model draft better."""
+    """Tune a model's drafting once and store the result."""
 
 
 @tune.command("layers", cls=PlainCommand)
@@ -44,16 +44,19 @@ def layers(
         ),
     ],
     limit: Annotated[
-        int | None, typer.Option(help="Prompts of each category at most.", metavar="N", rich_help_panel=SEARCH)
+        int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
     ] = None,
     trials: Annotated[
-        int, typer.Option(help="Sets to measure, earlier runs included.", metavar="N", rich_help_panel=SEARCH)
+        int,
+        typer.Option(help="Number of sets to measure, including earlier runs.", metavar="N", rich_help_panel=SEARCH),
     ] = 60,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text.", metavar="N", rich_help_panel=SEARCH)] = 48,
+    max_tokens: Annotated[
+        int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)
+    ] = 48,
     k: Annotated[
         int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
     keep_anyway: Annotated[
         bool,
         typer.Option(
@@ -67,7 +70,7 @@ def layers(
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Search the sublayers that --draft layer-skip leaves out; Ctrl-C keeps what was found, and a new run goes on.
+    """Search the sublayers that --draft layer-skip omits; Ctrl-C keeps the results, and a new run continues.
 
     A set that is slower than plain decoding is not stored, and the exit status is 1.
     """
@@ -99,7 +102,7 @@ def layers(
 
 
 def search_with_bar(search: LayerSearch, trials: int) -> bool:
-    """Go through the trials that are left; False if the user stopped it."""
+    """Run the remaining trials; False if the user interrupted them."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("sets", total=trials, completed=min(search.num_done, trials))
@@ -109,16 +112,16 @@ def search_with_bar(search: LayerSearch, trials: int) -> bool:
                 speed = best and search.plain_seconds / (best.seconds_per_token or 1)
                 bar.update(task, advance=1, description=f"best {speed:.2f}x" if speed else "sets")
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted: what was measured is kept\n")
+            sys.stderr.write("interrupted: the measurements are kept\n")
             return False
     return True
 
 
 def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> bool:
-    """Report the best set, and store it if it is faster than plain decoding; whether it was stored.
+    """Report the best set, and store it if it is faster than plain decoding; returns whether it was stored.
 
     Args:
-        search: with its measurements.
+        search: the search with its measurements.
         complete: whether all sets were measured; only then unseen prompts are measured.
         keep_anyway: store a slower set as well.
     """
@@ -126,26 +129,26 @@ def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> b
 
     found = search.conclude(measures_unseen=complete)
     if found is None:
-        sys.stderr.write(f"no set was measured to the end, so none is kept; measurements: {search.journal}\n")
+        sys.stderr.write(f"no set was measured completely, so none is stored; measurements: {search.journal}\n")
         return False
     for line in report(found, len(search.seen), len(search.unseen)):
         typer.echo(line)
     if found.speedup <= 1 and not keep_anyway:
         sys.stderr.write(
-            f"not kept: the best set is {found.speedup:.2f} times as fast as plain decoding. "
+            f"not stored: the best set is {found.speedup:.2f} times as fast as plain decoding. "
             "Decode plainly, measure more sets with --trials, or store it with --keep-anyway\n"
         )
         return False
-    typer.echo(f"kept in {store(found)}: --draft layer-skip takes it")
+    typer.echo(f"stored in {store(found)}: --draft layer-skip uses it")
     return True
 
 
 def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
-    """What was found, on the prompts of the search and on the others."""
+    """Return the lines of the report, on the prompts of the search and on unseen ones."""
     lines = [f"{found}", f"found in {found.num_trials} sets, {found.computed_with}"]
     lines.append(speed("searched", num_seen, found.seconds_per_token, found.plain_seconds_per_token))
     if found.unseen_seconds_per_token is None or found.unseen_plain_seconds_per_token is None:
-        lines.append("not measured on prompts that the search did not see")
+        lines.append("not measured on unseen prompts")
         return lines
     lines.append(speed("unseen", num_unseen, found.unseen_seconds_per_token, found.unseen_plain_seconds_per_token))
     return lines
@@ -153,6 +156,6 @@ def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
 
 def speed(kind: str, count: int, seconds: float, plain: float) -> str:
     return (
-        f"{count} {kind} prompts: {1000 * seconds:.2f} ms a token, plain {1000 * plain:.2f} ms: "
+        f"{count} {kind} prompts: {1000 * seconds:.2f} ms per token, plain {1000 * plain:.2f} ms: "
         f"{plain / seconds:.2f} times as fast"
     )

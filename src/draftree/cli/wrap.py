@@ -1,4 +1,4 @@
-"""Lines broken between words, while the words are still coming in."""
+"""Line wrapping of streamed text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPLIT = re.compile(r"(\n| +)")
 
 
 class Wrapping:
-    """Breaks text at a width. Holds a word back until its end is known. Mutated by `push` and `finish`.
+    """Wraps text at a width. Holds a word back until its end is known. Mutated by `push` and `finish`.
 
     Args:
         width: columns; only a word longer than this makes a longer line.
@@ -26,7 +26,7 @@ class Wrapping:
         self._word: list[Piece] = []
 
     def push(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """What may be shown now that these have come."""
+        """Yield the pieces that are final after these."""
         for piece in pieces:
             for part in filter(None, SPLIT.split(piece.text)):
                 here = Piece(part, piece.drafted)
@@ -41,12 +41,12 @@ class Wrapping:
                     self._word.append(here)
 
     def finish(self) -> Iterator[Piece]:
-        """The last word; a new text may follow."""
+        """Yield the last word; a new text may follow."""
         yield from self._place()
         self._gap, self._column = [], 0
 
     def _place(self) -> Iterator[Piece]:
-        """The word that is complete, behind its gap or in a new line."""
+        """Yield the complete word, after its gap or on a new line."""
         if not self._word:
             return
         gap, word = length(self._gap), length(self._word)

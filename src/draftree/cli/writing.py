@@ -1,4 +1,4 @@
-"""Models are loaded once, and write while somebody watches."""
+"""Generation for the command line: models are loaded once, and texts are shown while they are generated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model and the methods that write with it, as a user names them."""
+    """A model and its methods, as named by the user."""
 
     model: str
     draft: str | None = None
@@ -54,23 +54,23 @@ class Setup:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted."""
+        """Whether no drafter is configured."""
         return not drafts(self.draft)
 
     def plainly(self) -> Setup:
-        """The same model without a drafter."""
+        """Return the same setup without a drafter."""
         return dataclasses.replace(self, draft=None, plan=None)
 
     def methods(self) -> Methods:
-        """Found and matched; nothing is loaded.
+        """Find and check the methods; loads nothing.
 
         Raises:
-            ConfigurationError: unknown, or they do not fit together.
+            ConfigurationError: a method is unknown, or they do not fit together.
         """
         return choose_methods(self.draft, self.verify, self.plan)
 
     def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
-        """The methods at work on a model that is loaded already."""
+        """Return the methods on a loaded model."""
         return LLM(
             loaded,
             self.draft,
@@ -85,13 +85,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What writing gave.
+    """The result of a run.
 
     Attributes:
-        setup: what wrote.
-        task: what was asked, `chat` decided.
+        setup: the setup of the run.
+        task: the task, with `chat` decided.
         completions: one, or n.
-        seconds: by the clock on the wall, prompt included.
+        seconds: wall-clock time, prompt included.
     """
 
     setup: Setup
@@ -108,54 +108,54 @@ class Run:
 
 
 class Screen:
-    """Shows texts as they are verified, or when they are done. Mutated by `show`.
+    """Shows texts while they are verified, or at the end. Mutated by `show`.
 
     Args:
-        ink: colours.
-        live: show each piece at once; for one text only.
-        width: columns to which a live text is wrapped; None leaves lines as they are.
+        style: style of the output.
+        live: show each piece immediately; for one text only.
+        width: columns to which a live text is wrapped; None does not wrap.
     """
 
-    def __init__(self, ink: Style, *, live: bool, width: int | None = None) -> None:
-        self.ink = ink
+    def __init__(self, style: Style, *, live: bool, width: int | None = None) -> None:
+        self.style = style
         self.live = live
         self._guarded = is_terminal(sys.stdout)
         self._wrapping = None if width is None else Wrapping(width)
         self._pieces: dict[int, list[Piece]] = {}
 
     def show(self, update: Update) -> None:
-        """Take the news of a round."""
+        """Show the new pieces of a round."""
         pieces = [harmless(piece) for piece in update.pieces] if self._guarded else update.pieces
         self._pieces.setdefault(update.sequence.index, []).extend(pieces)
         if self.live:
-            say(self.ink.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
+            say(self.style.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
 
     def finish(self) -> None:
-        """All is written, or will not be: whatever was verified is on the screen, the cursor at a line's start."""
+        """End the output: all verified text is shown, and the cursor is at the start of a line."""
         if self._wrapping is not None:
-            say(self.ink.pieces(self._wrapping.finish()))
+            say(self.style.pieces(self._wrapping.finish()))
         texts = [self._pieces[index] for index in sorted(self._pieces)]
         for number, pieces in enumerate(texts, 1):
             if len(texts) > 1:
-                say(f"{self.ink.dim(f'--- {number} of {len(texts)} ---')}\n")
+                say(f"{self.style.dim(f'--- {number} of {len(texts)} ---')}\n")
             if not self.live:
-                say(self.ink.pieces(pieces))
+                say(self.style.pieces(pieces))
             if pieces and not pieces[-1].text.endswith("\n"):
                 say("\n")
         self._pieces = {}
 
 
 def harmless(piece: Piece) -> Piece:
-    """Control characters as their pictures: a model must not steer the terminal."""
+    """Replace control characters by their pictures, so that a model cannot control the terminal."""
     return Piece(piece.text.translate(PICTURES), piece.drafted)
 
 
 def fetch_and_load(setup: Setup) -> LoadedModel:
-    """The model, fetched with a progress bar if it is not here; what can be refused is refused before.
+    """Load the model, downloaded with a progress bar if necessary; all other checks run first.
 
     Raises:
-        ConfigurationError: device, dtype or methods that cannot be had.
-        ModelError: the model cannot be had or used.
+        ConfigurationError: device, dtype or methods are not available.
+        ModelError: the model cannot be found or used.
     """
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
@@ -171,7 +171,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
 
 
 def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
-    """Generate a few tokens unseen: a first pass is slower than all others, and a grammar is compiled once."""
+    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once."""
     room = llm.model.max_length
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
     count = max(1, min(WARM_UP_TOKENS, room - 2))
@@ -180,14 +180,14 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
-    """Write the texts of one task.
+    """Generate the texts of one task.
 
     Args:
-        llm: `setup` at work.
-        setup: for the report.
-        task: what is asked, `chat` decided.
+        llm: the model with the methods of `setup`.
+        setup: the setup, for the report.
+        task: the task, with `chat` decided.
         params: sampling parameters.
-        screen: where it appears; None shows nothing.
+        screen: where the text appears; None shows nothing.
     """
     show = None if screen is None else screen.show
     start = time.perf_counter()

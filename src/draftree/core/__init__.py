@@ -1,1 +1,1 @@
-"""Trees, noise, small types, the registry and errors: what everything else stands on."""
+"""Shared foundations: token trees, noise, small value types, the method registry and the errors."""

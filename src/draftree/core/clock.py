@@ -1,4 +1,4 @@
-"""The clock that the planner goes by: one callable, handed to whatever measures seconds for it."""
+"""The injectable clock: a callable that returns seconds, used wherever the planner's times are measured."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds since a fixed moment; never goes back."""
+"""Seconds since a fixed moment; monotonic."""
 SYSTEM_CLOCK: Clock = time.perf_counter

@@ -1,4 +1,4 @@
-"""Every error that Draftree raises on purpose.
+"""The exceptions that Draftree raises deliberately.
 
     DraftreeError
     ├── ConfigurationError (ValueError)     a method, option or combination that cannot be honoured
@@ -7,14 +7,14 @@
     ├── ModelError (RuntimeError)
     │   ├── ModelNotFoundError              no such name, folder, file or hub id
     │   ├── ModelLoadError                  found, but broken or unreadable
-    │   └── UnsupportedModelError           read, but its kind cannot be decoded here
+    │   └── UnsupportedModelError           readable, but its architecture is not supported
     ├── WeightsError (RuntimeError)         weights could not be fetched, checked or converted
-    ├── QueueFullError (RuntimeError)       as many requests wait as may
-    ├── EngineClosedError (RuntimeError)    the engine takes no requests any more
-    └── GenerationError (RuntimeError)      a request failed while it was being written
-        └── NonFiniteLogitsError            the model gave NaN, or no token was left to choose
+    ├── QueueFullError (RuntimeError)       the waiting queue is full
+    ├── EngineClosedError (RuntimeError)    the engine accepts no more requests
+    └── GenerationError (RuntimeError)      a request failed during generation
+        └── NonFiniteLogitsError            NaN or infinite logits, or every token was filtered out
 
-A message has three parts: what was asked, what is the case, what to do.
+A message has three parts: the wrong value, the reason or the allowed values, and the remedy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class DraftreeError(Exception):
-    """Base of all errors raised on purpose. What a message quotes is made safe to show on a terminal."""
+    """Base of all deliberate errors. Unsafe characters in a message are escaped, so that a terminal can show it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(harmless(arg) if isinstance(arg, str) else arg for arg in args))
@@ -54,7 +54,7 @@ class ConfigurationError(DraftreeError, ValueError):
 
 
 class MissingTokenizerError(ConfigurationError):
-    """Two vocabularies differ, and a tokenizer that would tell how is missing."""
+    """The vocabularies differ, and a tokenizer that is needed to map between them is missing."""
 
 
 class VocabularyMismatchError(ConfigurationError):
@@ -66,7 +66,7 @@ class InvalidRequestError(DraftreeError, ValueError):
 
 
 class ModelError(DraftreeError, RuntimeError):
-    """A model that cannot be had or used."""
+    """A model cannot be found, loaded or used."""
 
 
 class ModelNotFoundError(ModelError):
@@ -78,7 +78,7 @@ class ModelLoadError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """The model was read, but its kind cannot be decoded here."""
+    """The model is readable, but its architecture is not supported."""
 
 
 class WeightsError(DraftreeError, RuntimeError):
@@ -86,18 +86,18 @@ class WeightsError(DraftreeError, RuntimeError):
 
 
 class QueueFullError(DraftreeError, RuntimeError):
-    """As many requests wait as may: come back later."""
+    """The waiting queue is full; retry later."""
 
 
 class EngineClosedError(DraftreeError, RuntimeError):
-    """The engine was closed, or broke down: it takes no requests any more."""
+    """The engine was closed or failed; it accepts no more requests."""
 
 
 class GenerationError(DraftreeError, RuntimeError):
-    """A request failed while it was being written.
+    """A request failed during generation.
 
     Attributes:
-        completions: what the other requests of the batch gave.
+        completions: results of the other requests of the batch.
     """
 
     def __init__(self, message: str, completions: Sequence[object] = ()) -> None:
@@ -106,11 +106,11 @@ class GenerationError(DraftreeError, RuntimeError):
 
 
 class NonFiniteLogitsError(GenerationError):
-    """The model gave NaN or infinite logits, or the sampling controls left no token."""
+    """The model gave NaN or infinite logits, or the sampling controls left no token to choose."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known word, or all of them: the last part of an error message."""
+    """Return the last part of an error message: the closest known word, or all known words."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

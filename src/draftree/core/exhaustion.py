@@ -1,4 +1,4 @@
-"""Which errors of the libraries below mean that memory, or room for threads, is used up."""
+"""Detection of errors that mean out of memory or out of threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNS = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, comes from a lack of memory."""
+    """Return whether an error, or one of its causes, comes from a lack of memory."""
     seen = 0
     while error is not None and seen < 20:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

@@ -1,4 +1,4 @@
-"""Optional dependencies: which package an extra of the project brings, and the refusal where it is missing."""
+"""Optional dependencies: the package of each extra, and the error that is raised if it is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXTRAS = {"gguf": "gguf", "grammar": "xgrammar", "plots": "matplotlib", "tune": 
 
 
 def require_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> None:
-    """Refuse early what an extra is needed for. Imports nothing.
+    """Raise unless the package of an extra is installed; imports nothing.
 
     Args:
         extra: a key of `EXTRAS`.
@@ -30,7 +30,7 @@ def require_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> No
 
 
 def import_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> Any:
-    """The imported package of an extra; arguments as for `require_extra`.
+    """Import the package of an extra; arguments as for `require_extra`.
 
     Raises:
         DraftreeError: of type `error`; the package is not installed, or its import fails.

@@ -46,15 +46,14 @@ def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> MergedTree:
 def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -> MergedTree:
     """One tree that holds the draws of all, each with the distribution that it was drawn from.
 
-    Draws from a distribution come before point draws, which then add acceptance where the former are rejected. A child
-    with the token of an earlier sibling is never accepted itself, so what was drafted behind it goes on behind that
-    sibling. A point draw is shared with such a sibling; a draw from a distribution stays, since leaving it out would
-    say what was drawn.
+    Draws from a distribution precede point draws, which add acceptance where the former are rejected. A child with the
+    token of an earlier sibling is never accepted itself, so its descendants are attached to that sibling. A point draw
+    is merged into such a sibling; a draw from a distribution is kept, because dropping it would condition on its value.
 
     Args:
-        trees: of point or independent draws.
-        names: whose they are; a node names all parts that guessed it.
-        vocab_size: width of the distributions; a point draw gets the one that is all on its token.
+        trees: trees of point or independent draws.
+        names: one name per tree; a node lists the names of all trees that proposed it.
+        vocab_size: width of the distributions; a point draw gets a one-hot distribution.
     """
     joined = _Growing()
     order = sorted(range(len(trees)), key=lambda part: trees[part].distributions is None)

@@ -1,4 +1,4 @@
-"""The user's home folder, where there is one, and paths that begin with it."""
+"""The user's home folder, if there is one, and expansion of `~`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["expanded", "home_folder", "shown_name"]
 
 
 def home_folder() -> Path | None:
-    """The home folder; None where `HOME` is missing or empty and the system knows no user of this number."""
+    """Return the home folder; None if `HOME` is missing or empty and the system has no entry for this user id."""
     if os.environ.get("HOME") or os.name == "nt":
         try:
             return Path.home()
@@ -27,7 +27,7 @@ def home_folder() -> Path | None:
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:
-    """A path with `~` replaced by a home folder.
+    """Return a path with `~` replaced by a home folder.
 
     Raises:
         ConfigurationError: there is no such home folder.

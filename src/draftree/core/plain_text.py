@@ -1,4 +1,4 @@
-"""Text from files and users, made safe to show on a terminal."""
+"""Escaping of text from files and users for display on a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ UNSAFE = re.compile(
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # direction marks, overrides and isolates; line separators
     "\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"  # halves of pairs, annotations, invisible tags
 )
-"""Characters that steer a terminal, reorder the line that is shown, or cannot be written."""
+"""Characters that control a terminal, reorder the displayed line, or cannot be encoded."""
 
 
 def harmless(text: str) -> str:
-    """The text with unsafe characters spelled as Python does: an escape character becomes ``\\x1b``."""
+    """Return the text with unsafe characters escaped as Python does: an escape character becomes ``\\x1b``."""
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

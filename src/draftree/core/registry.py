@@ -1,6 +1,6 @@
-"""Methods by name: a file in a seam's folder is a method, and the file's name is its name everywhere.
+"""Registry of methods: each file in a seam's folder is a method, and the file name is its name everywhere.
 
-Nothing is listed by hand. `Registry` reads a package's folder: every module except `base` is a method, subpackages hold
+There is no manual list. `Registry` reads a package's folder: every module except `base` is a method, subpackages hold
 helpers. A method's file holds one subclass of the seam's base with an inner `Config` (a frozen dataclass), and its
 summary is the first line of the file's docstring.
 """
@@ -40,7 +40,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method found in a folder, not imported yet."""
+    """A method found in a folder; its module is not imported yet."""
 
     name: str
     module: str
@@ -53,7 +53,7 @@ class Registry(Generic[Base]):
     Args:
         package: dotted name of the seam's package.
         base: dotted name of the abstract class, as "module:Class".
-        kind: what a method is called in messages ("drafter").
+        kind: noun for a method in messages ("drafter").
     """
 
     def __init__(self, package: str, base: str, *, kind: str) -> None:
@@ -65,7 +65,7 @@ class Registry(Generic[Base]):
         return f"{self.kind}s"
 
     def methods(self) -> list[Method]:
-        """All methods of the folder, by name; reads files, imports none of them."""
+        """Return all methods of the folder, sorted by name; reads files, imports none of them."""
         found = []
         for name, path in self._files().items():
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -73,11 +73,11 @@ class Registry(Generic[Base]):
         return found
 
     def names(self) -> list[str]:
-        """Names of all methods."""
+        """Return the names of all methods."""
         return list(self._files())
 
     def _files(self) -> dict[str, Path]:
-        """Name to file, by name; the folder is read anew every time, the files are not."""
+        """Map each name to its file, sorted by name; the folder is listed on every call."""
         found = {
             info.name.replace("_", "-"): Path(info.module_finder.path) / f"{info.name}.py"  # type: ignore[union-attr]
             for info in pkgutil.iter_modules(importlib.import_module(self.package).__path__)
@@ -89,7 +89,7 @@ class Registry(Generic[Base]):
         return f"{self.package}.{name.replace('-', '_')}"
 
     def find(self, name: str) -> type[Base]:
-        """The class of a method.
+        """Return the class of a method.
 
         Raises:
             ConfigurationError: no such method.
@@ -114,7 +114,7 @@ class Registry(Generic[Base]):
         return found
 
     def configure(self, spec: Spec) -> tuple[type[Base], Any]:
-        """The class of a spec and its validated configuration.
+        """Return the class of a spec and its validated configuration.
 
         Raises:
             ConfigurationError: no such method, unknown option, wrong type or value out of range.
@@ -123,13 +123,13 @@ class Registry(Generic[Base]):
         return cls, build_config(cls.Config, spec, self.kind)  # type: ignore[attr-defined]
 
     def parse(self, text: str) -> list[Spec]:
-        """Specs of `a+b:x,key=value`. A plus sign parts two specs only where a known name follows it, spaces or not.
+        """Parse `a+b:x,key=value` into specs. A plus sign separates specs only if a known name follows it.
 
         Raises:
             ConfigurationError: unknown name or malformed option.
         """
         if not isinstance(text, str):
-            raise ConfigurationError(f"{self.kind} {text!r} is no text: {suggestion('', self.names())}")
+            raise ConfigurationError(f"{self.kind} {text!r} is not a string: {suggestion('', self.names())}")
         known = "|".join(re.escape(name) for name in sorted(self.names(), key=len, reverse=True))
         pieces = re.split(rf"\+(?=\s*(?:{known})\s*(?:[:,+]|$))", text) if known else [text]
         return [self._parse_one(piece.strip()) for piece in pieces]
@@ -149,7 +149,7 @@ class Registry(Generic[Base]):
 
 
 def build_config(config_class: type, spec: Spec, kind: str) -> Any:
-    """A config dataclass from a spec. The part behind the colon goes to the field marked `argument`.
+    """Build a config dataclass from a spec. The part after the colon goes to the field marked `argument`.
 
     Raises:
         ConfigurationError: unknown option, missing argument, wrong type or value out of range.
@@ -178,9 +178,9 @@ def _named_values(spec: Spec, fields: dict[str, dataclasses.Field[Any]], kind: s
     positional = next((field.name for field in fields.values() if field.metadata.get("argument")), None)
     if spec.argument is not None:
         if positional is None:
-            raise ConfigurationError(f"{kind} '{spec.name}' takes nothing behind a colon, got '{spec.argument}'")
+            raise ConfigurationError(f"{kind} '{spec.name}' takes no argument after a colon, got '{spec.argument}'")
         if not spec.argument:
-            raise ConfigurationError(f"{kind} '{spec.name}:' needs {positional} behind the colon")
+            raise ConfigurationError(f"{kind} '{spec.name}:' needs {positional} after the colon")
         yield positional, spec.argument
     seen = set() if spec.argument is None else {positional}
     for key, value in spec.options:

@@ -1,4 +1,4 @@
-"""Which command brings a damaged model back, as far as its folder tells where it came from."""
+"""The command that restores a damaged model, as far as its folder records the origin."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 __all__ = ["MANIFEST", "get_again"]
 
 MANIFEST = "draftree.json"
-"""Lies in every folder of the cache: where it came from."""
+"""Present in every folder of the cache; records the origin of the model."""
 HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
 
 
 def get_again(folder: Path) -> str:
-    """The last part of a message about a damaged model: what to do."""
+    """Return the last part of a message about a damaged model: the remedy."""
     if found := HUB_SNAPSHOT.search(f"{folder}/"):
         return f"run 'hf download {found[1]}/{found[2]} --force-download'"
     try:
         source = json.loads((folder / MANIFEST).read_text("utf-8"))["source"]
     except (OSError, ValueError, KeyError, TypeError):
-        return "copy the model again from where it came from"
+        return "copy the model again from its origin"
     if isinstance(source, list):
         return f"run 'draftree models get {folder.name}'"
     return f"run 'draftree models remove {folder.name}', then name '{source}' again"

@@ -1,4 +1,4 @@
-"""Termination of the process as an exception, so that what was begun is cleaned up."""
+"""Termination of the process as an exception, so that cleanup runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 __all__ = ["leaving_on_signals"]
 
 SIGNALLED = 128
-"""Added to the number of a signal: the exit status of a process that it ended."""
+"""Offset from a signal number to the exit status of a process that the signal ended."""
 NAMES = ("SIGTERM", "SIGHUP")
 
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Inside, a termination or a lost terminal raises `SystemExit` with the status that a shell would report.
+    """Raise `SystemExit` with the status that a shell would report on a termination or a lost terminal.
 
-    Handlers that the program has set are left alone, and so is every thread but the main one.
+    Handlers that the program has set stay in place; threads other than the main one are not affected.
     """
     taken = []
     if threading.current_thread() is threading.main_thread():

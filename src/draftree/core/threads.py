@@ -1,8 +1,8 @@
-"""Torch's operations by the calling thread alone, where others need the processors next.
+"""Single-threaded torch operations, for use directly before multi-threaded work.
 
-Behind an operation that torch shares among threads these wait for more, awake, for some milliseconds, and hold up
-whatever else has threads of its own: a pass in C took 14.1 ms in place of 11.1 behind a copy of one row of logits.
-Torch's own setter is not used, since it speaks for threads that start meanwhile as well.
+After an operation that torch runs on several threads, its workers spin for some milliseconds and slow down any other
+thread pool: a native pass took 14.1 ms instead of 11.1 after a copy of one row of logits.
+Torch's own setter is not used, because it also applies to threads that start meanwhile.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 
 
 class Libraries(NamedTuple):
-    """What torch computes with: OpenMP, and MKL where it is a part of torch."""
+    """The libraries that torch computes with: OpenMP, and MKL if it is a part of torch."""
 
     openmp: Any
     mkl: Any
 
 
 class Alone:
-    """Inside, this thread computes alone from `begin` on; other threads are left as they are.
+    """Context in which this thread computes single-threaded from `begin` on; other threads are not affected.
 
     Args:
-        where: False changes nothing.
+        where: False makes it a no-op.
     """
 
     __slots__ = ("_before", "_where")
@@ -38,7 +38,7 @@ class Alone:
         self._before: tuple[Libraries, int, int] | None = None
 
     def begin(self) -> None:
-        """From now on; a second time changes nothing."""
+        """Start single-threaded computation; idempotent."""
         found = libraries() if self._where and self._before is None else None
         if found is None:
             return
@@ -61,10 +61,10 @@ class Alone:
 
 @contextmanager
 def one_thread(*, where: bool = True) -> Iterator[None]:
-    """Inside, this thread computes alone; other threads are left as they are.
+    """Run the block single-threaded in this thread; other threads are not affected.
 
     Args:
-        where: False changes nothing.
+        where: False makes it a no-op.
     """
     with Alone(where=where) as alone:
         alone.begin()
@@ -73,7 +73,7 @@ def one_thread(*, where: bool = True) -> Iterator[None]:
 
 @functools.cache
 def libraries() -> Libraries | None:
-    """Those that torch has loaded; None where they cannot be found."""
+    """Return the libraries that torch has loaded; None if they cannot be found."""
     try:
         openmp = ctypes.CDLL(None)
         _ = openmp.omp_get_max_threads, openmp.omp_set_num_threads

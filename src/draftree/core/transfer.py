@@ -1,7 +1,7 @@
-"""The two ways between host and device; everything that crosses on the path of a round goes through here.
+"""Copies between host and device; every copy on the path of a round uses this module.
 
-Numbers go to a card without waiting for it: they are staged in pinned memory, which torch keeps until the card has
-read them. What comes back waits for all work that was queued before, so a round reads back once.
+Copies to a GPU are asynchronous: they are staged in pinned memory, which torch keeps until they are read. A copy
+back waits for all work queued before it, so a round copies back once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether reading this tensor waits for no device."""
+    """Return whether reading this tensor needs no device synchronization."""
     return tensor.device.type == "cpu"
 
 
 def to_device(values: Any, device: torch.device, *, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers as a tensor on a device; the host does not wait.
+    """Return numbers as a tensor on a device; the host does not wait.
 
     Args:
         values: an array or nested sequences of numbers.
-        device: where they go.
-        dtype: as what.
+        device: target device.
+        dtype: dtype of the tensor.
     """
     host = torch.as_tensor(np.asarray(values)).to(dtype)
     if device.type != "cuda":
@@ -33,12 +33,12 @@ def to_device(values: Any, device: torch.device, *, dtype: torch.dtype = torch.i
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all work that was queued; on a CPU nothing is queued."""
+    """Wait until the device has finished all queued work; no-op on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def to_host(tensor: Tensor) -> list[Any]:
-    """A tensor's numbers as nested lists: the host waits for the device."""
+    """Return a tensor's numbers as nested lists; the host waits for the device."""
     found: list[Any] = tensor.tolist()
     return found

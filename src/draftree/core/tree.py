@@ -1,8 +1,8 @@
-"""Token trees: what a drafter guesses and a target scores in one pass.
+"""Token trees: the draft of a drafter, scored by the target in one pass.
 
 A tree is small host data. Node i has a token and a parent; parents[i] < i, and -1 is the root: the last
 written token, which the tree itself does not hold. A chain is the tree with parents [-1, 0, 1, ...].
-Nothing here knows a model; every function is pure.
+The functions are pure and independent of any model.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ROOT = -1
 
 
 class Draw(enum.Enum):
-    """How the children of a node came to be: what a verifier may conclude from them."""
+    """How the children of a node were drawn, which decides the verifiers that may be used."""
 
     FREE = "free"
     """Chosen in any way; no distribution is known."""
     POINT = "point"
-    """At most one child a node, chosen with certainty: the draft distribution is one token."""
+    """At most one child per node, chosen with certainty: the draft distribution is one-hot."""
     IID = "iid"
     """Drawn independently from the draft distribution, in order, duplicates kept."""
     WITHOUT_REPLACEMENT = "without-replacement"
-    """Drawn one after another from what is left of the draft distribution, in order."""
+    """Drawn one after another from the remaining draft distribution, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class TokenTree:
     """A tree of guessed tokens.
 
     Attributes:
-        tokens: one token id a node.
-        parents: the parent's index a node, -1 for the root; always smaller than the node's own index.
-        scores: drafter's log-scores a node (perturbed by the noise where sampling); empty if it has none.
-        draw: how children were drawn; siblings stand in draw order.
+        tokens: one token id per node.
+        parents: index of each node's parent, -1 for the root; always smaller than the node's own index.
+        scores: the drafter's log-score per node (perturbed by the noise when sampling); empty if it has none.
+        draw: how children were drawn; siblings are in draw order.
         distributions: draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that
-        have one. sources: names of the drafters that guessed node i, or of the places that one drafter took it from;
-        empty if
-            there is only one drafter and one place.
+            have one.
+        sources: names of the drafters that proposed node i, or of a drafter's own sources; empty if there is only one
+            drafter with one source.
     """
 
     tokens: tuple[int, ...]
@@ -69,18 +69,18 @@ class TokenTree:
         return len(self.tokens)
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; empty for the root (-1)."""
+        """Return the nodes from the root's child down to `node`; empty for the root (-1)."""
         return path(self.parents, node)
 
     def token_paths(self) -> list[tuple[int, ...]]:
-        """Tokens from the root's child down to every node; entry 0 is the root's, entry 1 + i is node i's."""
+        """Return the tokens from the root's child to every node; entry 0 is the root's, entry 1 + i node i's."""
         found: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.tokens, self.parents, strict=True):
             found.append((*found[parent + 1], token))
         return found
 
     def children(self) -> list[list[int]]:
-        """Children of every node in draw order; entry 0 is the root's, entry 1 + i is node i's."""
+        """Return the children of every node in draw order; entry 0 is the root's, entry 1 + i is node i's."""
         lists: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents):
             lists[parent + 1].append(node)
@@ -97,13 +97,13 @@ def chain(
     draw: Draw = Draw.FREE,
     distributions: Tensor | None = None,
 ) -> TokenTree:
-    """A tree without branches."""
+    """Return a tree without branches."""
     row = tuple(int(t) for t in tokens)
     return TokenTree(row, tuple(range(-1, len(row) - 1)), tuple(scores), draw, distributions)
 
 
 def path(parents: Sequence[int], node: int) -> list[int]:
-    """Nodes from the root's child down to `node`, both ends included; empty for the root."""
+    """Return the nodes from the root's child down to `node`, both ends included; empty for the root."""
     nodes: list[int] = []
     while node != ROOT:
         nodes.append(node)
@@ -113,7 +113,7 @@ def path(parents: Sequence[int], node: int) -> list[int]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of every node; the root's children have depth 1."""
+    """Return the depth of every node; the root's children have depth 1."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent == ROOT else found[parent] + 1)
@@ -121,7 +121,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
-    """Whether these are nodes of the tree, each the child of the one before, the first the root's."""
+    """Return whether `nodes` are nodes of the tree, each the child of the previous one, the first the root's."""
     return all(
         0 <= node < len(parents) and parents[node] == parent
         for node, parent in zip(nodes, (ROOT, *nodes), strict=False)
@@ -138,12 +138,12 @@ def is_rooted(parents: Sequence[int], nodes: Sequence[int]) -> bool:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether no node has two children and none is apart from the chain."""
+    """Return whether every node's parent is the previous node."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
-    """Which node may see which: bool of shape (nodes, nodes), row = the node, column = itself or an ancestor."""
+    """Return the attention mask: bool, shape (nodes, nodes); row = the node, column = itself or an ancestor."""
     count = len(parents)
     bits = ancestor_bits(parents, num_bytes=-(-count // 8))
     return np.unpackbits(bits, axis=1, count=count, bitorder="little").view(bool)
@@ -159,7 +159,7 @@ def ancestor_bits(parents: Sequence[int], *, num_bytes: int) -> np.ndarray:
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
-    """The longest path from the root whose tokens begin `tokens`; the first drafted of twins that reach as far."""
+    """Return the longest path from the root that is a prefix of `tokens`; the first drafted among equal paths."""
     frontier, reached = [ROOT], ROOT
     children = tree.children()
     for token in tokens:

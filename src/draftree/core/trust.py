@@ -1,4 +1,4 @@
-"""Code that lies beside the files of a model: found by its entries in the settings, run only with permission.
+"""Code in a model's folder: detected by its entries in the settings, run only with permission.
 
 transformers imports a model's own classes from Python files that `auto_map` names in the settings. They run with all
 rights of the process. Draftree passes `trust_remote_code=False` wherever transformers loads anything.
@@ -24,7 +24,7 @@ ALLOW = "read that code, then allow it with LLM(..., trust_remote_code=True) or 
 
 
 def code_named_in(folder: Path) -> dict[str, str]:
-    """The files of settings that name code of the model's own, each with the first class that it names."""
+    """Map each settings file that names custom code to the first class that it names."""
     found = {}
     for name in SETTINGS:
         entries = _entries(folder / name)
@@ -34,7 +34,7 @@ def code_named_in(folder: Path) -> dict[str, str]:
 
 
 def refusal(folder: Path) -> str:
-    """Why a model or tokenizer is refused whose settings name code; empty if they name none."""
+    """Return why a model or tokenizer whose settings name custom code is refused; empty if they name none."""
     found = code_named_in(folder)
     if not found:
         return ""
@@ -43,12 +43,12 @@ def refusal(folder: Path) -> str:
 
 
 def kernel_refusal(folder: Path) -> str:
-    """Why a model is refused whose settings name compiled code of the hub for its attention; empty if they do not."""
+    """Return why a model whose settings name a compiled attention kernel of the hub is refused; empty if none."""
     content = _settings(folder / "config.json")
     for part in (content, *(value for value in content.values() if isinstance(value, dict))):
         for key in ("attn_implementation", "_attn_implementation"):
             if named := next((name for name in _classes(part.get(key)) if "/" in name), None):
-                return f"'{folder}' asks for the compiled code '{named}' of the hub ({key} in config.json): {ALLOW}"
+                return f"'{folder}' needs the compiled code '{named}' of the hub ({key} in config.json): {ALLOW}"
     return ""
 
 
@@ -60,12 +60,12 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}  # damaged settings are refused where they are read
+        return {}  # the reader of damaged settings refuses them
     return content if isinstance(content, dict) else {}
 
 
 def _classes(mapped: Any) -> list[str]:
-    """Every class in an `auto_map`: a name, a list of names or nulls, or a mapping to them."""
+    """Return every class in an `auto_map`: a name, a list of names or nulls, or a mapping to them."""
     if isinstance(mapped, str):
         return [mapped]
     if isinstance(mapped, Mapping):

@@ -1,4 +1,4 @@
-"""Small values that pass through the seams: budgets, verdicts and the record of a round."""
+"""Value types of the seams: budgets, verdicts and records of rounds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from draftree.core.tree import EMPTY, TokenTree
 
 MAX_NODES = 256
-"""Nodes of a sequence's tree at most, whatever a planner says."""
+"""Upper limit of the nodes of a sequence's tree, for every planner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a sequence may draft in one round. Zero nodes is allowed: the round is then plain decoding.
+    """The drafting limits of a sequence in one round. Zero nodes is allowed: the round is then plain decoding.
 
     Attributes:
-        num_nodes: nodes at most.
-        depth: levels at most.
-        min_confidence: a drafter stops below a node whose probability under its own distribution is under this;
-            the node itself is kept, since dropping it would bias rules that look at the draft distribution.
-        part_depths: for merged drafters the levels of each, in their order, 0 to leave one out; empty: `depth` for all.
-        room: nodes, and levels, up to which a tree may be larger than that, by tokens that must follow and so cost no
-            guess; the loop sets it.
+        num_nodes: maximum number of nodes.
+        depth: maximum number of levels.
+        min_confidence: a drafter does not expand a node whose probability under its own distribution is below this;
+            the node itself is kept, since dropping it would bias verifiers that use the draft distribution.
+        part_depths: levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all.
+        room: nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no
+            draft; set by the loop.
     """
 
     num_nodes: int
@@ -31,17 +31,17 @@ class Budget:
     room: int = 0
 
     def within(self, num_nodes: int, depth: int) -> Budget:
-        """The same budget, held to these limits."""
+        """Return the budget with these limits applied."""
         nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
         return Budget(nodes, levels, self.min_confidence, self.part_depths, self.room)
 
     def in_room(self, room: int) -> Budget:
-        """The same budget, for a text that has room for so many drafted tokens."""
+        """Return the budget for a sequence that has room for `room` drafted tokens."""
         nodes, depth = min(self.num_nodes, MAX_NODES), max(0, min(self.depth, room))
         return Budget(nodes, depth, self.min_confidence, self.part_depths, min(room, MAX_NODES))
 
     def of_part(self, part: int) -> Budget:
-        """What one of merged drafters may do of it."""
+        """Return the share of one of several merged drafters."""
         if not self.part_depths:
             return self
         depth = min(self.depth, self.part_depths[part])
@@ -50,14 +50,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class DraftPart:
-    """One of the drafters that a planner plans for.
+    """One of the drafters that a planner budgets.
 
     Attributes:
-        name: as trees name it in `sources`; trees of a lone drafter need not name it.
-        depth: levels that it guesses where the planner does not say.
+        name: name in the `sources` of trees; trees of a single drafter may omit it.
+        depth: default number of levels.
         nodes: nodes of its tree at that depth.
-        runs_model: whether its levels are passes of a model; else it answers at once, however deep.
-        gives_confidence: whether it stops below `Budget.min_confidence`.
+        runs_model: whether each level is a pass of a model; otherwise drafting is nearly free at any depth.
+        gives_confidence: whether it honours `Budget.min_confidence`.
     """
 
     name: str
@@ -69,13 +69,13 @@ class DraftPart:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier keeps of a tree.
+    """The result of verifying a tree.
 
     Attributes:
         path: accepted nodes from the root down, as indices into the tree; may be empty.
-        bonus: the token chosen where the walk ends; it was not drafted.
+        bonus: the token chosen at the end of the accepted path; it was not drafted.
         picks: the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored.
-            For drafters that ask (`Drafter.wants_picks`): the loop fills it in, not the rule; otherwise empty.
+            Filled in by the loop, not by the verifier, for drafters with `Drafter.wants_picks`; otherwise empty.
     """
 
     path: tuple[int, ...]
@@ -85,9 +85,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """What one sequence did in one round; raw counts, from which readers derive rates.
+    """Raw counts of one sequence in one round, from which readers derive rates.
 
-    `num_accepted` counts drafted tokens that were written: tokens cut by a stop or a limit are not in it.
+    `num_accepted` counts drafted tokens that were written; tokens cut by a stop or a limit are not counted.
     """
 
     request_id: str
@@ -97,27 +97,27 @@ class SequenceRecord:
     num_accepted: int
     num_written: int
     num_in_path: int
-    """Drafted tokens the verifier accepted, before any cut by a stop or a limit: what planners learn from."""
+    """Drafted tokens that the verifier accepted, before any cut by a stop or a limit; the planners' statistic."""
     matches: tuple[tuple[int, int], ...] = ()
-    """For every node that the walk came to, root first: how many children it had, and which of them (1, 2, …, in
-    draft order) was accepted; 0 for none. Nodes without children are left out."""
+    """One pair for every node on the accepted path that has children, root first: the number of children, and the
+    accepted one (1, 2, …, in draft order), 0 for none."""
     index: int = 0
-    """Which of the request's n."""
+    """Index among the request's n sequences."""
     drafted: TokenTree = EMPTY
-    """As it was drafted."""
+    """The tree as drafted."""
     tree: TokenTree = EMPTY
-    """What of it was scored; the planner may have cut it."""
+    """The tree as scored; the planner may have pruned the draft."""
     path: tuple[int, ...] = ()
     """Nodes of `tree` that the verifier accepted, before any cut by a stop or a limit."""
     bonus: int | None = None
-    """The token that was picked where the walk ended; None where the sequence failed."""
+    """The token chosen at the end of the accepted path; None if the sequence failed."""
     room: int = 0
     """Tokens that could still be written before the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One pass of the loop: seconds by phase, and a row for every sequence in the batch."""
+    """One round of the loop: seconds per phase, and a record for every sequence in the batch."""
 
     plan_seconds: float
     draft_seconds: float
@@ -126,10 +126,10 @@ class RoundRecord:
     commit_seconds: float
     total_seconds: float
     num_rows: int
-    """Tokens in the target's pass: roots, drafted nodes, and what was read of prompts."""
+    """Tokens in the target's pass: roots, drafted nodes and prompt tokens."""
     sequences: tuple[SequenceRecord, ...] = field(default=())
     part_seconds: tuple[float, ...] = ()
-    """Of `draft_seconds`, where drafters are merged, each one's; a drafter that was not asked took none."""
+    """The share of each merged drafter in `draft_seconds`; 0 for a drafter that was skipped."""
     num_prompt_rows: int = 0
-    """Those of the rows that only read prompts: chunks of sequences that do not write yet, and the last chunks of those
-    that wrote for the first time."""
+    """Rows that only prefill: chunks of sequences that do not decode yet, and the last chunks of those that decoded
+    for the first time."""

@@ -1,1 +1,1 @@
-"""Diagnosis of a machine and a model: what runs here, how fast it should be, and what limits it."""
+"""Diagnosis of a machine and a model: kernels, expected speed, and the limits."""

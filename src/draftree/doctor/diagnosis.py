@@ -1,6 +1,6 @@
-"""What a model does here: the machine, how passes run and why, the self-check, memory, vocabularies, floors.
+"""Diagnosis of a model on this machine: kernels and reasons, self-check, memory, vocabularies, lower bounds of time.
 
-Everything is gathered into plain records; how they look is somebody else's business.
+All results are plain records; formatting is done elsewhere.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ LENGTH = 2048
 
 
 def examine_machine(device: str = "auto") -> MachineReport:
-    """Look at the machine; the C pass is built if it is not yet.
+    """Examine the machine; builds the native library if it does not exist yet.
 
     Raises:
         ConfigurationError: no such device.
     """
     where = resolve_device(device)
     compiler = instructions = reason = None
-    with contextlib.suppress(NativeUnavailableError):  # what was built before needs none
+    with contextlib.suppress(NativeUnavailableError):  # an existing library needs no compiler
         compiler = shlex.join(find_compiler())
     try:
         instructions = library().instructions
@@ -82,16 +82,16 @@ def examine_machine(device: str = "auto") -> MachineReport:
 def examine(
     settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = resolve_model
 ) -> Diagnosis:
-    """Load what was named and look at it.
+    """Load the models and examine them.
 
     Args:
-        settings: what.
-        found: the machine, examined.
+        settings: the models and options.
+        found: the machine's report.
         fetch: called with the name of every model before any is loaded.
 
     Raises:
         ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
-        ModelError: a model that cannot be had or used.
+        ModelError: a model cannot be found or used.
     """
     methods = settings.methods()
     for name in (settings.model, *methods.draft_models):
@@ -103,7 +103,7 @@ def examine(
     if methods.drafters:
         parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
     length = _length(settings, target.model)
-    memory = estimate_slots(parts, length)  # before anything is measured, which takes memory of its own
+    memory = estimate_slots(parts, length)  # before measurements, which take memory of their own
     speeds, draft_seconds = None, None
     passes: tuple[PassReport, ...] = ()
     if settings.measure:
@@ -125,7 +125,7 @@ def _length(settings: DoctorSettings, model: LanguageModel) -> int:
         return min(LENGTH, model.max_length)
     if settings.length > model.max_length:
         raise ConfigurationError(
-            f"slots of {settings.length} tokens were asked for, but the context of '{settings.model}' is "
+            f"length {settings.length} was requested, but the context of '{settings.model}' is "
             f"{model.max_length}: lower the length"
         )
     return settings.length
@@ -139,7 +139,7 @@ def _examine_draft(
     tokenizer: Tokenizer | None,
     loaded: list[tuple[LoadedModel, DraftModelReport]],
 ) -> tuple[Parts, DraftReport]:
-    """The parts that would write, without the drafter where it does not fit, and what was found."""
+    """Return the parts, without a drafter that does not fit, and the report on the drafter."""
     trusts = settings.trust_remote_code
 
     def load(name: str) -> LoadedDraftModel:

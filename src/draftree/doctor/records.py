@@ -1,4 +1,4 @@
-"""What `draftree doctor` is asked, and the plain records of what it finds."""
+"""The settings and result records of `draftree doctor`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from draftree.text.vocab import VocabularyComparison
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """What is examined.
+    """The subject of a diagnosis.
 
     Attributes:
-        model: named as everywhere.
+        model: name of the model, in any supported form.
         draft: a drafter's spec; None for plain decoding.
-        verify: the rule.
-        dtype: of all models.
-        device: of all models.
-        kernels: what computes passes: "auto", "native" or "torch".
-        quantization: of the target's weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run, of the model and of the drafter's.
-        length: tokens of a slot; None takes 2048, or the context where that is less.
+        verify: the verifier.
+        dtype: dtype of all models.
+        device: device of all models.
+        kernels: kernels: "auto", "native" or "torch".
+        quantization: of the target's weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the folders of the models may run.
+        length: tokens per slot; None means 2048, or the context length if that is less.
         measure: whether speeds and passes are measured.
     """
 
@@ -50,25 +50,25 @@ class DoctorSettings:
         resolve_dtype(self.dtype, resolve_device(self.device))
 
     def methods(self) -> Methods:
-        """Found and matched; nothing is loaded."""
+        """Find and check the methods; loads nothing."""
         return choose_methods(self.draft, self.verify, None)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The machine, and what passes could run on.
+    """The machine and its kernels.
 
     Attributes:
         facts: processor, cores, instructions, memory, system.
-        versions: of Python and the packages that matter.
-        devices: that torch computes on.
-        threads: of torch.
-        caches: bytes of the processor's caches, from the nearest.
-        free_bytes: of memory; None where the system does not say.
+        versions: versions of Python and the relevant packages.
+        devices: torch's devices.
+        threads: torch's CPU threads.
+        caches: bytes of the processor's caches, nearest first.
+        free_bytes: free memory; None if the system does not report it.
         compiler: path of the C compiler; None if there is none.
-        instructions: what passes in C compute with; None if they cannot be had.
-        why_not_native: why they cannot be had.
-        native_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
+        instructions: instruction set of the native kernels; None if they are unavailable.
+        why_not_native: the reason why they are unavailable.
+        native_bfloat16: whether the device has bfloat16 instructions.
     """
 
     facts: dict[str, Any]
@@ -85,7 +85,7 @@ class MachineReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A loaded model. Errors are shares of the spread of the logits, None where there was no such check."""
+    """A loaded model. Errors are relative to the spread of the logits, None without such a check."""
 
     name: str
     family: str
@@ -106,7 +106,7 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelReport:
-    """A model that drafts, and its vocabulary beside the target's; `vocabulary` is None without tokenizers."""
+    """A drafter's model and the comparison of its vocabulary; `vocabulary` is None without tokenizers."""
 
     model: ModelReport
     vocabulary: VocabularyComparison | None
@@ -117,10 +117,10 @@ class DraftReport:
     """A drafter.
 
     Attributes:
-        spec: as it was asked for.
-        nodes: of its widest tree.
-        models: that it steps.
-        note: what it decided when it was built.
+        spec: the requested spec.
+        nodes: nodes of its widest tree.
+        models: the models that it loads.
+        note: its decisions during construction.
         problem: why it cannot draft for this target; None if it can.
     """
 
@@ -133,7 +133,7 @@ class DraftReport:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """A pass over `rows` tokens, and the least that reading and multiplying take here."""
+    """Time of a pass over `rows` tokens, and the lower bound from memory bandwidth and arithmetic."""
 
     rows: int
     seconds: float
@@ -142,7 +142,7 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that was found; `speeds` and `passes` are there if they were measured."""
+    """The complete result; `speeds` and `passes` are present if they were measured."""
 
     machine: MachineReport
     model: ModelReport

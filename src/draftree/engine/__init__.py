@@ -1,1 +1,1 @@
-"""The engine: sequences, the scheduler and the loop."""
+"""The engine: sequences, the scheduler and the decoding loop."""

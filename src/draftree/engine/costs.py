@@ -1,4 +1,4 @@
-"""What a pass of the target takes here, measured by a few passes before the first round, once for a model."""
+"""Initial pass costs of the target, measured by a few passes before the first round, once per model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = Wea
 
 
 def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK) -> Mapping[int, float]:
-    """Seconds of passes of so many rows at least; measured once by each clock for as long as the model lives."""
+    """Return seconds of passes by rows, up to at least `max_rows`; measured once per clock and model."""
     known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
     needed = tuple(count for count in ROWS if count not in known and count <= _enough(max_rows, ROWS))
     if needed:
@@ -26,13 +26,13 @@ def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK
 def measure_costs(
     model: LanguageModel, *, max_rows: int, rows: Sequence[int] = ROWS, clock: Clock = SYSTEM_CLOCK
 ) -> dict[int, float]:
-    """Seconds of one pass over so many rows each, behind a short prefix; rounds will know better.
+    """Measure the seconds of one pass for each number of rows, after a short prefix; rounds refine them later.
 
     Args:
-        model: whose passes.
+        model: the model.
         max_rows: no pass is longer than the next measured number of rows.
         rows: the numbers of rows.
-        clock: what the seconds are read from.
+        clock: clock of the measurement.
     """
     longest = min(_enough(max_rows, rows), model.max_length // 2)
     prefix = min(PREFIX, model.max_length - longest)
@@ -41,7 +41,7 @@ def measure_costs(
     try:
         model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
         model.commit(slot, range(prefix))
-        _run(model, slot, 1)  # the first pass with logits reads the head for the first time
+        _run(model, slot, 1)  # the first pass with logits loads the output head
         found: dict[int, float] = {}
         for count in (count for count in rows if count <= longest):
             for _ in range(model.num_warm_ups):
@@ -58,7 +58,7 @@ def measure_costs(
 
 
 def _run(model: LanguageModel, slot: Slot, count: int) -> None:
-    """A pass over so many rows that leaves the slot as it was."""
+    """Run a pass over `count` rows; the slot is unchanged afterwards."""
     model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
     model.commit(slot, ())
 

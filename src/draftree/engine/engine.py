@@ -1,7 +1,7 @@
-"""The engine: requests come in, rounds go by, texts come out.
+"""The engine: continuous batching of requests by rounds of speculative decoding.
 
-Requests join and leave between rounds. Prompts are read in chunks beside the rounds of others. What a round raises is
-retried sequence by sequence; only those that raise again fail.
+Requests join and leave between rounds. Prompts are prefilled in chunks, together with the rounds of decoding sequences.
+If a batch raises, each sequence is retried alone; only those that raise again fail.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from draftree.engine.slot_allocator import SlotAllocator
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 32
-"""Sequences that are written at once at most, unless told otherwise."""
+"""Default maximum number of running sequences."""
 PENDING_TOKENS_IN_ROUND = 8
-"""Pending tokens of a sequence that are read whatever else the pass reads."""
+"""Pending tokens that a sequence may always read, besides the prefill budget."""
 PREFIX_CACHE_SIZE = 8
-"""Finished texts whose slots are kept at most, unless told otherwise."""
+"""Default maximum number of finished sequences whose slots are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a step brought for one sequence."""
+    """The result of a step for one sequence."""
 
     sequence: WritingSequence
     pieces: tuple[Piece, ...]
     is_last: bool = False
-    """Whether nothing more will come."""
+    """Whether the sequence is finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine keeps to.
+    """The limits of an engine.
 
     Attributes:
-        max_batch_size: sequences that are written at once at most; None for as many as memory allows, up to 32.
-        max_waiting: sequences that may wait at most; None for any number.
-        prefill_chunk_size: prompt tokens that a pass reads at most while texts are being written.
-        prefix_cache_size: finished texts whose slots are kept at most, for prompts that begin as they do.
-        memory: bytes that sequences may take; None for half of what is free when the engine is made.
+        max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
+        max_waiting: maximum number of waiting sequences; None for no limit.
+        prefill_chunk_size: maximum prompt tokens per pass while any sequence is decoding.
+        prefix_cache_size: maximum number of finished sequences whose slots are kept for prompts with a common prefix.
+        memory: bytes that sequences may use; None for half of the free memory at construction.
     """
 
     max_batch_size: int | None = None
@@ -63,15 +63,15 @@ class Limits:
 
 
 class Engine:
-    """Writes many sequences at once, each at its own pace. Not thread-safe.
+    """Generates many sequences concurrently, each at its own pace. Not thread-safe.
 
     Args:
         parts: model, drafter, verifier and planner.
-        limits: how many, how much.
+        limits: limits of batch, queue and memory.
         on_round: called with the record of every round.
-        together: whether a round waits until all sequences of the batch have read their prompts.
-        tries_again: whether a pass that raised is tried again, text by text, so that only those fail whose own pass
-            raises; False raises at once.
+        together: whether decoding waits until all sequences of the batch are prefilled.
+        tries_again: whether the sequences of a failed pass are retried one by one, so that only those fail that raise
+            again; False raises immediately.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class Engine:
 
     @property
     def parts(self) -> Parts:
-        """What it works with."""
+        """The parts of the engine."""
         return self._parts
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to write."""
+        """Whether no sequence is running or waiting."""
         return self._scheduler.is_idle
 
     @property
     def max_waiting(self) -> int | None:
-        """Sequences that may wait at most; None for any number."""
+        """Maximum number of waiting sequences; None for no limit."""
         return self._scheduler.max_waiting
 
     @max_waiting.setter
@@ -114,7 +114,7 @@ class Engine:
         self._scheduler.max_waiting = count
 
     def takes(self, count: int) -> bool:
-        """Whether a request of so many sequences can be queued now."""
+        """Return whether a request of `count` sequences can be queued now."""
         return self._scheduler.takes(count)
 
     @property
@@ -139,38 +139,38 @@ class Engine:
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """What was reused of earlier prompts and texts."""
+        """Prompt tokens that were reused from cached prefixes."""
         return self._allocator.stats
 
     def forget(self) -> None:
-        """Let all kept slots go."""
+        """Drop all cached prefixes."""
         self._allocator.prefixes.clear()
 
     def add(self, *sequences: WritingSequence) -> None:
         """Queue the sequences of a request, all or none; they join the batch when there is room.
 
         Raises:
-            InvalidRequestError: one of them will never fit into memory, is finished, or is here already.
-            QueueFullError: as many wait as may.
+            InvalidRequestError: a sequence never fits into memory, is finished, or was added before.
+            QueueFullError: the queue has no room for them.
         """
         here = {id(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
         for sequence in sequences:
             if sequence.is_finished or id(sequence) in here:
                 state = "finished" if sequence.is_finished else "being written"
-                raise InvalidRequestError(f"a sequence of {sequence.request_id} is {state} already: make another one")
+                raise InvalidRequestError(f"a sequence of {sequence.request_id} is {state} already: create a new one")
             here.add(id(sequence))
             self._allocator.require_fit(sequence)
         self._scheduler.add(sequences)
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
-        """End these sequences now and free their slots; what is finished stays as it is."""
+        """End these sequences now and free their slots; finished ones are unchanged."""
         for sequence in sequences:
             if not sequence.is_finished:
                 sequence.abort()
         self._release()
 
     def stream(self, sequence: WritingSequence) -> Generator[Update, None, None]:
-        """Write a sequence, beside whatever else is there, and yield its news; closing it aborts the sequence.
+        """Run a sequence together with all others, and yield its updates; closing the generator aborts the sequence.
 
         Raises:
             DraftreeError: as `add` and `step`.
@@ -189,14 +189,14 @@ class Engine:
             self.abort([sequence])
 
     def step(self) -> list[WritingSequence]:
-        """One pass: a round for every sequence that has read its prompt, a chunk for some of the others.
+        """Run one pass: a round for every prefilled sequence, and prompt chunks of others.
 
         Returns:
-            Those that got on, or ended; `take_pieces` gives their news.
+            The sequences that advanced or ended; `take_pieces` returns their new text.
 
         Raises:
-            BaseException: a failure of no single sequence, such as a listener's or Ctrl-C; all running sequences are
-                failed with it and their slots freed.
+            BaseException: a failure that no sequence caused, such as a callback's or Ctrl-C; all running sequences fail
+                with it and their slots are freed.
         """
         try:
             self._scheduler.admit(lambda sequence: self._allocator.fits([*self._scheduler.running, sequence]))
@@ -217,7 +217,7 @@ class Engine:
         return stepped
 
     def _make_room(self) -> None:
-        """The youngest wait again if the others have grown into their memory; alone, each has room."""
+        """Preempt the youngest sequences if the others have grown into their memory; a single one always has room."""
         running = self._scheduler.running
         while len(running) > 1 and not self._allocator.fits(running, ahead=0):
             youngest = running[-1]
@@ -225,7 +225,7 @@ class Engine:
             self._scheduler.put_back(youngest)
 
     def _share_pass(self) -> tuple[list[WritingSequence], list[Chunk]]:
-        """Sequences that decode in the next pass, and the prompt chunks of the others."""
+        """Return the sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
         writing = [s for s in running if s.num_pending <= PENDING_TOKENS_IN_ROUND and not s.scores_prompt]
         reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
@@ -238,9 +238,9 @@ class Engine:
         return ready, chunks
 
     def _reading_sizes(self, reading: Sequence[WritingSequence], budget: int) -> list[int]:
-        """How many tokens each reads; of scored prompts together no more rows than there is memory for logits."""
+        """Return how many tokens each sequence prefills; scored prompts are limited by the memory for logits."""
         rows = scored_rows(self._parts.target.vocab_size)
-        # the root is no part of a scored chunk: a round reads it
+        # the root is not part of a scored chunk: a round reads it
         wanted = [min(s.num_pending - 1, rows) if s.scores_prompt else s.num_pending for s in reading]
         given = split_prefill_budget(wanted, budget)
         for place, sequence in enumerate(reading):
@@ -253,7 +253,7 @@ class Engine:
         try:
             record = run_round(self._parts, ready, chunks)
         except AssertionError:
-            raise  # a mistake of ours, not a request's
+            raise  # an internal error, not a request's
         except Exception as error:
             if not self._tries_again:
                 raise
@@ -263,13 +263,13 @@ class Engine:
             self._on_round(record)
 
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
-        """Retry each sequence of a pass that raised in a pass of its own; those that raise again fail."""
+        """Retry each sequence of a failed pass alone; those that raise again fail."""
         jobs: list[tuple[WritingSequence, Sequence[Chunk]]] = [(s, ()) for s in ready]
         for chunk in chunks:
-            # what the pass committed before it raised is read already; the last token is the root of a round
+            # tokens committed before the failure are read already; the last token is the root of a round
             left = min(chunk.num_tokens, chunk.sequence.num_pending - 1)
             jobs.append((chunk.sequence, (Chunk(chunk.sequence, left),)))
-        logger.warning("a pass over %d texts raised %r", len(jobs), error)
+        logger.warning("a pass over %d sequences raised %r", len(jobs), error)
         self._allocator.recover([sequence for sequence, _ in jobs])
         for sequence, own in jobs:
             if sequence.is_finished or not all(chunk.num_tokens for chunk in own):
@@ -289,7 +289,7 @@ class Engine:
             self._allocator.leave(sequence, may_keep=sequence.error is None)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the books of requests, slots and kept prefixes do not agree; between steps only."""
+        """Raise AssertionError if requests, slots and cached prefixes are inconsistent; call between steps."""
         self._scheduler.check_integrity()
         self._allocator.check_integrity(self._scheduler.running, self._scheduler.waiting)
         self._parts.target.check_integrity()

@@ -13,20 +13,20 @@ from draftree.engine.sequence import TokenLogprob, WritingSequence
 
 EVERY_TOKEN = -1
 PROMPT_LOGIT_BYTES = 32 * 2**20
-"""Logits of prompt tokens that one pass computes at most; their log-probabilities take as much again."""
+"""Maximum size of prompt logits in one pass; their log-probabilities take as much again."""
 
 
 def scored_rows(vocab_size: int) -> int:
-    """Prompt rows of a pass whose logits are computed at most."""
+    """Return the maximum number of prompt rows whose logits one pass computes."""
     return max(1, PROMPT_LOGIT_BYTES // (4 * vocab_size))
 
 
 def score_prompt(sequence: WritingSequence, logits: Tensor) -> None:
-    """Note log-probabilities of the next prompt tokens.
+    """Record log-probabilities of the next prompt tokens.
 
     Args:
-        sequence: whose prompt is read.
-        logits: where each of its next tokens without an entry is predicted, shape (tokens, vocab).
+        sequence: the sequence of the prompt.
+        logits: logits that predict its next tokens without an entry, shape (tokens, vocab).
 
     Raises:
         NonFiniteLogitsError: a log-probability is NaN.
@@ -46,12 +46,12 @@ def score_prompt(sequence: WritingSequence, logits: Tensor) -> None:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[TokenLogprob]:
-    """One entry a token.
+    """Return one entry per token.
 
     Args:
-        logits: the model's logits where each token was chosen, shape (tokens, vocab).
-        tokens: what was written.
-        top: how many of the likeliest tokens to name; -1 names all.
+        logits: the model's logits at each token's position, shape (tokens, vocab).
+        tokens: the written tokens.
+        top: how many of the most likely tokens to list; -1 lists all.
     """
     top = logits.shape[-1] if top == EVERY_TOKEN else top
     log_probs = torch.log_softmax(logits, dim=-1)

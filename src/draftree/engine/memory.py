@@ -1,8 +1,8 @@
-"""How much memory a sequence takes, and how many fit into what is free.
+"""Memory per sequence, and the number of sequences that fit into the free memory.
 
-A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and for the length of a
-round the logits of its tree. Half of what is free is given out: while slots are exchanged for longer ones, old and
-new ones stand side by side. What captured graphs will keep is taken off before. `draftree doctor` reports it.
+A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and during a round the
+logits of its tree. Sequences may use half of the free memory: while slots are replaced by longer ones, old and new ones
+exist together. The memory of captured graphs is subtracted first. `draftree doctor` reports it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from draftree.engine.parts import Parts
 from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
 
 SHARE = 0.5
-"""Of the free memory, how much sequences may take."""
+"""Share of the free memory that sequences may use."""
 UNKNOWN = 1 << 32
-"""Bytes that are taken to be free where the system does not say."""
+"""Assumed free bytes if the system does not report them."""
 DRAFT_ROOM = 64
-"""Tentative tokens for which slots have room from the start; more if the drafter's trees are larger."""
+"""Initial room for tentative tokens in a slot; more if the drafter's trees are larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ def slot_budget(parts: Parts, sequence_bytes: int | None = None) -> SlotBudget:
 
 @dataclass(frozen=True, slots=True)
 class SlotEstimate:
-    """How many slots of one length an engine has room for.
+    """The number of slots of one length that an engine has room for.
 
     Attributes:
-        free_bytes: of the device; None where the system does not say.
-        sequence_bytes: those of them that sequences may take.
-        graph_bytes: what captured graphs keep at most.
-        slot_bytes: of one slot, with what is drafted for it.
-        num_slots: that fit; 0 if not even one does.
+        free_bytes: free memory of the device; None if the system does not report it.
+        sequence_bytes: bytes of it that sequences may use.
+        graph_bytes: upper bound of the memory of captured graphs.
+        slot_bytes: bytes per slot, including its drafts.
+        num_slots: number of slots that fit; 0 if none does.
     """
 
     free_bytes: int | None
@@ -100,11 +100,11 @@ class SlotEstimate:
 
 
 def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
-    """What an engine of these parts would have room for, made now.
+    """Estimate the room of an engine with these parts, created now.
 
     Args:
-        parts: loaded.
-        length: tokens of a slot, prompt and text.
+        parts: the loaded parts.
+        length: tokens per slot, prompt and text.
     """
     budget = slot_budget(parts)
     return SlotEstimate(

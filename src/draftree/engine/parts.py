@@ -1,4 +1,4 @@
-"""The parts of one engine, and whether they fit together: decided before any weights are loaded."""
+"""The parts of one engine, and the check that they fit together, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftree.planners.base import Planner
 from draftree.verifiers.base import Promise, Verifier
 
 PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
-"""Draws from the one that binds a drafter least to the one that binds it most."""
+"""Draws in order from the least to the most restrictive for a drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a round works with. Without a drafter it is plain decoding."""
+    """The parts of a round. Without a drafter it is plain decoding."""
 
     target: LanguageModel
     verifier: Verifier
@@ -28,7 +28,7 @@ class Parts:
     traits: DraftTraits = NO_DRAFTS
     """Of the drafter."""
     clock: Clock = SYSTEM_CLOCK
-    """What the seconds of records are read from."""
+    """Clock of the records."""
 
     def __post_init__(self) -> None:
         assert (self.drafter is None) == (self.traits is NO_DRAFTS), "a drafter comes with its traits"
@@ -44,25 +44,25 @@ class Parts:
         return tuple(sorted(set(self.feature_layers)))
 
     def promise(self, temperature: float) -> Promise:
-        """What texts written at this temperature have in common with those of plain decoding."""
+        """Return the relation of texts at this temperature to plain decoding."""
         kept = self.verifier.promise(temperature)
-        # without drafts a lossy rule has nothing to accept, and writes the target's own picks
+        # without drafts a lossy verifier accepts nothing, and writes the target's own picks
         return Promise.SAME_TEXT if kept is Promise.LOSSY and self.drafter is None else kept
 
 
 def agree(
     drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw], *, wants_distributions: bool = False
 ) -> Draw:
-    """The draw that both sides can work with; with `wants_distributions` one that has a distribution, if there is one.
+    """Return the least restrictive common draw; with `wants_distributions` one with a distribution, if there is one.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no common draw.
     """
     for draw in reversed(PREFERENCE) if wants_distributions else PREFERENCE:
         if draw in draws and draw in accepts:
             return draw
     gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (draws, accepts))
     raise ConfigurationError(
-        f"drafter '{drafter}' gives {gives} draws, but verifier '{verifier}' takes {takes}: "
-        "use verifier 'coupled', which takes all, or another drafter"
+        f"drafter '{drafter}' supplies {gives} draws, but verifier '{verifier}' accepts {takes}: "
+        "use verifier 'coupled', which accepts all, or another drafter"
     )

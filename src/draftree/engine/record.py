@@ -1,4 +1,4 @@
-"""What is told of a round: which child was accepted at each node, and the raw counts of a sequence."""
+"""Statistics of a round: the accepted child at each node, and the raw counts of a sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftree.engine.sequence import SequenceCounts
 
 
 def matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
-    """How many children each visited node had, and which of them was accepted."""
+    """Return the number of children of each visited node, and which of them was accepted."""
     children = tree.children()
     ways = zip((ROOT, *verdict.path), (*verdict.path, None), strict=True)
     return tuple(
@@ -19,9 +19,9 @@ def matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
 
 
 def count(counts: SequenceCounts, record: RoundRecord, row: SequenceRecord) -> None:
-    """Add what a round brought to a sequence's counts."""
+    """Add a round to a sequence's counts."""
     if counts.rounds == 0:
-        # the first round reads the prompt: its seconds are the wait for the first token
+        # the first round includes the prefill: its seconds are the time to first token
         counts.prefill_seconds += record.total_seconds
         counts.first_tokens = row.num_written
     else:

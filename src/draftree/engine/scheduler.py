@@ -1,4 +1,4 @@
-"""Who is in the batch: first come, first served, as many at once as there is room for."""
+"""The scheduler: admission to the batch, first come, first served within a priority."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from draftree.engine.sequence import WritingSequence
 class Scheduler:
     """Waiting and running sequences, both in the order of service. Mutated by the engine only.
 
-    Sequences of a lower `priority` number go first, those of one number in the order in which they came. Nobody is
-    passed by a later one because that one is smaller: small ones would starve large ones.
+    Sequences with a lower `priority` number go first, those of equal priority in order of arrival. A sequence is never
+    overtaken because a later one is smaller: small sequences would starve large ones.
 
     Args:
-        max_batch_size: sequences that are written at once at most.
-        max_waiting: sequences that may wait at most; None for any number.
+        max_batch_size: maximum number of running sequences.
+        max_waiting: maximum number of waiting sequences; None for no limit.
     """
 
     def __init__(self, max_batch_size: int, max_waiting: int | None = None) -> None:
@@ -28,10 +28,10 @@ class Scheduler:
         self._num_added = 0
 
     def takes(self, count: int) -> bool:
-        """Whether so many can be queued together; if the queue is empty, any number can."""
+        """Return whether `count` sequences can be queued together; an empty queue takes any number."""
         if self.max_waiting is None or not self.waiting:
             return True
-        # those that will run at the next step do not count as waiting
+        # sequences that will run at the next step do not count as waiting
         free = max(0, self.max_batch_size - len(self.running))
         return len(self.waiting) + count <= self.max_waiting + free
 
@@ -39,12 +39,12 @@ class Scheduler:
         """Queue the sequences of a request, all or none.
 
         Raises:
-            QueueFullError: there is no room for them.
+            QueueFullError: the queue has no room for them.
         """
         if not self.takes(len(sequences)):
             raise QueueFullError(
-                f"{len(sequences)} texts were to be queued, but {len(self.waiting)} wait already and "
-                f"{self.max_waiting} may: try again later, or allow more by max_waiting"
+                f"{len(sequences)} sequences cannot be queued: {len(self.waiting)} are waiting and max_waiting is "
+                f"{self.max_waiting}; try again later, or raise max_waiting"
             )
         for sequence in sequences:
             sequence.rank = (sequence.priority, self._num_added)
@@ -52,7 +52,7 @@ class Scheduler:
             bisect.insort(self.waiting, sequence, key=_rank)
 
     def admit(self, fits: Callable[[WritingSequence], bool]) -> list[WritingSequence]:
-        """Move waiting sequences into the batch while there is room; returns them."""
+        """Move waiting sequences into the batch while there is room; returns the admitted ones."""
         admitted = []
         while self.waiting and len(self.running) < self.max_batch_size and fits(self.waiting[0]):
             sequence = self.waiting.pop(0)
@@ -61,12 +61,12 @@ class Scheduler:
         return admitted
 
     def put_back(self, sequence: WritingSequence) -> None:
-        """Let a running sequence wait again, where it was in the order."""
+        """Move a running sequence back to its place in the queue."""
         self.running.remove(sequence)
         bisect.insort(self.waiting, sequence, key=_rank)
 
     def drop_finished(self) -> list[WritingSequence]:
-        """Take finished sequences out of the batch and the queue; returns them."""
+        """Remove finished sequences from the batch and the queue; returns them."""
         finished = [s for s in (*self.running, *self.waiting) if s.is_finished]
         if finished:
             self.running = [s for s in self.running if not s.is_finished]
@@ -75,17 +75,17 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to write."""
+        """Whether no sequence is running or waiting."""
         return not self.running and not self.waiting
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if sequences are lost, twice there, or out of order."""
+        """Raise AssertionError if sequences are lost, duplicated, or out of order."""
         everything = [*self.running, *self.waiting]
-        assert len({id(s) for s in everything}) == len(everything), "a sequence waits or runs, once"
-        assert not any(s.is_finished for s in everything), "who is finished is gone"
+        assert len({id(s) for s in everything}) == len(everything), "a sequence is waiting or running, once"
+        assert not any(s.is_finished for s in everything), "finished sequences are removed"
         assert len(self.running) <= self.max_batch_size, "the batch is bounded"
         for queue in (self.running, self.waiting):
-            assert [s.rank for s in queue] == sorted(s.rank for s in queue), "first come, first served"
+            assert [s.rank for s in queue] == sorted(s.rank for s in queue), "sequences are in the order of service"
 
 
 def _rank(sequence: WritingSequence) -> tuple[int, int]:

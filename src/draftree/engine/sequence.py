@@ -1,4 +1,4 @@
-"""What is being written: one sequence of a request, its tokens, text, limits and counts."""
+"""A sequence during generation: its tokens, text, limits and counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftree.verifiers.base import Promise
 
 
 class FinishReason(enum.StrEnum):
-    """Why a text ended."""
+    """The reason why a text ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,12 +29,12 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities under the model's own distribution, before any control.
+    """Log-probabilities under the model's own distribution, before any sampling control.
 
     Attributes:
-        token_id: the token that was written.
-        logprob: its natural logarithm of probability.
-        top: the likeliest tokens with theirs, best first.
+        token_id: the written token.
+        logprob: natural logarithm of its probability.
+        top: the most likely tokens with their log-probabilities, best first.
     """
 
     token_id: int
@@ -44,7 +44,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that may be shown.
+    """A piece of verified text.
 
     Attributes:
         text: never empty.
@@ -57,9 +57,9 @@ class Piece:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """Raw counts and seconds of one sequence. Mutated once a round.
+    """Raw counts and seconds of one sequence. Mutated once per round.
 
-    Seconds are those of the rounds in which the sequence took part: in a batch they are shared with others.
+    Seconds are those of the sequence's rounds, which are shared with other sequences in a batch.
     """
 
     rounds: int = 0
@@ -82,18 +82,18 @@ class SequenceCounts:
 
 
 class WritingSequence:
-    """One sequence while it is written. Mutated by the engine only.
+    """One sequence during generation. Mutated by the engine only.
 
     Args:
-        request_id: whose sequence it is.
-        index: which of the request's n.
+        request_id: name of its request.
+        index: index among the request's n sequences.
         prompt: token ids.
         controls: sampling controls.
-        limit: tokens of prompt and output at most.
-        detokenizer: turns tokens into text; None where the model has no tokenizer.
-        draft_controls: what the drafter takes the controls to be, where they are not `controls`.
+        limit: maximum tokens of prompt and output.
+        detokenizer: converts tokens to text; None if the model has no tokenizer.
+        draft_controls: the controls for the drafter, if they differ from `controls`.
         priority: lower numbers are served first.
-        promise: what its text has in common with that of plain decoding.
+        promise: relation of its text to plain decoding.
     """
 
     def __init__(
@@ -118,23 +118,23 @@ class WritingSequence:
         self.priority = priority
         self.promise = promise
         self.rank = (priority, 0)
-        """Its place in the order of service; the scheduler's."""
+        """Position in the order of service; set by the scheduler."""
         self.slot: Slot | None = None
         self.opens: Callable[[], Slot] | None = None
-        """Opens a slot that holds the beginning of the prompt, where tokens alone do not say what it is; else None."""
+        """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
         self.draft_state: Any = None
         self.plan_state: Any = None
         self.counts = SequenceCounts()
         self.kernels = ""
         self.kernels_reason: str | None = None
-        """Of the target's passes, for statistics."""
+        """Kernels of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         """The stop token or stop string of the request that ended the text; None for the model's end of text."""
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
-        """One entry for each prompt token that is scored; nothing predicts the first one."""
+        """One entry per scored prompt token; the first token has no prediction."""
         self._num_scored = 0 if controls.params.prompt_logprobs is None else len(prompt)
         self.drafted: list[bool] = []
         self.texts: list[str] = []
@@ -147,27 +147,27 @@ class WritingSequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will be written."""
+        """Whether the sequence is finished."""
         return self.finish_reason is not None
 
     @property
     def num_pending(self) -> int:
-        """Written tokens that the target's slot does not hold yet; at least one, the root."""
+        """Tokens that the target's slot does not contain yet; at least one, the root."""
         return len(self.history) - (0 if self.slot is None else self.slot.length)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of prompt tokens are wanted that are not known yet."""
+        """Whether requested log-probabilities of prompt tokens are still missing."""
         return len(self.prompt_logprobs) < self._num_scored
 
     @property
     def num_copyable(self) -> int:
-        """Tokens that need not be read if another slot holds them: all but the root, or those without a wanted row."""
+        """Tokens that can be copied from another slot: all but the root, or those without a requested row."""
         return len(self.prompt_logprobs) - 1 if self.scores_prompt else len(self.history) - 1
 
     @property
     def room(self) -> int:
-        """Tokens that may still be written."""
+        """Number of tokens that may still be written."""
         return self.limit - len(self.history)
 
     def write(self, tokens: Series[int], num_drafted: int) -> int:
@@ -175,10 +175,10 @@ class WritingSequence:
 
         Args:
             tokens: at least one; the first `num_drafted` were drafted and accepted, the last is the bonus.
-            num_drafted: how many of them were drafted.
+            num_drafted: number of drafted tokens among them.
 
         Returns:
-            How many were written.
+            Number of tokens written.
         """
         for place, token in enumerate(tokens):
             drafted = place < num_drafted
@@ -186,7 +186,7 @@ class WritingSequence:
             self.drafted.append(drafted)
             is_stop = token in self.controls.stop_ids
             if not is_stop or self.controls.params.include_stop_str_in_output:
-                # one by one: bytes of a token behind the end must not reach the text through `finish`
+                # one by one: bytes of a token after the end must not reach the text through `finish`
                 self._show("" if self._detokenizer is None else self._detokenizer.push((token,))[0], drafted)
             if not self.is_finished and (is_stop or self.room == 0):
                 self._end(FinishReason.STOP if is_stop else FinishReason.LENGTH, drafted)
@@ -202,7 +202,7 @@ class WritingSequence:
         if self._stop is None:
             self._add(text, drafted)
             return
-        # as stop tokens, stop strings end the text behind the first `min_tokens` tokens only
+        # like stop tokens, stop strings end the text only after the first `min_tokens` tokens
         may_end = self.history.num_output_tokens > self.controls.params.min_tokens
         state = self._stop.push(text, may_end=may_end)
         self._add(state.text, drafted)
@@ -223,19 +223,19 @@ class WritingSequence:
             self._unshown.append(Piece(text, drafted))
 
     def end_at(self, length: int) -> None:
-        """Write nothing behind this length of prompt and output."""
+        """Limit prompt and output to this length."""
         self.limit = min(self.limit, length)
 
     def fail(self, error: Exception) -> None:
-        """End the sequence with an error; what was written stays."""
+        """End the sequence with an error; the written tokens stay."""
         self.error = error
         self.finish_reason = FinishReason.ERROR
 
     def abort(self) -> None:
-        """End the sequence on the user's word."""
+        """End the sequence by request of the user."""
         self.finish_reason = FinishReason.ABORT
 
     def take_pieces(self) -> tuple[Piece, ...]:
-        """Text that became showable since the last call."""
+        """Return the verified text since the last call."""
         pieces, self._unshown = tuple(self._unshown), []
         return pieces

@@ -1,1 +1,1 @@
-"""From a name, folder or file to a model behind the model seam."""
+"""Loading: from a name, folder or file to a `LanguageModel`."""

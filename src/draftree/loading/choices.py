@@ -1,4 +1,4 @@
-"""What a user may choose of how a model is run: device, dtype, kernels, quantization."""
+"""User options of execution: device, dtype, kernels, quantization."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ QUANTIZATIONS = ("int8",)
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device a user means; "auto" is CUDA where there is a card.
+    """Return the torch device; "auto" is CUDA if a GPU is available.
 
     Raises:
-        ConfigurationError: no such device here.
+        ConfigurationError: the device does not exist here.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,14 +27,14 @@ def resolve_device(device: str) -> torch.device:
         raise ConfigurationError(f"device '{device}' is not known to torch: use auto, cpu, cuda or cuda:N") from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ConfigurationError(f"device '{device}' was asked for, but {count} CUDA devices are here: use cpu")
+        raise ConfigurationError(f"device '{device}' does not exist: this machine has {count} CUDA devices; use cpu")
     if found.type not in ("cpu", "cuda"):
         raise ConfigurationError(f"device '{device}' is not supported: use auto, cpu or cuda")
     return found
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 by instructions of its own."""
+    """Return whether the device has bfloat16 instructions."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if platform.machine().lower() in ("arm64", "aarch64"):
@@ -44,7 +44,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype a user means; "auto" is bfloat16 where the device computes in it, else float32.
+    """Return the torch dtype; "auto" is bfloat16 if the device has native bfloat16, else float32.
 
     Raises:
         ConfigurationError: unknown name.
@@ -59,10 +59,10 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
 
 
 def require_known(kernels: str, quantization: str | None) -> None:
-    """Refuse unknown names.
+    """Raise for unknown or incompatible names.
 
     Raises:
-        ConfigurationError: no such kernels or quantization, or they exclude each other.
+        ConfigurationError: unknown kernels or quantization, or they exclude each other.
     """
     if kernels not in KERNELS:
         raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")

@@ -1,4 +1,4 @@
-"""Sets of sublayers that a model drafts well without: found by tuning, kept in the cache by the model's fingerprint."""
+"""Sets of sublayers to skip when a model drafts: found by tuning, cached by the model's fingerprint."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ HOW_TO_TUNE = "find one with 'draftree tune layers MODEL --prompts FILE', or nam
 
 @dataclass(frozen=True, slots=True)
 class LayerSet:
-    """A set and what was measured when it was found.
+    """A set with its measurements.
 
     Attributes:
-        fingerprint: of the model.
-        attention: layers whose attention is left out.
-        mlp: layers whose multilayer perceptron is left out.
-        num_layers: of the model.
+        fingerprint: fingerprint of the model.
+        attention: layers whose attention is skipped.
+        mlp: layers whose multilayer perceptron is skipped.
+        num_layers: number of layers of the model.
         seconds_per_token: with the set, on the prompts of the search.
-        plain_seconds_per_token: without a drafter, there.
-        unseen_seconds_per_token: with the set, on prompts that the search did not see; None if there were none.
-        unseen_plain_seconds_per_token: without a drafter, there.
-        num_trials: sets that were tried.
+        plain_seconds_per_token: plain decoding, on the same prompts.
+        unseen_seconds_per_token: with the set, on held-out prompts; None if there were none.
+        unseen_plain_seconds_per_token: plain decoding, on the held-out prompts.
+        num_trials: number of sets tried.
         computed_with: dtype and kernels of the model.
     """
 
@@ -46,19 +46,19 @@ class LayerSet:
 
     @property
     def part(self) -> LayerSubset:
-        """What is left of the model."""
+        """The remaining part of the model."""
         return LayerSubset(attention=frozenset(self.attention), mlp=frozenset(self.mlp))
 
     @property
     def speedup(self) -> float:
-        """Plain decoding's seconds per token over the set's: on unseen prompts if measured, else on searched ones."""
+        """Plain seconds per token divided by the set's: on held-out prompts if measured, else on searched ones."""
         if self.unseen_seconds_per_token is not None and self.unseen_plain_seconds_per_token is not None:
             return self.unseen_plain_seconds_per_token / self.unseen_seconds_per_token
         return self.plain_seconds_per_token / self.seconds_per_token
 
     @property
     def spec(self) -> str:
-        """The drafter that leaves this set out, without what is stored."""
+        """The drafter's spec with this set written out."""
         return layer_spec(self.attention, self.mlp)
 
     def __str__(self) -> str:
@@ -69,35 +69,35 @@ class LayerSet:
 
 
 def layer_spec(attention: Collection[int], mlp: Collection[int]) -> str:
-    """The drafter that leaves these sublayers out."""
+    """Return the drafter's spec with these sublayers skipped."""
     named = (("attention", attention), ("mlp", mlp))
     return ",".join(["layer-skip", *(f"{name}={text_of(layers)}" for name, layers in named if layers)])
 
 
 def numbers_of(text: str) -> frozenset[int]:
-    """Layers of a text such as 3-5-8; none of an empty one.
+    """Parse layers such as 3-5-8; an empty text gives none.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is malformed.
     """
     parts = text.split("-") if text else []
     if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"'{text}' is no list of layers")
+        raise ValueError(f"'{text}' is not a list of layers")
     return frozenset(map(int, parts))
 
 
 def text_of(layers: Collection[int]) -> str:
-    """The way back."""
+    """Format layers as 3-5-8; the inverse of `numbers_of`."""
     return "-".join(map(str, sorted(layers))) or "none"
 
 
 def place_of(fingerprint: str, suffix: str = ".json") -> Path:
-    """Where what belongs to a model's layers lies, or would lie."""
+    """Return the path of a model's layer data, whether it exists or not."""
     return Cache().root / "layers" / f"{fingerprint}{suffix}"
 
 
 def store(found: LayerSet) -> Path:
-    """Keep a set; one that was kept before is replaced."""
+    """Store a set; replaces an earlier one."""
     place = place_of(found.fingerprint)
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = place.with_suffix(f".{os.getpid()}")
@@ -107,10 +107,10 @@ def store(found: LayerSet) -> Path:
 
 
 def stored_set(fingerprint: str) -> LayerSet:
-    """The set that was kept for a model.
+    """Return the stored set of a model.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be read.
+        ConfigurationError: there is none, or it is unreadable.
     """
     place = place_of(fingerprint)
     try:
@@ -118,9 +118,9 @@ def stored_set(fingerprint: str) -> LayerSet:
         return LayerSet(**found | {side: tuple(found[side]) for side in ("attention", "mlp")})
     except FileNotFoundError:
         raise ConfigurationError(
-            f"drafter 'layer-skip' knows no set of layers to leave out of this model: {HOW_TO_TUNE}"
+            f"drafter 'layer-skip' has no stored set of layers to skip for this model: {HOW_TO_TUNE}"
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"drafter 'layer-skip' cannot read '{place}', where tuning kept its set: {HOW_TO_TUNE}"
+            f"drafter 'layer-skip' cannot read '{place}', the set stored by tuning: {HOW_TO_TUNE}"
         ) from error

@@ -1,7 +1,7 @@
-"""A model that belongs to somebody else, behind the seam for a while and then as it was before.
+"""Temporary use of a caller's transformers model, which is restored afterwards.
 
-The result of the check of a model (does our attention score it exactly, with trees?) is kept for as long as the model
-lives, so that borrowing it again costs nothing. Nothing that is kept refers to the model: it is not kept alive.
+The result of the self-check of a model (does our attention score it exactly, with trees?) is cached for the life of the
+model, so that borrowing it again costs nothing. The cache holds no reference to the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftree.models.torch.own_forward import padding_counts
 
 @dataclass(slots=True)
 class _Loan:
-    """What is known of a model. Mutated under its lock."""
+    """Cached facts about a model. Mutated under its lock."""
 
     lock: Any = field(default_factory=RLock)
     wrapped: HFModel | CachedModel | None = None
@@ -36,16 +36,16 @@ _LOANS_LOCK = RLock()
 
 @contextmanager
 def borrowed(model: Any) -> Iterator[LoadedModel]:
-    """A transformers model behind the seam inside the block; afterwards it is as it was.
+    """Wrap a transformers model as a `LanguageModel` inside the block; it is restored afterwards.
 
-    The attention implementation and the training flags are put back, the memory of slots is freed; weights are never
-    touched. Other threads that want the same model wait.
+    The attention implementation and the training flags are restored, the memory of slots is freed; weights are never
+    changed. Other threads that want the same model wait.
 
     Args:
         model: a `…ForCausalLM`.
 
     Raises:
-        UnsupportedModelError: it cannot be decoded here, with the reason.
+        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     with _LOANS_LOCK:
         loan = _LOANS.setdefault(model, _Loan())
@@ -66,7 +66,7 @@ def borrowed(model: Any) -> Iterator[LoadedModel]:
 
 
 def is_padding_counted(model: Any) -> bool:
-    """Whether padding before a prompt changes what a borrowed model makes of it; seen once, then kept."""
+    """Return whether padding before a prompt changes a borrowed model's output; measured once, then cached."""
     loan = _LOANS[model]
     with loan.lock:
         if loan.padding_counts is None:
@@ -77,7 +77,7 @@ def is_padding_counted(model: Any) -> bool:
 def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
     facts = _facts(model)
     if loan.depth > 1 and loan.wrapped is not None:
-        return loan.wrapped  # borrowed by the borrower: one model serves both
+        return loan.wrapped  # nested borrowing: one wrapper serves both
     if loan.wrapped is None or loan.facts != facts:
         loan.wrapped = loan.padding_counts = None
         loan.wrapped, loan.facts = behind_seam(model, type(model).__name__), facts
@@ -87,13 +87,13 @@ def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
 
 
 def _facts(model: Any) -> tuple[Any, ...]:
-    """What the self-check depends on: if any of it changes, the model is checked again."""
+    """Return the facts that the self-check depends on: if any changes, the model is checked again."""
     first = next(model.parameters())
     return (first.dtype, model.device, len(list(model.modules())), str(model.config._attn_implementation))
 
 
 def _implementations(model: Any) -> list[tuple[Any, Any]]:
-    """All configurations inside, outermost first, with their attention implementations."""
+    """Return all nested configurations, outermost first, with their attention implementations."""
     found: dict[int, Any] = {}
     waiting = [model.config, *(module.config for module in model.modules() if hasattr(module, "config"))]
     for config in waiting:

@@ -1,4 +1,4 @@
-"""From a name to a model behind the seam: files, dtype, device, packing, self-check."""
+"""Loading of a model by name as a `LanguageModel`: files, dtype, device, packing, self-check."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from draftree.weights.sums import is_distrusted
 logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (2,)
-"""A pass over one row takes other kernels than a pass over two in bfloat16; two rows cost the same where the
+"""In bfloat16 a pass over one row uses other kernels than a pass over two; two rows cost the same if the
 processor has bfloat16 instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and where it came from.
+    """A loaded model and its origin.
 
     Attributes:
-        model: behind the seam.
-        folder: its files, if it came from files.
+        model: the model.
+        folder: folder of its files, if it was loaded from files.
         eos_ids: tokens that end a text.
-        name: what messages call it.
-        kernels: what computes its passes: "native" with the instructions in brackets, "torch", or "graphs" with what
-            stands against capturing them in brackets, if anything does.
-        quantization: of its weights; None for as they came.
-        why_torch: why its passes do not run in C; None if they do, or were not to.
-        runs_code: whether its files name Python code of their own, and it may run.
+        name: name in messages.
+        kernels: kernels of its passes: "native" with the instructions in brackets, "torch", or "graphs" with the
+            reason against capturing them in brackets, if there is one.
+        quantization: of its weights; None for no quantization.
+        why_torch: why the native kernels are not used; None if they are, or were not requested.
+        runs_code: whether its files name Python code of their own that may run.
     """
 
     model: LanguageModel
@@ -73,7 +73,7 @@ class LoadedModel:
 
     @property
     def kernels_note(self) -> str | None:
-        """One line if passes in C were possible by what was asked, on a CPU, and torch computes instead; else None."""
+        """One line if the options allowed native kernels on a CPU but torch is used; else None."""
         if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
             return None
         return f"kernels: {self.kernels} ({self.why_torch})"
@@ -92,20 +92,20 @@ def load_model(
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
     Args:
-        name: what to load.
+        name: the model.
         dtype: "auto", "float32", "bfloat16", "float16" or "float64".
         device: "auto", "cpu", "cuda", "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for the first where it can be had;
-            "graphs" for passes through torch in fixed shapes, as CUDA graphs where there is a card.
-        quantization: "int8" for weights of 8 bits with native kernels; None for weights as they come.
-        packed: whether float32 weights on a CPU are packed ahead for torch.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
+            "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU.
+        quantization: "int8" for 8-bit weights with native kernels; None for no quantization.
+        packed: whether float32 weights on a CPU are prepacked for torch.
+        trust_remote_code: whether Python code in the model's folder may run.
 
     Raises:
-        ConfigurationError: unknown options, or native kernels that cannot be had but were asked for.
-        ModelNotFoundError: there is no such model, or it cannot be had here.
-        ModelLoadError: its files are broken, or it needs Python code of its own.
-        UnsupportedModelError: its kind cannot be decoded here.
+        ConfigurationError: unknown options, or native kernels were requested but are not available.
+        ModelNotFoundError: there is no such model, or it is not available here.
+        ModelLoadError: its files are damaged, or it needs Python code of its own.
+        UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
     where = resolve_device(device)
@@ -117,7 +117,7 @@ def load_model(
     if occasion is not None and (found := load_start(occasion)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
     if occasion is not None and is_distrusted(folder, Cache().root):
-        folder = resolve_model(name)  # its files are compared with their sums: made again, or refused
+        folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
         occasion = occasion_of(folder, kind, quantization)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
@@ -130,7 +130,9 @@ def load_model(
                 raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
-                model = read_model(folder, kind, where, trust_remote_code=trust_remote_code)  # its weights are gone
+                model = read_model(
+                    folder, kind, where, trust_remote_code=trust_remote_code
+                )  # its weights were released
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
     return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
@@ -144,24 +146,26 @@ def lower_model(
     quantization: str | None = None,
     occasion: StartKey | None = None,
 ) -> LoadedModel:
-    """Put a transformers model behind the seam with passes in C, and check it. It gives up its own weights.
+    """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
     Args:
         model: a `…ForCausalLM`.
-        folder: where it came from, if from files.
-        name: what messages call it.
-        quantization: "int8" for weights of 8 bits, None for the model's own.
-        occasion: what is kept for the next start goes under it; None keeps nothing.
+        folder: folder of its files, if it was loaded from files.
+        name: name in messages.
+        quantization: "int8" for 8-bit weights, None for the model's own.
+        occasion: key of the record for the next start; None records nothing.
 
     Raises:
-        NativeUnavailableError: its kind cannot, or there is no C pass here; the model is whole.
-        NativeMismatchError: what was built from it computes something else; the model's weights are gone.
+        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
+        NativeMismatchError: the native model computes other logits; the model's weights were released.
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
     eos_ids, found = _eos_ids(model), name or type(model).__name__
     try:
-        with in_float32(model):  # a judge that rounds as much as it accepts refuses what is nearer to the truth
+        with in_float32(
+            model
+        ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
             wanted = reference_logits(model)
         blueprint = plan_lowering(HFModel(model))
         places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
@@ -192,22 +196,22 @@ def _lowered(
 def wrap_model(
     model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
 ) -> LoadedModel:
-    """Put a transformers model behind the seam and check it.
+    """Wrap a transformers model as a `LanguageModel` and check it.
 
     Args:
         model: a `…ForCausalLM`.
-        folder: where it came from, if from files.
-        name: what messages call it.
+        folder: folder of its files, if it was loaded from files.
+        name: name in messages.
         packed: whether its float32 linear layers may be replaced by packed ones.
-        shapes: run passes in these shapes, as CUDA graphs where there is a card; None: each as it comes.
+        shapes: run passes in these fixed shapes, as CUDA graphs on a GPU; None for exact shapes.
 
     Raises:
-        UnsupportedModelError: it cannot be decoded here, with the reason.
+        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     model.eval().requires_grad_(False)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
-        known = fingerprint(model)  # packed weights cannot be read any more
+        known = fingerprint(model)  # packed weights are not readable afterwards
         logger.info("%s: packed %d linear layers", name, pack(model))
     wrapped = behind_seam(model, name, shapes=shapes)
     if known is not None:
@@ -217,31 +221,31 @@ def wrap_model(
         return loaded
     if not isinstance(wrapped, HFModel) or wrapped.static is None:
         raise UnsupportedModelError(
-            f"kernels 'graphs' were asked for, but {type(model).__name__} attends by a cache of its own, whose shape "
-            "changes from pass to pass: take kernels 'torch'"
+            f"kernels 'graphs' were requested, but {type(model).__name__} uses its own cache, whose shape "
+            "changes from pass to pass: use kernels 'torch'"
         )
     why = wrapped.static.why_eager
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
 
 
 def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
-    """A checked model behind the seam: by our attention if it is exact there, else by transformers' own cache.
+    """Return a checked model: with our attention if it is exact there, else with transformers' own cache.
 
     Args:
-        model: a `…ForCausalLM` in evaluation mode; its attention implementation is set to ours where that is used.
-        name: what messages call it.
-        shapes: of its passes, if our attention is used.
+        model: a `…ForCausalLM` in evaluation mode; its attention implementation is replaced if ours is used.
+        name: name in messages.
+        shapes: fixed shapes of its passes, if our attention is used.
 
     Raises:
-        UnsupportedModelError: it cannot be decoded here, with the reason.
+        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     kind = type(model).__name__
     implementation = model.config._attn_implementation
     try:
-        wanted = reference_logits(model)  # before the attention is exchanged
+        wanted = reference_logits(model)  # before the attention is replaced
     except Exception as error:  # a model's own code may raise anything
         raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its kind cannot be decoded here"
+            f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
         ) from error
     try:
         ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
@@ -255,7 +259,7 @@ def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMod
             ours.supports_trees, ours.self_check = result.trees_ok, result
             if not result.trees_ok:
                 logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
-            # other shapes are computed by other kernels: what holds for one small tree is shown for larger ones
+            # other shapes use other kernels: exactness of one small tree is verified for larger ones
             ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
             return ours
         logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
@@ -272,13 +276,12 @@ def _behind_cache(model: Any, wanted: ReferenceLogits) -> CachedModel:
     except Exception as reason:  # as above
         logger.info("%s: fails token by token: %s", kind, first_line(reason))
         raise UnsupportedModelError(
-            f"{kind} does not go on from the keys and values that it stores, token by token: its kind cannot be "
-            "decoded here"
+            f"{kind} cannot continue from its stored keys and values, token by token: its architecture is not supported"
         ) from reason
     if not result.chains_ok:
         raise UnsupportedModelError(
-            f"{kind} gives other logits token by token than at once (error {result.chain_error:.1e} of their spread): "
-            "its kind cannot be decoded here"
+            f"{kind} gives other logits token by token than in one pass (error {result.chain_error:.1e} of their "
+            "spread): its architecture is not supported"
         )
     cached.self_check = result
     return cached

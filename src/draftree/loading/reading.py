@@ -1,4 +1,4 @@
-"""From files to a model of transformers, with all its weights or not at all."""
+"""Loading of a transformers model from files, with all of its weights or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.core.trust import kernel_refusal, refusal
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, load reports and advice of transformers inside: standard error is the caller's."""
+    """Suppress progress bars, load reports and advice of transformers inside the block."""
     from transformers.utils import logging as library
 
     was_enabled, verbosity = library.is_progress_bar_enabled(), library.get_verbosity()
@@ -32,16 +32,16 @@ def quiet() -> Iterator[None]:
 
 
 def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False) -> Any:
-    """The model of transformers that a folder holds.
+    """Load the transformers model of a folder.
 
     Args:
-        folder: with its files.
-        dtype: of its weights.
-        device: where they go.
+        folder: folder with its files.
+        dtype: dtype of its weights.
+        device: target device.
         trust_remote_code: whether Python code of the folder may run.
 
     Raises:
-        ModelLoadError: its files are broken, it does not fit into memory, or it needs code of its own.
+        ModelLoadError: its files are damaged, it does not fit into memory, or it needs code of its own.
     """
     from transformers import AutoModelForCausalLM
 
@@ -55,14 +55,14 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
-                weights_only=True,  # pickled weights: tensors are read, nothing else
+                weights_only=True,  # pickled weights: only tensors are unpickled
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported as well, and then refused by name
+                ignore_mismatched_sizes=True,  # reported as well, and then refused below
             )
             model = model.to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
-    except Exception as error:  # every library below raises its own kinds for broken files
+    except Exception as error:  # the libraries raise various exceptions for damaged files
         if "trust_remote_code" in str(error) and (why := refusal(folder)):
             raise ModelLoadError(f"model {why}") from error
         if is_out_of_memory(error):
@@ -73,7 +73,7 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
 
 
 def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
-    # transformers gives such weights random values and goes on
+    # transformers would initialize such weights randomly and continue
     wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
     if wrong:
         raise ModelLoadError(
@@ -83,5 +83,5 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as far as it fits into a message."""
+    """Return the first line of an error, shortened for a message."""
     return str(error).strip().split("\n")[0][:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What has to be installed to load a model: checked by its name, before anything is fetched or converted."""
+"""Checks of installed packages and clients for a model by name, before anything is fetched or converted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["require_clients", "require_extras"]
 
 
 def require_extras(name: str | os.PathLike[str]) -> None:
-    """Refuse a model that cannot be converted because the extra `gguf` is not installed.
+    """Raise for a model that cannot be converted because the extra `gguf` is not installed.
 
     Args:
-        name: a model's name, as for `resolve_model`; one that names nothing is left to `resolve_model`.
+        name: a model's name, as for `resolve_model`; unknown names are left to `resolve_model`.
 
     Raises:
         WeightsError: the package is not installed.
@@ -35,7 +35,7 @@ def require_extras(name: str | os.PathLike[str]) -> None:
 
 
 def require_clients(name: str) -> None:
-    """Refuse a model of the catalogue whose registry's client is not installed.
+    """Raise for a model of the catalogue whose registry's client is not installed.
 
     Raises:
         WeightsError: the client cannot be run.

@@ -1,4 +1,4 @@
-"""Turns whatever a user names a model by into a local folder that transformers can load."""
+"""Resolution of a user's name for a model to a local folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from draftree.weights.progress import Progress, silent
 __all__ = ["require_sound", "resolve_model"]
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
-"""A repository of the hub: `owner/name`, or a name alone, as of models that were there before owners."""
+"""A repository of the hub: `owner/name`, or a name alone for old repositories without an owner."""
 PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]|.*[/\\]$|.*\.gguf$|.*/.*/", re.IGNORECASE)
-"""Spelled as a path: neither a name nor a hub id may begin or end so, nor have two slashes."""
+"""Spelled as a path: names and hub ids do not begin or end like this, nor contain two slashes."""
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 HUB_FILES_LEFT_OUT = ("*/*", "consolidated*")
@@ -29,17 +29,17 @@ HUB_TIMEOUT_SECONDS = 10.0
 
 
 def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress: Progress = silent) -> Path:
-    """The local folder of a model: its settings and weights are there and readable.
+    """Return the local folder of a model, after a check that its settings and weights are present and readable.
 
-    `name` is, in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the cache);
-    the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a name. With `fetch=False`
-    nothing is downloaded.
+    `name` is tried in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the
+    cache); the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a name. With
+    `fetch=False` nothing is downloaded.
 
     Raises:
-        ModelNotFoundError: Nothing of that name can be had.
-        ModelLoadError: It was found, but is damaged or is no model.
-        UnsupportedModelError: A GGUF file whose architecture is not known.
-        WeightsError: It could not be fetched or converted.
+        ModelNotFoundError: no model of that name is available.
+        ModelLoadError: it was found, but is damaged or not a model.
+        UnsupportedModelError: a GGUF file with an unsupported architecture.
+        WeightsError: it could not be fetched or converted.
 
     Example:
         >>> resolve_model("smollm2-135m-instruct")  # doctest: +SKIP
@@ -59,7 +59,7 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
     if path.is_file():
         return resolve_file(path, cache, progress=progress)
     if not isinstance(name, str) or PATH_LIKE.match(spelled):
-        raise ModelNotFoundError(f"the model '{spelled}' is not there: no such folder or file; check the path")
+        raise ModelNotFoundError(f"the model '{spelled}' does not exist: no such folder or file; check the path")
     if cache.manifest(spelled) is not None:
         check_model_folder(cache.folder(spelled))
         check_sums(cache.folder(spelled), cache)
@@ -69,14 +69,14 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
         check_model_folder(folder)
         check_sums(folder, cache)
         return folder
-    raise ModelNotFoundError(f"no model is called '{spelled}': {names_for(spelled)}")
+    raise ModelNotFoundError(f"there is no model '{spelled}': {names_for(spelled)}")
 
 
 def require_sound(name: str) -> None:
-    """Refuse a damaged model folder at once: before torch is imported, and before another model is fetched.
+    """Raise for a damaged model folder early: before torch is imported, and before another model is fetched.
 
     Raises:
-        ModelLoadError: the name is a folder that holds no model, or a damaged one.
+        ModelLoadError: the name is a folder without a model, or with a damaged one.
     """
     if name.strip() and expanded(name).is_dir():
         check_model_folder(expanded(name))
@@ -85,9 +85,7 @@ def require_sound(name: str) -> None:
 def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
     if is_gguf(path):
         return install_gguf(path, cache, progress=progress)
-    raise ModelLoadError(
-        f"'{path}' is no GGUF file: to use the model it belongs to, name the folder that holds config.json"
-    )
+    raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
 
 
 def ways_to_name() -> str:
@@ -99,7 +97,7 @@ def names_for(spelled: str) -> str:
 
 
 def hub_folder(repository: str, *, fetch: bool) -> Path:
-    """The snapshot of a hub repository in the hub's own cache; fetched if it is not there and may be."""
+    """Return the snapshot of a hub repository in the hub's own cache; fetched if missing and allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -121,33 +119,33 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             folder = snapshot(HUB_FILES + PICKLED_HUB_FILES)
     except GatedRepoError as error:
         raise ModelNotFoundError(
-            f"the hub gives '{repository}' only to those who accepted its terms: "
+            f"the hub requires acceptance of the terms of '{repository}': "
             "accept them on its page, then log in with 'hf auth login'"
         ) from error
     except RepositoryNotFoundError as error:
         if not has_owner(repository):
             raise ModelNotFoundError(
-                f"no model is called '{repository}', on this machine or at the hub: {names_for(repository)}"
+                f"there is no model '{repository}' on this machine or at the hub: {names_for(repository)}"
             ) from error
         raise ModelNotFoundError(
-            f"the hub has no model '{repository}' for you: check the spelling, or log in if it is private"
+            f"the hub has no model '{repository}' that you can access: check the spelling, or log in if it is private"
         ) from error
     except LocalEntryNotFoundError as error:
-        why = "the hub cannot be reached" if fetch else "nothing may be fetched"
+        why = "the hub cannot be reached" if fetch else "fetching is not allowed"
         if not has_owner(repository):
             raise ModelNotFoundError(
-                f"no model on this machine is called '{repository}', and {why}: {names_for(repository)}"
+                f"there is no model '{repository}' on this machine, and {why}: {names_for(repository)}"
             ) from error
         raise ModelNotFoundError(
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
             f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
         ) from error
     except Exception as error:
-        # The hub's client lets its network library's own errors through, and that library changes.
+        # The hub's client propagates the errors of its network library, which varies.
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise WeightsError(
-                f"the disk ran full while '{repository}' was fetched from the hub: "
-                "make room, or set HF_HOME to a folder on another disk"
+                f"the disk became full while '{repository}' was downloaded from the hub: "
+                "free some space, or set HF_HOME to a folder on another disk"
             ) from error
         raise WeightsError(
             f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"

@@ -1,4 +1,4 @@
-"""What `LLM` takes for a model: names, folders, loaded models of transformers, models behind the seam."""
+"""The model argument of `LLM`: names, folders, loaded transformers models, and `LanguageModel` objects."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def load_target(
     quantization: str | None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """The target behind the model seam.
+    """Load or wrap the target model.
 
     Raises:
-        ConfigurationError: options that cannot be honoured for what was given.
-        ModelError: the model cannot be had or used.
+        ConfigurationError: an option is not possible for this kind of model.
+        ModelError: the model cannot be found or used.
     """
     require_known(kernels, quantization)
     if isinstance(model, str | os.PathLike):
@@ -44,7 +44,7 @@ def load_target(
     is_behind_seam = isinstance(model, LoadedModel | LanguageModel)
     if kernels == "native" or quantization is not None or (kernels == "graphs" and is_behind_seam):
         raise ConfigurationError(
-            "kernels and quantization are chosen while a model is loaded, and this one is loaded already: "
+            "kernels and quantization are chosen when a model is loaded, and this one is already loaded: "
             "give its name or its folder"
         )
     if dtype != "auto" or device != "auto":
@@ -52,21 +52,21 @@ def load_target(
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, LanguageModel):
-        return LoadedModel(model, None, (), type(model).__name__, why_torch="it computes its passes by itself")
+        return LoadedModel(model, None, (), type(model).__name__, why_torch="it implements its own passes")
     if not hasattr(model, "config") or not callable(model):
         raise ConfigurationError(
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
         )
     if kernels == "graphs":
         return wrap_model(model, shapes=Shapes())
-    why = None if kernels == "torch" else "it was loaded before, and its weights stay as they are"
+    why = None if kernels == "torch" else "it was loaded before, and its weights stay unchanged"
     return replace(wrap_model(model), why_torch=why)
 
 
 def kernels_of_drafter(target: LoadedModel) -> str:
-    """What computes the passes of a drafter's model: as the target's, where that was chosen.
+    """Return the kernels of a drafter's model: the target's, if they were chosen explicitly.
 
-    A target that could not run otherwise says why, and has no say about its drafter.
+    Fallback kernels of the target do not restrict its drafter.
     """
     if target.kernels.startswith("graphs"):
         return "graphs"
@@ -74,29 +74,29 @@ def kernels_of_drafter(target: LoadedModel) -> str:
 
 
 def require_exact(loaded: LoadedModel) -> None:
-    """Refuse a model whose logits depend on what they are computed beside.
+    """Raise for a model whose logits depend on the other rows of a pass.
 
     Raises:
-        ConfigurationError: with the reason.
+        ConfigurationError: the message gives the reason.
     """
     if loaded.model.is_exact:
         return
     reason = loaded.why_torch or "its passes run through torch"
     raise ConfigurationError(
-        f"exact was asked for, but a pass of '{loaded.name}' over several rows may round differently from one over one "
-        f"row: {reason}; leave exact out, or take a model, a device and a dtype that native kernels know"
+        f"exact was requested, but a pass of '{loaded.name}' over several rows may round differently from one over one "
+        f"row: {reason}; leave exact out, or use a model, a device and a dtype that native kernels support"
     )
 
 
 def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """The tokenizer that was given, or the one that lies beside the weights.
+    """Return the given tokenizer, or the one in the model's folder.
 
     Raises:
         ConfigurationError: a name was given.
     """
     if isinstance(given, str | os.PathLike):
         raise ConfigurationError(
-            f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as AutoTokenizer.from_pretrained gives"
+            f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
         )
     if given is not None:
         return given if isinstance(given, Tokenizer) else Tokenizer(given)

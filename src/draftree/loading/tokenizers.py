@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: through transformers at first, from its file alone once that is known to do."""
+"""The tokenizer of a model folder: loaded by transformers at first, later from its file alone if that is equivalent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from draftree.version import __version__
 logger = logging.getLogger(__name__)
 
 FILES = ("*token*", "vocab*", "merges*", "chat_template*", "config.json", "additional_chat_templates/*")
-"""All that tokenizers of transformers may read."""
+"""All files that tokenizers of transformers may read."""
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """As `Tokenizer.load`, without transformers where a first start has shown that its file is sufficient.
+    """Load a tokenizer as `Tokenizer.load`, but without transformers if a first start verified that its file suffices.
 
     Raises:
-        ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the folder.
+        ModelLoadError: the tokenizer files are damaged, or need code of the folder.
     """
     store = Store()
     runs_code = trust_remote_code and bool(code_named_in(folder))
@@ -54,6 +54,6 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
 def _facts(loaded: Tokenizer, folder: Path) -> PlainFacts | None:
     try:
         return plain_facts(loaded.backend, folder)
-    except Exception as error:  # tokenizers of others may raise anything where ours asks
+    except Exception as error:  # custom tokenizers may raise anything
         logger.info("%s: its tokenizer was not compared: %s", folder, error)
         return None

@@ -1,7 +1,7 @@
 """Forward passes of a bfloat16 model in float32, without a second copy of its weights.
 
-The logits of a model in bfloat16 are off by the rounding of every layer, up to a tenth of their spread where norms have
-large weights. They cannot judge passes that round less. The same weights in float32 arithmetic can.
+The logits of a model in bfloat16 deviate by the rounding of every layer, up to a tenth of their spread if norms have
+large weights, so they are no reference for passes with less rounding. The same weights in float32 arithmetic are.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHUNK_ROWS = 4096
-"""Outputs of a linear layer whose weights are in float32 at the same time."""
+"""Number of a linear layer's outputs whose weights are in float32 at the same time."""
 
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
     """Compute the model's forward passes in float32 inside the block.
 
-    Linear layers take their weights in chunks of `CHUNK_ROWS`, embeddings give float32, and vectors (norms, biases)
-    are replaced by float32 copies. The model is as it was after the block. float32 models are left alone.
+    Linear layers convert their weights in chunks of `CHUNK_ROWS`, embeddings return float32, and vectors (norms,
+    biases) are replaced by float32 copies. The model is restored after the block. float32 models are unchanged.
 
     Args:
         model: a `…ForCausalLM` whose matrices belong to linear layers and embeddings.

@@ -1,1 +1,1 @@
-"""Logits become distributions and picks: the only place where they do."""
+"""Sampling: the only place where logits become distributions and picks."""

@@ -1,4 +1,4 @@
-"""Processors that forbid tokens: all but some, repeated n-grams, bad words, and an end that comes too early."""
+"""Processors that forbid tokens: an allow list, repeated n-grams, bad words, and an end of text before a minimum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANY_TOKEN = NO_TOKEN - 1
 
 
 class AllowedTokens(Processor):
-    """Forbids all tokens but these.
+    """Forbids all tokens except the given ones.
 
     Args:
         tokens: token ids, at least one.
@@ -27,14 +27,14 @@ class AllowedTokens(Processor):
         self._tokens = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with the others at -inf."""
+        """Set the other logits to -inf."""
         tokens = self._tokens[self._tokens < logits.shape[-1]].to(logits.device)
         kept = logits.index_select(-1, tokens)
         return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
 
 
 class NoRepeatNgram(Processor):
-    """Forbids every token that would end a run of `size` tokens that is in prompt, output and path already.
+    """Forbids every token that would complete a repeated run of `size` tokens in prompt, output and path.
 
     Args:
         size: tokens in a run, at least 1.
@@ -46,7 +46,7 @@ class NoRepeatNgram(Processor):
         self._size = size
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with such tokens at -inf."""
+        """Set the logits of such tokens to -inf."""
         if self._size == 1:
             return context.all_counts.update(logits, lambda values, _: torch.full_like(values, -math.inf))
         tokens = context.tokens
@@ -56,10 +56,10 @@ class NoRepeatNgram(Processor):
         return forbid(logits, rows, tokens[rows, starts + self._size - 1])
 
     def _repeats(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row and first column of every run whose tokens but the last are the row's newest tokens."""
+        """Return row and first column of every run whose tokens but the last equal the row's newest tokens."""
         last = self._size - 1
         # One dense comparison, with the newest token; few places are left for the others. A row shorter than
-        # a run has NO_TOKEN among its newest: only its own end fits that, and nothing follows the end.
+        # a run has NO_TOKEN among its newest tokens: only its own end matches, and no token follows the end.
         newest = tokens[:, -last:]
         rows, starts = np.nonzero(tokens[:, last - 1 : -1] == newest[:, -1:])
         for column in range(last - 1):
@@ -72,7 +72,7 @@ class BadWords(Processor):
     """Forbids the last token of a word where prompt, output and path end with its other tokens.
 
     Args:
-        words: token ids of each, at least one.
+        words: token ids of each word, at least one.
     """
 
     __slots__ = ("_lasts", "_prefixes")
@@ -85,7 +85,7 @@ class BadWords(Processor):
             self._prefixes[row, longest - len(word) :] = word[:-1]
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with such tokens at -inf."""
+        """Set the logits of such tokens to -inf."""
         tails = context.tails(self._prefixes.shape[1])[:, None]
         fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
         rows, words = np.nonzero(fits.all(axis=-1))
@@ -93,10 +93,10 @@ class BadWords(Processor):
 
 
 class MinTokens(Processor):
-    """Forbids the tokens that would end the text before it has so many tokens, path included.
+    """Forbids the tokens that end the text before it has `least` tokens, path included.
 
     Args:
-        least: tokens behind the prompt that must be there before the end.
+        least: minimum number of generated tokens before the end.
         stop_ids: the tokens that end the text.
     """
 
@@ -107,7 +107,7 @@ class MinTokens(Processor):
         self._stop_ids = np.array(stop_ids, dtype=np.int64)
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with these tokens at -inf in rows that come too early."""
+        """Set the logits of these tokens to -inf in rows below the minimum."""
         early = np.flatnonzero(context.num_output_tokens < self._least)
         if not len(early):
             return logits

@@ -1,9 +1,9 @@
-"""A request's sampling parameters made ready for one model: what is applied to its logits, and in which order.
+"""The sampling controls of a request, prepared for one model, in the order in which they apply to its logits.
 
 Order: allowed tokens, logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, bad words,
-minimum of tokens, grammar; then temperature; then min-p, top-k, top-p, as in vLLM: top-p counts the mass of what min-p
-and top-k left. At temperature 0 the filters are left out: they never remove the likeliest token, so they change
-nothing.
+minimum of tokens, grammar; then temperature; then min-p, top-k, top-p, as in vLLM: top-p counts the mass that min-p
+and top-k left. At temperature 0 the filters are omitted: they never remove the most likely token, so they would have no
+effect.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """How the logits of one sequence become distributions and picks.
+    """The mapping from the logits of one sequence to distributions and picks.
 
     Attributes:
-        params: what the user asked for.
+        params: the user's sampling parameters.
         noise: the sequence's own noise.
-        temperature: 0 takes the largest logit.
+        temperature: 0 selects the largest logit.
         processors: applied to the model's logits, in order.
-        filters: applied behind the temperature, in order; empty at temperature 0.
-        stop_ids: token ids that end the text, the model's end-of-text ids included unless they are ignored.
+        filters: applied after the temperature, in order; empty at temperature 0.
+        stop_ids: token ids that end the text, including the model's end-of-text ids unless they are ignored.
         eos_ids: the model's end-of-text ids among them; empty if they are ignored.
-        prediction: token ids of the text that is expected; for drafters, no distribution depends on it.
-        guide: leads the text through its grammar, if it has one; a processor asks it, and drafters may.
+        prediction: token ids of the expected text; for drafters, no distribution depends on it.
+        guide: the matcher of the sequence's grammar, if it has one; used by a processor and by drafters.
     """
 
     params: SamplingParams
@@ -52,7 +52,7 @@ class Controls:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model's logits are used as they are."""
+        """Whether the model's logits are used unchanged."""
         return not self.processors and not self.filters and self.temperature in (0.0, 1.0)
 
 
@@ -65,19 +65,19 @@ def build_controls(
     grammars: Callable[[], Grammars] | None = None,
     seed: int,
 ) -> Controls:
-    """Make a request's parameters ready for a model.
+    """Prepare a request's parameters for a model.
 
     Args:
-        params: what the user asked for.
+        params: the user's sampling parameters.
         vocab_size: width of the model's logits.
         eos_ids: the model's end-of-text ids.
         encode: text to token ids without special tokens; needed for bad words and a predicted text.
-        grammars: gives what compiles grammars; asked only where the text has to follow one.
-        seed: the sequence's seed; `params.seed` is not read, since a fresh seed or one of n may stand for it.
+        grammars: returns the grammar compiler; called only if the text has to follow a grammar.
+        seed: the sequence's seed; `params.seed` is not read, because it may be absent or shared by n sequences.
 
     Raises:
         InvalidRequestError: a token id outside the vocabulary, words without a tokenizer, or a grammar that cannot be
-            followed.
+            used.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
@@ -85,8 +85,8 @@ def build_controls(
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
-                f"{name}={count} is more than the model's {vocab_size} tokens: ask for {vocab_size} at most, "
-                "or for -1, which is all of them"
+                f"{name}={count} is more than the model's {vocab_size} tokens: use at most {vocab_size}, "
+                "or -1 for all of them"
             )
     ending_ids = frozenset(() if params.ignore_eos else eos_ids)
     stop_ids = frozenset(params.stop_token_ids or ()) | ending_ids
@@ -111,14 +111,12 @@ def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Gramm
     if params.constraint is None:
         return None
     if grammars is None:
-        raise InvalidRequestError(
-            f"{params.constraint[0]} needs a tokenizer, which says what tokens spell, and this model has none"
-        )
+        raise InvalidRequestError(f"{params.constraint[0]} needs a tokenizer, and this model has none")
     return grammars().open(params, ends)
 
 
 def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | None) -> Iterable[Processor]:
-    """All processors but the grammar's; `ends` are stop tokens and end-of-text tokens, ignored ones included."""
+    """Yield all processors but the grammar's; `ends` are stop tokens and end-of-text tokens, ignored ones included."""
     if params.allowed_token_ids is not None:
         yield AllowedTokens(params.allowed_token_ids)
     if params.logit_bias:
@@ -158,7 +156,7 @@ def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: 
 
 
 def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
-    """Token ids of every word without and with a space before it: many vocabularies have a token for each."""
+    """Return token ids of every word without and with a space before it: many vocabularies have a token for each."""
     if encode is None:
         raise InvalidRequestError(
             f"bad_words={list(words)!r} need a tokenizer, and this model has none: "

@@ -1,7 +1,7 @@
-"""Controls that keep only the likelier tokens of each row: top-k, top-p, min-p.
+"""Filters that keep only the more likely tokens of each row: top-k, top-p, min-p.
 
-Each finds the smallest logit that a row keeps and keeps every token that reaches it. So tokens of equal logits
-stay or go together, and what is kept depends neither on their order nor on the other rows. (A sort would keep
+Each computes the smallest logit that a row keeps and keeps every token that reaches it. So tokens of equal logits
+are kept or dropped together, and the result depends neither on their order nor on the other rows. (A sort would keep
 some of them, and which ones would change with the batch.)
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from draftree.sampling.search import drop_below, largest
 
 _NUCLEI = (256, 2048)
-"""How many of the largest logits top-p looks at before it sorts whole rows."""
+"""Numbers of largest logits in which top-p searches before it sorts whole rows."""
 
 
 class Filter(ABC):
-    """One control over rows of logits that does not look at the tokens before them."""
+    """One control over rows of logits that is independent of the previous tokens."""
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits with the dropped tokens at -inf; every row keeps its largest.
+        """Return logits with the dropped tokens at -inf; every row keeps its largest.
 
         Args:
             logits: logits over temperature, shape (rows, vocab), finite or -inf; may be changed in place.
@@ -35,7 +35,7 @@ class Filter(ABC):
 
 
 class TopK(Filter):
-    """Keeps the `count` largest logits, and others that equal the smallest of them.
+    """Keeps the `count` largest logits, including ties with the smallest of them.
 
     Args:
         count: at least 1.
@@ -47,12 +47,12 @@ class TopK(Filter):
         self._count = count
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits with the others at -inf."""
+        """Set the other logits to -inf."""
         return drop_below(logits, largest(logits, min(self._count, logits.shape[-1]))[:, -1:])
 
 
 class TopP(Filter):
-    """Keeps a token if all tokens that are likelier have less than `mass` together.
+    """Keeps a token if all more likely tokens together have a probability below `mass`.
 
     Args:
         mass: above 0, below 1.
@@ -64,13 +64,13 @@ class TopP(Filter):
         self._mass = mass
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits with the others at -inf."""
-        # softmax adds up each row by itself, so that a row's mass is the same in every batch
+        """Set the other logits to -inf."""
+        # softmax sums each row independently, so that a row's mass is the same in every batch
         peak = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
         return drop_below(logits, self._least(logits, peak, (*_NUCLEI, logits.shape[-1])))
 
     def _least(self, logits: Tensor, peak: Tensor, counts: tuple[int, ...]) -> Tensor:
-        """The smallest logit that each row keeps, sought among its `counts[0]` largest, or else more."""
+        """Return the smallest kept logit per row, searched among its `counts[0]` largest, or else more."""
         values = largest(logits, min(counts[0], logits.shape[-1]))
         mass = (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
         wanted = torch.full_like(mass[:, :1], self._mass)
@@ -82,7 +82,7 @@ class TopP(Filter):
 
 
 class MinP(Filter):
-    """Keeps the tokens that are at least `fraction` times as likely as the likeliest.
+    """Keeps the tokens that are at least `fraction` times as likely as the most likely one.
 
     Args:
         fraction: above 0, up to 1.
@@ -94,5 +94,5 @@ class MinP(Filter):
         self._log_fraction = math.log(fraction)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits with the others at -inf."""
+        """Set the other logits to -inf."""
         return drop_below(logits, logits.amax(dim=-1, keepdim=True) + self._log_fraction)

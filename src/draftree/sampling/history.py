@@ -1,4 +1,4 @@
-"""The tokens of one sequence, prompt and output, in one growing array."""
+"""The tokens of one sequence, prompt and output, in one growable array."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class History:
-    """Tokens written so far. Only the engine appends; drafters and processors read.
+    """The tokens written so far. Only the engine appends; drafters and processors read.
 
     Args:
         prompt: token ids of the prompt, at least one.
-        capacity: tokens to make room for at first; the array doubles when it is full.
+        capacity: initial capacity in tokens; the array doubles when it is full.
     """
 
     __slots__ = ("_buffer", "_length", "_numbers", "capacity", "prompt_length")
@@ -23,7 +23,7 @@ class History:
         self._buffer = np.empty(max(capacity, len(prompt), 16), dtype=np.int64)
         self._buffer[: len(prompt)] = prompt
         self._length = len(prompt)
-        # the same numbers without numpy, whose code a pass drives out of the caches
+        # a memoryview of the same numbers: cheaper than numpy, whose code the pass evicts from the CPU caches
         self._numbers = self._buffer.data
 
     def __len__(self) -> int:
@@ -36,21 +36,21 @@ class History:
 
     @property
     def output(self) -> np.ndarray:
-        """Tokens behind the prompt: a view, valid until the next append."""
+        """Tokens after the prompt: a view, valid until the next append."""
         return self._buffer[self.prompt_length : self._length]
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens written behind the prompt."""
+        """The number of tokens after the prompt."""
         return self._length - self.prompt_length
 
     def since(self, start: int) -> list[int]:
-        """The tokens from one on, as a list of their own."""
+        """Return the tokens from index `start` on, as a new list."""
         found: list[int] = self._numbers[start : self._length].tolist()
         return found
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Write tokens behind the others."""
+        """Append tokens."""
         end = self._length + len(tokens)
         if end > len(self._numbers):
             grown = np.empty(max(2 * len(self._buffer), end), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the checks of sampling parameters have in common: numbers in a range, refusals, and unknown names."""
+"""Shared checks of sampling parameters: numbers in a range, refusals, and unknown names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ELSEWHERE = {
     "max_new_tokens": "did you mean 'max_tokens'?",
     "max_completion_tokens": "did you mean 'max_tokens'?",
     "num_return_sequences": "did you mean 'n'?",
-    "best_of": "'n' texts are written and all are returned",
-    "do_sample": "temperature=0 takes the likeliest token, a temperature above 0 samples",
-    "eos_token_id": "give more tokens that end the text by 'stop_token_ids', or leave the model's out by 'ignore_eos'",
+    "best_of": "all of the 'n' generated texts are returned",
+    "do_sample": "temperature=0 takes the most likely token, a temperature above 0 samples",
+    "eos_token_id": "add end tokens by 'stop_token_ids', or ignore the model's by 'ignore_eos'",
     "stop_strings": "did you mean 'stop'?",
     "top_logprobs": "did you mean 'logprobs'?",
     "suppress_tokens": "forbid tokens by logit_bias={id: -inf}",
@@ -30,11 +30,11 @@ ELSEWHERE = {
     "guided_regex": "did you mean 'regex'?",
     "guided_grammar": "did you mean 'grammar'?",
 }
-"""Names of other libraries for what these parameters do, where no spelling is near enough to be suggested."""
+"""Names that other libraries use for these parameters, if their spelling is too different for a suggestion."""
 
 
 def names_are_checked(cls: type[Params]) -> type[Params]:
-    """Let a dataclass refuse unknown keyword arguments with a suggestion in the place of Python's TypeError."""
+    """Make a dataclass refuse unknown keyword arguments with a suggestion instead of Python's TypeError."""
     build: Callable[..., None] = cls.__init__
     known = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
@@ -54,12 +54,12 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
-    """The error for a value that is not allowed; a long value is shortened."""
+    """Return the error for a value that is not allowed; a long value is shortened."""
     return InvalidRequestError(f"{name}={shown(value)} is refused: {name} must be {allowed}")
 
 
 def shown(value: Any) -> str:
-    """A value in a message; one may be too deep or too large to be written out."""
+    """Return a value for a message, shortened if it is too deep or too large."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 200
     short.maxlist = short.maxtuple = short.maxdict = 40
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Accepts whole numbers of a range, and None if it is optional."""
+    """Check for whole numbers in a range, and None if it is optional."""
 
     low: int
     high: int | None = None
@@ -77,12 +77,12 @@ class Whole:
 
     @property
     def allowed(self) -> str:
-        """The range in words."""
+        """The allowed values as text."""
         bounds = f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
         return f"a whole number {bounds}" + (" or None" if self.optional else "")
 
     def __call__(self, name: str, value: Any) -> int | None:
-        """The number as an int."""
+        """Return the number as an int, or raise."""
         if value is None and self.optional:
             return None
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -95,7 +95,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Accepts finite numbers of a range, which `allowed` gives in words."""
+    """Check for finite numbers in a range; `allowed` describes it."""
 
     low: float
     high: float
@@ -103,10 +103,10 @@ class Number:
     above_low: bool = False
 
     def __call__(self, name: str, value: Any) -> float:
-        """The number as a float."""
+        """Return the number as a float, or raise."""
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise refuse(name, value, self.allowed)
-        # compared before it is converted: a whole number may be too large for a float
+        # compared before conversion: a whole number may be too large for a float
         if not self.low <= value <= self.high or (self.above_low and value == self.low):  # type: ignore[operator]
             raise refuse(name, value, self.allowed)
         return float(value)
@@ -114,13 +114,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Accepts whole numbers of at least `low`, -1, which stands for `everything`, and None."""
+    """Check for whole numbers of at least `low`, -1 (which means `everything`), and None."""
 
     low: int
     everything: str
 
     def __call__(self, name: str, value: Any) -> int | None:
-        """The number as an int."""
+        """Return the number as an int, or raise."""
         if value is None:
             return None
         is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

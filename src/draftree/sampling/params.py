@@ -1,4 +1,4 @@
-"""What a user may ask of sampling: names and defaults of vLLM's `SamplingParams`, where it has them."""
+"""Sampling parameters, with the names and defaults of vLLM's `SamplingParams` where it has them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _field(default: Any, text: str) -> Any:
 @names_are_checked
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of a request are chosen. Checked when built.
+    """The sampling parameters of a request. Validated on construction.
 
-    Sequences are kept as tuples (an absent one is empty, but `allowed_token_ids` stays None) and numbers as Python's
-    own; `logit_bias` is copied.
+    Sequences are stored as tuples (an absent one is empty, but `allowed_token_ids` stays None) and numbers as Python's
+    own types; `logit_bias` is copied.
 
     Raises:
         InvalidRequestError: an unknown name, a wrong type, a value out of range, or two values that contradict each
@@ -44,11 +44,11 @@ class SamplingParams:
         ('###',)
     """
 
-    n: int = _field(1, "texts to write for each prompt")
-    temperature: float = _field(1.0, "0 takes the likeliest token; larger values flatten the distribution")
-    top_p: float = _field(1.0, "keep the likeliest tokens that together have this probability; 1 keeps all")
-    top_k: int = _field(0, "keep this many of the likeliest tokens; 0 or -1 keeps all")
-    min_p: float = _field(0.0, "keep tokens at least this fraction as likely as the likeliest; 0 keeps all")
+    n: int = _field(1, "number of texts per prompt")
+    temperature: float = _field(1.0, "0 takes the most likely token; larger values flatten the distribution")
+    top_p: float = _field(1.0, "keep the most likely tokens that together have this probability; 1 keeps all")
+    top_k: int = _field(0, "keep this many of the most likely tokens; 0 or -1 keeps all")
+    min_p: float = _field(0.0, "keep tokens at least this fraction as likely as the most likely one; 0 keeps all")
     repetition_penalty: float = _field(1.0, "above 1 makes tokens of the prompt and the output less likely; 1 is off")
     presence_penalty: float = _field(0.0, "subtracted from the logit of every token that is in the output")
     frequency_penalty: float = _field(0.0, "subtracted from a token's logit once for each time it is in the output")
@@ -58,25 +58,25 @@ class SamplingParams:
     no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice in prompt and output; 0 is off")
     bad_words: Sequence[str] | None = _field(
         None,
-        "words that are not written in the tokens that the tokenizer cuts them into, with or without a space before",
+        "words that must not occur in the tokenizer's own split of them, with or without a space before",
     )
     allowed_token_ids: Sequence[int] | None = _field(
-        None, "the only token ids that may be written; the end of text too is written only if it is one of them"
+        None, "the only token ids that may be generated; this includes the end of text, which is allowed only if listed"
     )
     min_tokens: int = _field(0, "no end of text, stop token or stop string among this many first tokens")
-    max_tokens: int | None = _field(16, "tokens to write at most; none goes on to the end of the model's context")
-    stop: str | Sequence[str] | None = _field(None, "strings that end the text; they are not part of it")
+    max_tokens: int | None = _field(16, "maximum number of tokens; none continues to the end of the model's context")
+    stop: str | Sequence[str] | None = _field(None, "strings that end the text; not part of the text")
     stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the text")
-    ignore_eos: bool = _field(False, "go on after the model's end-of-text token")
+    ignore_eos: bool = _field(False, "continue after the model's end-of-text token")
     include_stop_str_in_output: bool = _field(False, "keep the stop string at the end of the text")
-    detokenize: bool = _field(True, "turn tokens into text; without it a completion has token ids only")
+    detokenize: bool = _field(True, "convert tokens to text; otherwise a completion has token ids only")
     skip_special_tokens: bool = _field(True, "leave special tokens out of the text")
     spaces_between_special_tokens: bool = _field(
-        True, "keep the spaces that some tokenizers write between special tokens that follow each other"
+        True, "keep the spaces that some tokenizers write between adjacent special tokens"
     )
-    seed: int | None = _field(None, "the same seed gives the same text; none or -1 takes a fresh one and reports it")
+    seed: int | None = _field(None, "the same seed gives the same text; none or -1 draws a fresh one and reports it")
     logprobs: int | None = _field(
-        None, "report log-probabilities: 0 of the chosen tokens, n of the n likeliest as well, -1 of all tokens"
+        None, "report log-probabilities: 0 for the chosen tokens, n for the n most likely as well, -1 for all tokens"
     )
     prompt_logprobs: int | None = _field(
         None, "report log-probabilities of the prompt's tokens, with the same numbers as for logprobs"
@@ -85,7 +85,7 @@ class SamplingParams:
         None, "keep only this many of the prompt's last tokens; -1 keeps as many as leave room for max_tokens"
     )
     prediction: str | Sequence[int] | None = _field(
-        None, "text that is expected, from which drafter 'prediction' drafts; what is written does not depend on it"
+        None, "expected text, from which the drafter 'prediction' drafts; the output does not depend on it"
     )
     json_schema: Mapping[str, Any] | str | type[Any] | None = dataclasses.field(
         default=None,
@@ -104,34 +104,34 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
-                "lower the one or raise the other"
+                "lower the former or raise the latter"
             )
 
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
-                "stop strings are looked for in the text, and detokenize=False makes none: "
+                "stop strings are matched in the text, and detokenize=False produces none: "
                 "leave one of them out, or use stop_token_ids"
             )
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and a text follows one: keep one of them")
+            raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and only one is allowed: keep one")
         if given:
             require_extra("grammar", f"{given[0]} needs", error=InvalidRequestError)
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """Which of `json_schema`, `regex` and `grammar` the text follows, and what it says; None if none."""
+        """The kind (`json_schema`, `regex` or `grammar`) and the text of the grammar; None if there is none."""
         given = ((name, getattr(self, name)) for name in _CONSTRAINTS)
         return next(((name, text) for name, text in given if text is not None), None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, typed as the tuple it is."""
+        """`stop` as a tuple."""
         return tuple(self.stop or ())
 
 
 def _temperature(name: str, value: Any) -> float:
-    allowed = f"0 (the likeliest token) or a number from {_MIN_TEMPERATURE} to {_MAX_TEMPERATURE:.0f}"
+    allowed = f"0 (the most likely token) or a number from {_MIN_TEMPERATURE} to {_MAX_TEMPERATURE:.0f}"
     number = Number(0.0, _MAX_TEMPERATURE, allowed)(name, value)
     if 0 < number < _MIN_TEMPERATURE:
         raise refuse(name, value, allowed)

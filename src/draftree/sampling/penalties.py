@@ -1,4 +1,4 @@
-"""Processors that make tokens more or less likely: logit bias and the penalties on repetition."""
+"""Processors that change the likelihood of tokens: logit bias and the penalties on repetition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogitBias(Processor):
         self._biases = torch.tensor([biases[token] for token in tokens], dtype=torch.float64)
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits plus biases."""
+        """Add the biases."""
         inside = self._tokens < logits.shape[-1]
         tokens = self._tokens[inside].to(logits.device)
         logits[:, tokens] += self._biases[inside].to(logits.device, logits.dtype)
@@ -33,7 +33,7 @@ class LogitBias(Processor):
 
 
 class RepetitionPenalty(Processor):
-    """Makes every token of prompt, output and path less likely, however often it occurs.
+    """Makes every token of prompt, output and path less likely, independent of its count.
 
     A positive logit is divided by the penalty, a negative one is multiplied. Source: arXiv 1909.05858.
 
@@ -47,7 +47,7 @@ class RepetitionPenalty(Processor):
         self._penalty = penalty
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with the penalty."""
+        """Apply the penalty."""
         return context.all_counts.update(logits, self._penalised)
 
     def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class RepetitionPenalty(Processor):
 
 
 class CountPenalty(Processor):
-    """Subtracts from the logits of output and path tokens; the prompt does not count.
+    """Subtracts from the logits of output and path tokens; prompt tokens are not counted.
 
     Args:
         presence: subtracted once.
-        frequency: subtracted for each time that the token occurs.
+        frequency: subtracted once per occurrence of the token.
     """
 
     __slots__ = ("_frequency", "_presence")
@@ -69,7 +69,7 @@ class CountPenalty(Processor):
         self._frequency = frequency
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits less the penalties."""
+        """Subtract the penalties."""
         return context.output_counts.update(logits, self._penalised)
 
     def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:

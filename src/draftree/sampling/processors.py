@@ -1,7 +1,7 @@
-"""Controls that look at the tokens before a row: the seam, and what they read of a row's history.
+"""Interface of controls that depend on the tokens before a row, and the view of those tokens.
 
-A row is a node of a tree: its history is the written tokens and the drafted ones on the way from the root to
-it. A processor must give a node exactly what plain decoding would give once that way is written.
+A row is a node of a tree: its history is the written tokens and the drafted ones on the path from the root to
+it. A processor must give a node exactly the logits that plain decoding would have once that path is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from draftree.sampling.history import History
 
 NO_TOKEN = -1
-"""Stands where a row of `RowContext.tails` has no token: equal to no token id."""
+"""Placeholder in `RowContext.tails` for a missing token; equal to no token id."""
 
 
 class Processor(ABC):
@@ -27,11 +27,11 @@ class Processor(ABC):
 
     @abstractmethod
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits under this control.
+        """Return the logits under this control.
 
         Args:
             logits: shape (rows, vocab), finite or -inf; may be changed in place, the caller hands over a copy.
-            context: what was written before each row.
+            context: the tokens before each row.
 
         Returns:
             Same shape and dtype; perhaps the same tensor.
@@ -40,17 +40,17 @@ class Processor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """How often tokens occur before each row.
+    """The number of occurrences of tokens before each row.
 
-    The history is shared by all rows, so its tokens are counted once. What a row's own path adds comes as
-    corrections, which stand in place of the shared count.
+    The history is shared by all rows, so its tokens are counted once. The tokens of a row's own path are
+    corrections, which replace the shared count.
 
     Attributes:
         tokens: the history's different tokens, ascending, shape (tokens,).
         counts: how often each occurs in the history, shape (tokens,).
         path_rows: rows of the corrections, shape (corrections,).
         path_tokens: tokens of the corrections; a pair of row and token occurs once.
-        path_counts: how often that token occurs in history and path together.
+        path_counts: occurrences of that token in history and path together.
     """
 
     tokens: np.ndarray
@@ -79,12 +79,12 @@ class TokenCounts:
 
 
 class RowContext:
-    """What was written before each row of one sequence. Its derived values are made when first asked for.
+    """The tokens before each row of one sequence. Derived values are computed on first use.
 
     Args:
         history: the written tokens.
-        paths: for each row the drafted tokens from the root down to its node; empty for the root itself.
-        device: where the logits lie.
+        paths: for each row the drafted tokens from the root to its node; empty for the root itself.
+        device: device of the logits.
     """
 
     def __init__(self, history: History, paths: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
@@ -93,7 +93,7 @@ class RowContext:
         self.device = torch.device(device)
 
     def tails(self, width: int) -> np.ndarray:
-        """The last tokens before each row, int64 of shape (rows, width), at the right; `NO_TOKEN` before the first."""
+        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`."""
         found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
         written = self.history.tokens
         for row, path in enumerate(self.paths):
@@ -105,27 +105,27 @@ class RowContext:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """All tokens before each row, laid out as in `tails`."""
+        """All tokens before each row, in the layout of `tails`."""
         return self.tails(len(self.history) + max(map(len, self.paths), default=0))
 
     @property
     def num_output_tokens(self) -> np.ndarray:
-        """Tokens behind the prompt before each row, shape (rows,)."""
+        """Number of tokens after the prompt before each row, shape (rows,)."""
         return self.history.num_output_tokens + np.fromiter(map(len, self.paths), np.int64, len(self.paths))
 
     @cached_property
     def all_counts(self) -> TokenCounts:
-        """Tokens of prompt, output and path."""
+        """Counts of prompt, output and path tokens."""
         return _counted(self.history.tokens, self.paths)
 
     @cached_property
     def output_counts(self) -> TokenCounts:
-        """Tokens of output and path."""
+        """Counts of output and path tokens."""
         return _counted(self.history.output, self.paths)
 
 
 def forbid(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
-    """Set logits[rows[i], tokens[i]] to -inf, in place; tokens behind the logits' width have none to set."""
+    """Set logits[rows[i], tokens[i]] to -inf, in place; tokens beyond the logits' width are ignored."""
     inside = tokens < logits.shape[-1]
     logits[_on(rows[inside], logits), _on(tokens[inside], logits)] = -math.inf
     return logits
@@ -136,7 +136,7 @@ def _on(values: np.ndarray, logits: Tensor) -> Tensor:
 
 
 def _counted(written: np.ndarray, paths: Sequence[Sequence[int]]) -> TokenCounts:
-    # with counts: numpy sorts; without it goes through a hash table, ten times slower here
+    # with counts numpy sorts; without them it uses a hash table, ten times slower here
     tokens, counts = np.unique(written, return_counts=True)
     drafted = np.array([token for path in paths for token in path], dtype=np.int64)
     if not len(drafted):

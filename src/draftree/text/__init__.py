@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, streaming, stop strings, comparison of vocabularies."""
+"""Conversion between text and tokens: tokenizer, chat templates, streaming, stop strings, vocabularies."""

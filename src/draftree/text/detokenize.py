@@ -1,4 +1,4 @@
-"""The text of a sequence while it is being written."""
+"""Incremental detokenization of a sequence."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from draftree.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Turns the tokens of one sequence into pieces of text that never change afterwards.
+    """Converts the tokens of one sequence into pieces of text that never change afterwards.
 
-    The pieces and what `finish` gives, put together, are exactly `tokenizer.decode` of all ids. With a byte-fallback
+    The pieces joined with the result of `finish` equal `tokenizer.decode` of all ids. With a byte-fallback
     tokenizer (Llama 2) a run of byte tokens, the line break <0x0A> included, is held back until another token follows.
 
     Args:
-        tokenizer: whose tokens they are.
+        tokenizer: the tokenizer of the sequence.
         skip_special_tokens: leave out special tokens.
-        spaces_between_special_tokens: False takes an added token that follows another one as it is written in the
-            vocabulary, without the space that some tokenizers put before it; nothing changes where special tokens are
-            left out.
-        prompt_ids: ids before the sequence. Given, the text goes on from theirs and keeps, for example, the space
-            before its first word; not given, it begins a text, as in `tokenizer.decode`.
+        spaces_between_special_tokens: False writes an added token that follows another one as it is in the
+            vocabulary, without the space that some tokenizers put before it; no effect if special tokens are skipped.
+        prompt_ids: ids before the sequence. If given, the text continues theirs and keeps, for example, the space
+            before its first word; if empty, it starts a text, as in `tokenizer.decode`.
 
     Raises:
-        InvalidRequestError: spaces are not wanted, and the tokenizer gives no text before it is complete.
+        InvalidRequestError: `spaces_between_special_tokens` is False, and the tokenizer cannot stream.
     """
 
     NUM_PROMPT_IDS = 16
@@ -41,8 +40,8 @@ class Detokenizer:
         joins = not skip_special_tokens and not spaces_between_special_tokens
         if joins and not scheme.streams:
             raise InvalidRequestError(
-                f"spaces_between_special_tokens=False cannot be honoured for {tokenizer.name}: the text of a token of "
-                "its depends on the tokens around it; leave it out, or use skip_special_tokens=True"
+                f"spaces_between_special_tokens=False cannot be honoured for {tokenizer.name}: the text of its tokens "
+                "depends on the tokens around them; leave it out, or use skip_special_tokens=True"
             )
         self._joined = tokenizer.added_tokens if joins else {}
         self._follows_joined = False
@@ -54,7 +53,7 @@ class Detokenizer:
             self._stream.follow(before)
 
     def push(self, token_ids: Iterable[int]) -> list[str]:
-        """One piece for each token: the text that it completed, "" while a character is incomplete."""
+        """Return one piece per token: the text that it completed, "" while a character is incomplete."""
         assert not self._finished, "push after finish"
         skipped, push = self._skipped, self._stream.push if not self._joined else self._push_joined
         return ["" if token_id in skipped else push(token_id) for token_id in token_ids]
@@ -67,7 +66,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What is left when no token follows; bytes that form no character become U+FFFD."""
+        """Return the remaining text; bytes that form no character become U+FFFD."""
         assert not self._finished, "finish is called once"
         self._finished = True
         return self._stream.finish()

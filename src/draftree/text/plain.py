@@ -1,8 +1,8 @@
-"""A tokenizer that is nothing but its tokenizer.json, read by the `tokenizers` library alone.
+"""A tokenizer backed only by its tokenizer.json, read by the `tokenizers` library.
 
-transformers does more: it rebuilds some tokenizers from their vocabularies, and adds what settings ask for. So its own
-tokenizer is asked first, once: if it is the file as it lies, and says the same of some texts, ids and conversations,
-the file will do from then on.
+transformers does more: it rebuilds some tokenizers from their vocabularies, and applies settings. So the file is
+compared once with the tokenizer of transformers: if the files are equal and some texts, ids and conversations give
+equal results, the file alone is used afterwards.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SEQUENCES, LENGTH, SPECIALS = 12, 40, 8
 
 @dataclass(frozen=True, slots=True)
 class PlainFacts:
-    """What a tokenizer.json does not say.
+    """Facts about a tokenizer that its tokenizer.json lacks.
 
     Attributes:
-        tokens: special tokens by their role.
-        chat_template: of the model; None for none.
-        renders: whether conversations need no transformers.
+        tokens: special tokens by role.
+        chat_template: the model's template; None if it has none.
+        renders: whether conversations can be rendered without transformers.
     """
 
     tokens: Mapping[str, str]
@@ -48,12 +48,12 @@ class PlainFacts:
 
 
 class PlainBackend:
-    """What `Tokenizer` asks of a tokenizer object of transformers, by the `tokenizers` library.
+    """The part of a transformers tokenizer that `Tokenizer` uses, on top of the `tokenizers` library.
 
     Args:
-        path: of the tokenizer.json.
-        facts: what it does not say.
-        full: gives the tokenizer object of transformers.
+        path: path of the tokenizer.json.
+        facts: facts that the file lacks.
+        full: returns the tokenizer object of transformers.
     """
 
     is_fast = True
@@ -74,18 +74,18 @@ class PlainBackend:
     def encode(
         self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False, verbose: bool = False
     ) -> list[int]:
-        """Token ids."""
+        """Encode a text."""
         self.backend_tokenizer.encode_special_tokens = split_special_tokens
         ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """The text of ids, which is not cleaned up."""
+        """Decode ids without clean-up."""
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids by token."""
+        """Return ids by token."""
         found: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
         return found
 
@@ -98,16 +98,16 @@ class PlainBackend:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation."""
+        """Render a conversation to text."""
         if self._facts.renders:
             return self.rendered(messages, add_generation_prompt=add_generation_prompt)
         return chat_text(self._full(), messages, add_generation_prompt=add_generation_prompt)
 
     def rendered(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation, by the template alone.
+        """Render a conversation by the template alone.
 
         Raises:
-            jinja2.TemplateError: the template refuses the conversation, or computes too much.
+            jinja2.TemplateError: the template refuses the conversation, or exceeds its budget.
         """
         from draftree.text.chat.templates import render_chat
 
@@ -117,10 +117,10 @@ class PlainBackend:
 
 
 def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
-    """The tokenizer of a folder, without transformers and without code of the folder.
+    """Load the tokenizer of a folder without transformers and without code of the folder.
 
     Raises:
-        Exception: whatever the library raises for a damaged file.
+        Exception: any error that the library raises for a damaged file.
     """
 
     def full() -> Any:
@@ -132,7 +132,7 @@ def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
 
 
 def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
-    """What makes the file in a folder do all that a tokenizer of transformers does; None if it does not.
+    """Return the facts with which the file behaves like a tokenizer of transformers; None if it does not.
 
     Args:
         theirs: a tokenizer object of transformers, loaded from this folder.
@@ -158,7 +158,7 @@ def _are_alike(ours: PlainBackend, theirs: Any) -> bool:
             return False
         if one.encode_literally(text) != other.encode_literally(text):
             return False
-    # behind the texts, which let transformers turn truncation and padding off
+    # after the texts, whose encoding makes transformers turn truncation and padding off
     if ours.backend_tokenizer.to_str() != theirs.backend_tokenizer.to_str():
         return False
     choose, size = random.Random(5), len(one.vocabulary())
@@ -181,7 +181,7 @@ def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
             try:
                 found = _text_or_none(ours.rendered, messages, opens)
             except TemplateStoppedError:
-                return False  # theirs would go on
+                return False  # transformers would not stop
             if found != _text_or_none(wanted, messages, opens):
                 return False
     return True

@@ -1,9 +1,9 @@
-"""The choice of how the ids of a tokenizer become text piece by piece.
+"""The choice of an incremental detokenization scheme for a tokenizer.
 
-Almost every causal language model has a byte-level or a byte-fallback tokenizer. For these a table of what each id
-contributes gives the text without a single call of the tokenizer. Any other tokenizer is asked about a short window
-of ids at a time. Whatever is chosen must first reproduce the tokenizer's own decoding of a fixed set of random id
-sequences; a tokenizer for which nothing does shows its text when it is complete.
+Almost every causal language model has a byte-level or a byte-fallback tokenizer. For these a table of the bytes of each
+id gives the text without calling the tokenizer. Any other tokenizer decodes a short window of ids at a time. A scheme
+is used only if it reproduces the tokenizer's own decoding of a fixed set of random id sequences; if none does, the text
+is withheld until it is complete.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CHECK_LENGTH = 48
 
 @dataclass(frozen=True, slots=True)
 class TextScheme:
-    """A way to turn ids into text piece by piece.
+    """An incremental detokenization scheme.
 
     Attributes:
-        open: a stream for one sequence.
-        skipped: ids that are left out before the stream sees them.
-        streams: whether pieces come before the text is complete.
+        open: opens a stream for one sequence.
+        skipped: ids that are dropped before the stream.
+        streams: whether text is available before the sequence is complete.
     """
 
     open: Callable[[], TextStream]
@@ -43,14 +43,14 @@ class TextScheme:
     streams: bool = True
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """All pieces of a whole sequence, put together."""
+        """Return the joined pieces of a whole sequence."""
         stream = self.open()
         pieces = [stream.push(i) for i in ids if i not in self.skipped]
         return "".join(pieces) + stream.finish()
 
 
 def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozenset[int], decoder: Any) -> TextScheme:
-    """The cheapest scheme that reproduces `decode`.
+    """Return the cheapest scheme that reproduces `decode`.
 
     Args:
         decode: the tokenizer's own decoding of a whole sequence.
@@ -68,12 +68,12 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
         scheme = TextScheme(opener, skipped)
         if all(scheme.text_of(ids) == text for ids, text in checks):
             return scheme
-    logger.warning("the text of this tokenizer cannot be streamed: it is shown when a sequence is complete")
+    logger.warning("the text of this tokenizer cannot be streamed: each text is returned when its sequence is complete")
     return TextScheme(partial(WithheldStream, decode), frozenset(), streams=False)
 
 
 def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Callable[[], TextStream] | None:
-    """A stream that does what these decoder steps do, if they are of a known kind."""
+    """Return an opener of streams equivalent to these decoder steps; None if they are of an unknown kind."""
     if _is_byte_level(steps):
         return ByteLevelStream.opener(tokens)
     decoding = _fallback_decoding(steps)
@@ -81,7 +81,7 @@ def _mirror(steps: Sequence[dict[str, Any]], tokens: Mapping[int, str]) -> Calla
 
 
 def bytes_by_token(decoder: Any) -> Callable[[str], bytes] | None:
-    """What a token contributes inside of a text, by its written form; None if the decoder is of no known kind.
+    """Return a function from a token's written form to its bytes inside a text; None for an unknown kind of decoder.
 
     Args:
         decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
@@ -121,7 +121,7 @@ def _fallback_decoding(steps: Sequence[dict[str, Any]]) -> FallbackDecoding | No
 
 
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """What a decoder object does, step by step; empty if it does not say."""
+    """Return the steps of a decoder object; empty if it does not describe them."""
     try:
         description = json.loads(decoder.__getstate__())
     except (AttributeError, TypeError, ValueError):
@@ -136,7 +136,7 @@ def _flatten(description: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_sequences(tokens: Mapping[int, str], byte_ids: frozenset[int], skipped: frozenset[int]) -> list[list[int]]:
-    """Random ids, the same ones every time; short and byte tokens, where characters break, come often."""
+    """Return reproducible random ids; short and byte tokens, where characters break, are frequent."""
     everything = sorted(tokens)
     short = [i for i in everything if len(tokens[i]) <= 2] or everything
     pools = (everything, short, sorted(byte_ids) or short, sorted(skipped) or everything)

@@ -1,4 +1,4 @@
-"""Stop strings: found wherever tokens divide them, and never shown."""
+"""Stop strings: matched across token boundaries, and never part of the shown text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from draftree.core.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class StopState:
-    """What pieces of text led to.
+    """The result of pushing pieces of text.
 
     Attributes:
-        text: what may be shown now, after everything that was shown before.
-        matched: the stop string that was found; None if writing goes on.
-        num_pieces: pieces read, the one that completed the stop string included. Tokens after that one are dropped.
+        text: text that may be shown now, after everything that was shown before.
+        matched: the stop string that was found; None if generation continues.
+        num_pieces: pieces read, including the one that completed the stop string; later tokens are dropped.
     """
 
     text: str
@@ -24,15 +24,15 @@ class StopState:
 
 
 class StopChecker:
-    """Looks for stop strings in the text of one sequence and holds back what could become one.
+    """Searches the text of one sequence for stop strings and holds back a possible beginning of one.
 
-    The first stop string to be completed ends the text; of two completed by the same character, the longer one does.
-    What is held back is the longest end of the text that begins a stop string. Each character costs a constant time
+    The first stop string to be completed ends the text; of two completed by the same character, the longer one.
+    The held-back text is the longest suffix that begins a stop string. Each character costs constant time
     for each stop string.
 
     Args:
-        stop: the stop strings; none is allowed.
-        include_in_output: end the text behind the stop string instead of before it.
+        stop: the stop strings; may be empty.
+        include_in_output: end the text after the stop string instead of before it.
 
     Raises:
         InvalidRequestError: a stop string that is empty or not text.
@@ -55,16 +55,16 @@ class StopChecker:
         return self._matched
 
     def push(self, piece: str, *, may_end: bool = True) -> StopState:
-        """Reads the next piece.
+        """Read the next piece.
 
         Args:
             piece: text.
-            may_end: False if no stop string ends the text in this piece; one that begins here may end in a later piece.
+            may_end: False if no match may end in this piece; a match that begins here may end in a later piece.
         """
         return self.push_all((piece,), may_end=may_end)
 
     def push_all(self, pieces: Iterable[str], *, may_end: bool = True) -> StopState:
-        """Reads pieces in order, up to the one that completes a stop string; `may_end` as for `push`."""
+        """Read pieces in order, up to the one that completes a stop string; `may_end` as for `push`."""
         assert self._matched is None, "push after a match"
         shown: list[str] = []
         num_pieces = 0
@@ -76,7 +76,7 @@ class StopChecker:
         return StopState("".join(shown), self._matched, num_pieces)
 
     def flush(self) -> str:
-        """What is still held back when the sequence ends without a stop string."""
+        """Return the held-back text when the sequence ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -96,7 +96,7 @@ class StopChecker:
 
 
 class _Search:
-    """One stop string and how much of it the text read so far ends with.
+    """One stop string and the length of its prefix that the text so far ends with.
 
     Source: Knuth, Morris and Pratt, "Fast Pattern Matching in Strings", 1977.
     """
@@ -106,7 +106,7 @@ class _Search:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        # _shorter[n]: the next shorter beginning of `stop` that its first n characters end with
+        # _shorter[n]: the next shorter prefix of `stop` that its first n characters end with
         self._shorter = [0] * (len(stop) + 1)
         length = 0
         for n in range(2, len(stop) + 1):
@@ -116,7 +116,7 @@ class _Search:
             self._shorter[n] = length
 
     def advance(self, character: str) -> bool:
-        """Reads a character; True if it completes the stop string, whose end may then begin another one."""
+        """Read a character; True if it completes the stop string, whose end may then begin another one."""
         n = self.num_matched
         while n and self.stop[n] != character:
             n = self._shorter[n]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to token ids."""
+"""Conversion of text and conversations to token ids and back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Tokenizer:
     """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded.
 
     Args:
-        backend: a tokenizer object of transformers, or what behaves as one.
-        name: how error messages call the model it belongs to.
-        full: gives the tokenizer object of transformers; None if the backend is one.
+        backend: a tokenizer object of transformers, or an object with the same interface.
+        name: name of the model in error messages.
+        full: returns the tokenizer object of transformers; None if the backend is one.
     """
 
     def __init__(self, backend: Any, *, name: str = "this model", full: Callable[[], Any] | None = None) -> None:
@@ -36,14 +36,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-        """Reads the tokenizer of a model folder; None if the folder has no tokenizer files.
+        """Load the tokenizer of a model folder; None if the folder has no tokenizer files.
 
-        Only tokenizers that keep their vocabulary in a file are known. Python code of the folder is run only with
+        Only tokenizers with a vocabulary file are supported. Python code of the folder is run only with
         `trust_remote_code`.
 
         Raises:
-            ModelLoadError: there are tokenizer files, but no tokenizer can be made of them, or only by code of the
-                folder.
+            ModelLoadError: the tokenizer files are damaged, or need code of the folder.
         """
         folder = Path(folder)
         if not _holds(folder, VOCABULARY_FILES):
@@ -68,11 +67,11 @@ class Tokenizer:
 
     @property
     def backend(self) -> Any:
-        """The tokenizer object of transformers, for what belongs to transformers."""
+        """The tokenizer object of transformers, for use in transformers."""
         return self._backend if self._full is None else self._full()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; `add_special_tokens` adds what the model wants around a plain prompt (such as BOS).
+        """Encode a text; `add_special_tokens` adds the tokens that a model expects around a plain prompt (such as BOS).
 
         Raises:
             InvalidRequestError: not a string, or a string that is not valid Unicode.
@@ -85,12 +84,12 @@ class Tokenizer:
         return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def encode_literally(self, text: str) -> list[int]:
-        """Token ids of text that is nothing but text: a marker such as </s> in it is spelled, not meant."""
+        """Encode plain text: a special token such as </s> in it is spelled."""
         ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return [int(i) for i in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
-        """The exact text of token ids; bytes that form no character become U+FFFD."""
+        """Decode token ids exactly; bytes that form no character become U+FFFD."""
         return self._backend.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -102,15 +101,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         allow_control_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own form.
+        """Encode a conversation with the model's chat template.
 
-        The template writes BOS where the model wants it, so none is added after it.
+        The template writes BOS if the model expects it, so none is added after it.
 
         Args:
             messages: each with exactly a "role" and a "content", both text.
-            add_generation_prompt: end with what opens the assistant's answer.
-            allow_control_tokens: whether a control token in a message, such as <|im_end|>, is read as one. Otherwise it
-                is spelled as the text that it is.
+            add_generation_prompt: append the header of the assistant's answer.
+            allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
+                default it is spelled as text.
 
         Raises:
             InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, or
@@ -119,7 +118,7 @@ class Tokenizer:
         check_messages(messages)
         if not self.has_chat_template:
             raise InvalidRequestError(
-                f"A chat was asked of {self.name}, which has no chat template: "
+                f"{self.name} has no chat template, so a chat cannot be encoded: "
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
         try:
@@ -144,7 +143,7 @@ class Tokenizer:
         return self._literal_encoders[add_generation_prompt]
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """What the template makes of a conversation; raises what the template raises."""
+        """Render a conversation with the template; raises any error of the template."""
         return chat_text(self._backend, messages, add_generation_prompt=add_generation_prompt)
 
     @property
@@ -164,44 +163,44 @@ class Tokenizer:
 
     @property
     def start_ids(self) -> list[int]:
-        """What `encode` puts before a text."""
+        """The ids that `encode` adds before a text."""
         with_start, without = self.encode("a"), self.encode("a", add_special_tokens=False)
         place = next((i for i in range(len(with_start)) if with_start[i : i + len(without)] == without), 0)
         return with_start[:place]
 
     @property
     def ignored_ids(self) -> frozenset[int]:
-        """Special tokens that stand for nothing: padding and the unknown."""
+        """Special tokens without text: padding and unknown."""
         # many name their end-of-text token as padding too
         known = {self._backend.pad_token_id, self._backend.unk_token_id} - {self.eos_token_id, None}
         return frozenset(int(i) for i in known)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids that `decode` leaves out when special tokens are skipped."""
+        """The ids that `decode` leaves out if special tokens are skipped."""
         if self._backend.is_fast:
             return frozenset(int(i) for i, token in self._backend.added_tokens_decoder.items() if token.special)
         return frozenset(int(i) for i in self._backend.all_special_ids)
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """The written form of every token that stands beside the vocabulary proper, special or not, by id."""
+        """The written form of every added token, special or not, by id."""
         return {int(i): token.content for i, token in self._backend.added_tokens_decoder.items()}
 
     @cached_property
     def _tokens(self) -> dict[int, str]:
         tokens = {int(i): token for token, i in self._backend.get_vocab().items()}
-        # an id may be given twice: decoding looks at the added tokens first
+        # an id may occur twice: decoding prefers the added tokens
         tokens.update(self.added_tokens)
         return tokens
 
     def vocabulary(self) -> list[str]:
-        """The written form of every token by id, added tokens included; "" for an id without a token."""
+        """Return the written form of every token by id, added tokens included; "" for an id without a token."""
         tokens = self._tokens
         return [tokens.get(i, "") for i in range(max(tokens, default=-1) + 1)]
 
     def bytes_by_token(self) -> Callable[[str], bytes] | None:
-        """What a token contributes inside of a text, by its written form; None if only decoding can tell."""
+        """Return a function from a token's written form to its bytes in a text; None if only decoding gives them."""
         return bytes_by_token(self._decoder)
 
     @property
@@ -209,7 +208,7 @@ class Tokenizer:
         return self._backend.backend_tokenizer.decoder if self._backend.is_fast else None
 
     def text_scheme(self, *, skip_special_tokens: bool) -> TextScheme:
-        """How ids become text piece by piece; chosen and checked at the first call, then kept."""
+        """Return the detokenization scheme; chosen and checked at the first call, then cached."""
         if skip_special_tokens not in self._schemes:
             self._schemes[skip_special_tokens] = choose_scheme(
                 lambda ids: self.decode(ids, skip_special_tokens),
@@ -221,15 +220,15 @@ class Tokenizer:
 
 
 def chat_text(backend: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-    """What the chat template of a tokenizer object makes of a conversation, within bounds.
+    """Render a conversation with the chat template of a tokenizer object, within the limits of the sandbox.
 
-    A tokenizer class that renders in a way of its own does so.
+    A tokenizer class with its own `apply_chat_template` uses that instead.
     """
     plain = [dict(message) for message in messages]
     if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
         text: str = backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
         return text
-    # here, since few programs need jinja2
+    # imported here, since few programs need jinja2
     from draftree.text.chat.templates import render_chat
 
     template, tokens = backend.get_chat_template(), backend.special_tokens_map
@@ -255,12 +254,12 @@ def _require_unicode(text: str, what: str) -> None:
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
             f"{what} is not valid Unicode text (character {error.start} is half of a surrogate pair): "
-            "decode the bytes as UTF-8 before."
+            "decode the bytes as UTF-8 first."
         ) from error
 
 
 def check_messages(messages: object) -> None:
-    """Refuse what is no conversation.
+    """Raise unless the value is a valid conversation.
 
     Raises:
         InvalidRequestError: not a list of messages, each with exactly a "role" and a "content", both text.
@@ -286,7 +285,7 @@ def _check_message(message: object, number: int) -> None:
     if unknown:
         raise InvalidRequestError(
             f"Message {number} of the chat has the key {unknown[0]!r}, which is not known: "
-            'a message has just "role" and "content".'
+            'a message has only "role" and "content".'
         )
     for key in MESSAGE_KEYS:
         value = message.get(key)

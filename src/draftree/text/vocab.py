@@ -1,4 +1,4 @@
-"""Whether two models mean the same tokens by the same ids."""
+"""Comparison of two vocabularies by id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """An id that means different tokens; None where a vocabulary has no such id."""
+    """An id with different tokens in two vocabularies; None for a vocabulary without this id."""
 
     token_id: int
     target: str | None
@@ -29,13 +29,13 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyComparison:
-    """What `compare_vocabularies` found.
+    """The result of `compare_vocabularies`.
 
     Attributes:
-        same: every id below both sizes means the same token, and ids beyond are padding.
-        first_differences: the first differing ids, five at most.
-        target_size: ids of the target.
-        draft_size: ids of the drafter.
+        same: every id below both sizes has the same token, and ids beyond are padding.
+        first_differences: the first differing ids, at most five.
+        target_size: number of ids of the target.
+        draft_size: number of ids of the drafter.
     """
 
     same: bool
@@ -45,15 +45,15 @@ class VocabularyComparison:
 
     @property
     def common_size(self) -> int:
-        """Ids that both have: the drafter's distributions are cut to these."""
+        """The number of ids that both have; the drafter's distributions are truncated to it."""
         return min(self.target_size, self.draft_size)
 
 
 def compare_vocabularies(target: Sequence[str], draft: Sequence[str]) -> VocabularyComparison:
-    """Compares two vocabularies, given as the written form of every token by id, token by token.
+    """Compare two vocabularies token by token; each is given as the written form of every token by id.
 
-    Models often round the number of their ids up. So ids that only the larger vocabulary has are no difference if they
-    are padding: without a token ("") or with a name like <pad>, [PAD7], <unused3>, <|reserved_special_token_0|>.
+    Models often round the number of their ids up. So ids that only the larger vocabulary has are not a difference if
+    they are padding: without a token ("") or with a name like <pad>, [PAD7], <unused3>, <|reserved_special_token_0|>.
     """
     size = min(len(target), len(draft))
     differences: list[TokenDifference] = []
@@ -69,10 +69,10 @@ def compare_vocabularies(target: Sequence[str], draft: Sequence[str]) -> Vocabul
 def require_same(
     target: Sequence[str], draft: Sequence[str], target_name: str, draft_name: str
 ) -> VocabularyComparison:
-    """The comparison of two vocabularies that are the same.
+    """Compare two vocabularies and raise unless they are the same.
 
     Raises:
-        VocabularyMismatchError: they are not; names the first differing ids.
+        VocabularyMismatchError: they differ; names the first differing ids.
     """
     comparison = compare_vocabularies(target, draft)
     if comparison.same:

@@ -1,1 +1,1 @@
-"""Tuning: measurements of a model that are made once and kept, so that it drafts better."""
+"""Tuning: one-time measurements of a model that improve its drafting, stored for later runs."""

@@ -1,9 +1,9 @@
-"""Which sublayers a model drafts best without: searched by measured seconds per token, one set after the other.
+"""Search for the sublayers that a model skips when it drafts, by measured seconds per token, one set after another.
 
-Every set is a point of {leave out, keep}^(2 * layers). Optuna proposes the next one from those measured before (by
-Parzen estimators); a set that is slower than most by its first prompts is given up early. All measurements are written
-to a journal beside the cache, so that a search that was stopped goes on where it was. Every fourth prompt is kept away
-from the search; plain decoding and the set that was found are measured on those in the end.
+Every set is a point of {skip, keep}^(2 * layers). Optuna proposes the next one from earlier measurements (by Parzen
+estimators); a set that is slower than most on its first prompts is abandoned early. All measurements are written to a
+journal next to the cache, so that an interrupted search continues. Every fourth prompt is held out from the search;
+plain decoding and the best set are measured on those at the end.
 
 Source: Draft & Verify, arXiv 2309.08168, section 3.3 (which uses Gaussian processes).
 """
@@ -40,22 +40,22 @@ SIDES = ("attention", "mlp")
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What is searched, and how.
+    """The settings of a search.
 
     Attributes:
-        model: named as everywhere.
+        model: name of the model, in any supported form.
         prompts: a prompts file.
-        trials: sets that are measured, those of earlier runs included.
-        limit: prompts of each category; None takes all.
-        max_tokens: tokens of a text.
-        k: tokens ahead that each set drafts; None for the drafter's own.
-        seed: of the search.
-        dtype: of the model.
-        device: of the model.
-        kernels: what computes passes: "auto", "native" or "torch".
-        quantization: of its weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        trials: number of sets to measure, including those of earlier runs.
+        limit: prompts per category; None uses all.
+        max_tokens: tokens per text.
+        k: draft length of each set; None for the drafter's default.
+        seed: seed of the search.
+        dtype: dtype of the model.
+        device: device of the model.
+        kernels: kernels: "auto", "native" or "torch".
+        quantization: of its weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -75,7 +75,7 @@ class TuneSettings:
     def __post_init__(self) -> None:
         require_positive(self, "trials", "limit", "k", "threads")
         if self.max_tokens < 2:
-            raise ConfigurationError(f"max_tokens is {self.max_tokens}: decoding has no speed below 2 tokens")
+            raise ConfigurationError(f"max_tokens is {self.max_tokens}: it must be at least 2 to measure decoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class Tried:
     """One set of the search.
 
     Attributes:
-        number: from 0 on.
-        attention: layers whose attention was left out.
-        mlp: layers whose multilayer perceptron was left out.
-        seconds_per_token: None if it was given up early.
+        number: index of the trial, from 0.
+        attention: layers whose attention was skipped.
+        mlp: layers whose multilayer perceptron was skipped.
+        seconds_per_token: None if it was abandoned early.
     """
 
     number: int
@@ -96,15 +96,15 @@ class Tried:
 
 
 class LayerSearch:
-    """A search that is ready to go on. Loads everything, and measures plain decoding.
+    """A search that can be continued. Loads the model and measures plain decoding.
 
     Args:
-        settings: what is searched.
+        settings: the settings of the search.
         fetch: called with the model's name before it is loaded.
 
     Raises:
-        ConfigurationError: a bad prompts file, or optuna is not there.
-        ModelError: the model cannot be had, or does not run in parts.
+        ConfigurationError: a bad prompts file, or optuna is not installed.
+        ModelError: the model cannot be loaded, or does not run in parts.
     """
 
     def __init__(self, settings: TuneSettings, *, fetch: Callable[[str], object] = resolve_model) -> None:
@@ -124,12 +124,12 @@ class LayerSearch:
 
     @property
     def journal(self) -> Path:
-        """Where measurements are kept."""
+        """The file of measurements."""
         return self._journal
 
     @property
     def num_done(self) -> int:
-        """Sets that were measured or given up."""
+        """Number of sets that were measured or abandoned."""
         states = self._optuna.trial.TrialState
         return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
@@ -140,7 +140,7 @@ class LayerSearch:
         return min(map(_tried, found), key=lambda one: one.seconds_per_token or math.inf, default=None)
 
     def run(self) -> Iterator[Tried]:
-        """Measure one set after the other; what was measured stays if this is left early."""
+        """Measure the remaining sets; measurements are kept if the iteration stops early."""
         states = self._optuna.trial.TrialState
         while self.num_done < self._settings.trials:
             trial = self._study.ask()
@@ -158,7 +158,7 @@ class LayerSearch:
             for side in SIDES
         }
         seconds: list[float] = []
-        # with nothing left out the whole model would draft what it must compute anyway
+        # with nothing skipped the whole model would draft what it must compute anyway
         prompts = self.seen if any(left_out.values()) else []
         for one in self._each_seconds(self._spec(**left_out), prompts):
             seconds.append(one)
@@ -172,7 +172,7 @@ class LayerSearch:
         return Tried(trial.number, **left_out, seconds_per_token=None)
 
     def conclude(self, *, measures_unseen: bool = True) -> LayerSet | None:
-        """The fastest set, measured on the prompts that were kept away; None if no set was measured."""
+        """Return the fastest set, measured on the held-out prompts; None if no set was measured."""
         best = self.best
         if best is None:
             return None
@@ -200,8 +200,8 @@ class LayerSearch:
         return list(self._each_seconds(spec, prompts))
 
     def _each_seconds(self, spec: str | None, prompts: Sequence[list[int]]) -> Iterator[float]:
-        """Seconds per token of a drafter, prompt by prompt; reading the prompt does not count."""
-        # every set drafts as far as every other: a planner that weighs would stop the drafting, not judge the set
+        """Yield the seconds per token of a drafter for each prompt; prefill is excluded."""
+        # every set drafts to the same depth: an adaptive planner would stop drafting, which would not rate the set
         llm = LLM(
             self._loaded,
             spec,
@@ -215,7 +215,7 @@ class LayerSearch:
     def _open_study(self, prompts: str) -> Any:
         optuna, settings = self._optuna, self._settings
         self._journal.parent.mkdir(parents=True, exist_ok=True)
-        # measurements that cannot be compared do not share a study
+        # measurements that are not comparable use different studies
         facts = (prompts, settings.limit, settings.max_tokens, settings.k, _computed_with(self._loaded))
         name = hashlib.sha256(repr((*facts, torch.get_num_threads())).encode()).hexdigest()[:12]
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._journal)))
@@ -233,12 +233,12 @@ class LayerSearch:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one."""
+    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 
 def _first_guesses(num_layers: int) -> Iterator[dict[str, bool]]:
-    """Where to begin: behind the first layers, and never the last ones, sublayers matter least."""
+    """Yield initial sets: sublayers after the first layers and before the last ones matter least."""
     middle = range(num_layers // 4, num_layers - num_layers // 8)
     for attention, mlp in (
         (middle, ()),
@@ -265,7 +265,7 @@ def _computed_with(loaded: LoadedModel) -> str:
 
 def _optuna() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries that optuna loads
+        warnings.simplefilter("ignore")  # warnings of libraries that optuna loads
         optuna = import_extra("tune", "the search for layers needs", error=ConfigurationError)
         import_module("optuna.storages.journal")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,4 +1,4 @@
-"""Verifiers: one file each. The registry needs none of them, and no torch, to list them."""
+"""Verifiers, one per file. The registry lists them without imports, also of torch."""
 
 from __future__ import annotations
 

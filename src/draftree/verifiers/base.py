@@ -1,6 +1,6 @@
-"""The verify seam: a pure function of a tree, the target's distributions and chance.
+"""The verifier interface: a pure function of a tree, the target's distributions and random decisions.
 
-A verifier sees no model, cache, tokenizer or clock.
+A verifier has no access to a model, cache, tokenizer or clock.
 """
 
 from __future__ import annotations
@@ -20,70 +20,70 @@ __all__ = ["VERIFIERS", "Promise", "Verifier", "deepest_path"]
 
 
 class Promise(enum.StrEnum):
-    """What a text has in common with the texts of plain decoding."""
+    """The relation of a text to the texts of plain decoding."""
 
     SAME_TEXT = "same text"
-    """Token for token the text of plain decoding with the same seed."""
+    """Equal to the text of plain decoding with the same seed, token for token."""
     SAME_DISTRIBUTION = "same distribution"
-    """Another text for a given seed, distributed as the texts of plain decoding."""
+    """Possibly another text for a given seed, with the distribution of plain decoding."""
     LOSSY = "lossy"
-    """Distributed differently."""
+    """Another distribution."""
 
 
 class Verifier(ABC):
-    """Keeps of a tree what the target accepts. Built as `cls(config)`."""
+    """Selects the accepted part of a tree. Constructed as `cls(config)`."""
 
     Config: ClassVar[type]
     accepts: ClassVar[frozenset[Draw]]
-    """The draws under which the rule is right."""
+    """The draws under which the rule is correct."""
     chains_only: ClassVar[bool] = False
     """Whether every node may have at most one child."""
     lossless: ClassVar[bool] = True
     shares_noise: ClassVar[bool] = False
-    """Whether the drafter may rank with the request's own noise. Rules that look at the draft distribution must not
-    share: a draw that the verifier's noise explains is no draw."""
+    """Whether the drafter may rank with the request's own noise. Verifiers that use the draft distribution must not
+    share it: given the verifier's noise, such a draw would be determined."""
     needs_distributions: ClassVar[bool] = False
     """Whether trees must carry the distributions that their nodes were drawn from (point draws need none)."""
     wants_distributions: ClassVar[bool] = False
-    """Whether the rule, though it takes all draws, does better with distributions: the drafter gives them where it
-    can."""
+    """Whether the rule, though it takes all draws, performs better with distributions, which the drafter then supplies
+    if it can."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     @classmethod
     def promise(cls, temperature: float) -> Promise:
-        """What the rule promises for texts written at this temperature."""
+        """Return the promise for texts at this temperature."""
         if temperature == 0:
-            return Promise.SAME_TEXT  # the target's distribution is one token, and every rule keeps only that one
+            return Promise.SAME_TEXT  # the target's distribution is one-hot, and every rule accepts only that token
         if not cls.lossless:
             return Promise.LOSSY
-        # a lossless rule that reads no draft distribution follows the target's own picks
+        # a lossless rule without draft distributions follows the target's own picks
         return Promise.SAME_DISTRIBUTION if cls.needs_distributions else Promise.SAME_TEXT
 
     @abstractmethod
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Walk the tree.
+        """Verify a tree.
 
         Args:
             tree: the drafted tree, possibly empty.
             distributions: the target's distributions; row 0 at the root, row 1 + i at node i.
-            chance: decisions of this round alone, independent of whatever drafted.
+            chance: random decisions of this round, independent of the draft.
         """
 
     def verify_many(
         self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[Chance]
     ) -> list[Verdict]:
-        """`verify` for the sequences of a round; a rule may walk them side by side."""
+        """Verify the trees of a round; a rule may process them together."""
         return [self.verify(*given) for given in zip(trees, distributions, chances, strict=True)]
 
 
 def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
-    """The longest way down from the root over kept nodes; the first drafted among equals.
+    """Return the longest path from the root over accepted nodes; the first drafted among equals.
 
     Args:
         tree: the drafted tree.
-        is_kept: asked once for every node whose parent is kept, or is the root.
+        is_kept: called once for every node whose parent is accepted, or is the root.
     """
     depth_of = {ROOT: 0}
     deepest = ROOT

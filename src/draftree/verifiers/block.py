@@ -1,16 +1,17 @@
-"""Judges a drafted chain as a whole, and keeps the longest head of it that the joint distributions allow.
+"""Accepts the longest prefix of a drafted chain that the joint distributions allow.
 
-A token that the target likes better than the draft may lend its surplus to the tokens behind it: w_i = min(1,
-w_(i-1) * T_i(x_i)/D_i(x_i)), w_0 = 1, is the chance that the head of length i may stand. The head of length i is
-kept if its own coin h_i shows True and no longer head's does: h_i = S_i / (S_i + 1 - w_i) with
-S_i = sum_x (w_i * T_(i+1)(x) - D_(i+1)(x))+, and h of the whole chain is its w. The bonus is drawn from
-norm((w_i * T_(i+1) - D_(i+1))+), behind the whole chain from T.
+A token that the target prefers to the draft lends its surplus to the tokens after it: w_i = min(1,
+w_(i-1) * T_i(x_i)/D_i(x_i)), w_0 = 1, is the probability that the prefix of length i may be accepted. The prefix of
+length i is accepted if its own coin with probability h_i succeeds and the coin of no longer prefix does:
+h_i = S_i / (S_i + 1 - w_i) with S_i = sum_x (w_i * T_(i+1)(x) - D_(i+1)(x))+, and h of the whole chain is its w. The
+bonus is drawn from norm((w_i * T_(i+1) - D_(i+1))+), after the whole chain from T.
 
 Source: block verification, Sun et al., arXiv 2403.10444. Their M_b is our T, M_s our D, p_i our w_i,
-tau the length kept.
-Lossless in distribution; the text depends on what was drafted. No rule keeps more of one chain: at least what `token`
-does, and the same for chains of one. Costs two passes over the vocabulary for every drafted token, rejected or not.
-Takes one child a node: drawn (iid) or certain (point: then w is the product of T along the chain). `traversal` is its
+tau the accepted length.
+Lossless in distribution; the text depends on the draft. No rule accepts more of one chain: at least as much as `token`,
+and the same for chains of one. Costs two passes over the vocabulary for every drafted token, rejected or not.
+Takes one child per node: drawn (iid) or certain (point: then w is the product of T along the chain). `traversal` is its
+generalization to trees.
 tree.
 """
 
@@ -37,18 +38,18 @@ from draftree.verifiers.common.ratios import (
 
 @final
 class Block(Verifier):
-    """One coin for every head of the chain, longest head first."""
+    """One coin for every prefix of the chain, longest first."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Weigh the chain from its head, then toss from its end."""
+        """Compute weights from the start of the chain, then toss coins from its end."""
         require_chain(tree, "block")
         length = len(tree)
         weights = [1.0]

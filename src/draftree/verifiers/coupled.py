@@ -1,15 +1,15 @@
-"""Keeps what the target itself would have written: its picks under the request's own noise. Any tree, any drafter.
+"""Accepts the target's own picks under the request's noise: lossless token for token, for any tree and any drafter.
 
 At every node the target's pick is argmax(log distribution + noise), a function of the seed, the position and the
-logits. The walk goes on for as long as the pick is one of the children; the pick where it ends is the bonus. The text
-is therefore plain decoding's, token for token, whatever was drafted and however; at temperature 0 there is no noise and
+logits. The walk continues while the pick is one of the children; the pick at its end is the bonus. The text
+therefore equals plain decoding's, token for token, for every draft; at temperature 0 there is no noise and
 the rule is greedy verification.
 
 Source: Daliri, Musco, Suresh, arXiv 2408.07978 (drafter-invariant speculative decoding by Gumbel coupling);
 Kobus, Gündüz, arXiv 2504.15475 (exponential races; trees). Greedy: SpecInfer, arXiv 2305.09781, VerifyGreedy.
-Lossless, and drafter-invariant. Costs nothing beyond the picks. A drafter that ranks with the same noise offers
+Lossless, and drafter-invariant. Costs nothing beyond the picks. A drafter that ranks with the same noise proposes
 the pick first with probability J(T, D) = sum_i 1 / sum_j max(T_j/T_i, D_j/D_i): on a chain that is less than the
-sum of min(T, D) that `token` reaches, so a single chain at high temperature loses some acceptance to it.
+sum of min(T, D) that `token` reaches, so a single chain at high temperature has a lower acceptance.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from draftree.verifiers.common.chance import Chance
 
 @final
 class Coupled(Verifier):
-    """Walks while the pick is a child; looks at no draft distribution, hence takes all draws."""
+    """Descends while the pick is a child; independent of draft distributions, hence takes all draws."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     shares_noise: ClassVar[bool] = True

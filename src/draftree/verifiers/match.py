@@ -1,13 +1,13 @@
-"""Keeps the target's picks, as `coupled` does, with noise that the drafter does not share.
+"""Accepts the target's picks as `coupled` does, with noise that the drafter does not share.
 
-The target samples its own token at every node, and a child is kept if it is that token: nothing is asked of the
-drafter but a guess. The walk and the text are those of `coupled`; only the drafter ranks its candidates without
+The target samples its own token at every node, and a child is accepted if it is that token: the drafter only needs to
+guess. The walk and the text are those of `coupled`; only the drafter ranks its candidates without
 the request's noise (at temperature 0 the two are one rule).
 
-Source: naive sampling in SpecInfer, arXiv 2305.09781; the usual rule where a drafter gives no
-probabilities. Lossless, and drafter-invariant. Costs nothing beyond the picks. A drawn child is kept with
-probability sum(T * D), at most what `coupled` or any rule with ratios keeps: here to be compared with, and for
-drafters that must not see the noise.
+Source: naive sampling in SpecInfer, arXiv 2305.09781; the usual rule for drafters without
+probabilities. Lossless, and drafter-invariant. Costs nothing beyond the picks. A drawn child is accepted with
+probability sum(T * D), at most as often as by `coupled` or any rule with ratios: a baseline, and for
+drafters that must not use the noise.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from draftree.verifiers.common.chance import Chance
 
 @final
 class Match(Verifier):
-    """Walks while the pick is a child; looks at no draft distribution, hence takes all draws."""
+    """Descends while the pick is a child; independent of draft distributions, hence takes all draws."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
 

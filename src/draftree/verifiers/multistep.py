@@ -1,14 +1,14 @@
-"""Tries the children of a node one after another, each drawn independently, against what the others left of T.
+"""Tries independently drawn children of a node in turn, each against the residual after the rejected ones.
 
-Child x_i, drawn from D_i, is kept with probability min(1, T(x_i)/D_i(x_i)); a reject turns T into norm((T - D_i)+),
-which is just what of the target is not yet written. After the last reject the bonus is drawn from what is left.
+Child x_i, drawn from D_i, is accepted with probability min(1, T(x_i)/D_i(x_i)); a rejection turns T into
+norm((T - D_i)+), the part of the target that is not yet covered. After the last rejection the bonus is drawn from it.
 
 Source: SpecInfer, arXiv 2305.09781, VerifyStochastic; their P(. | u, LLM) is our T, their
 P(. | u, SSM_s) our D_i, which may differ from child to child.
-Lossless in distribution; the text depends on what was drafted. Costs a pass over the vocabulary for every child tried.
-Children must stand in draw order, duplicates kept: a twin of a rejected child is never kept itself, but what it takes
-off T belongs to the rule. Takes iid and point draws; children drawn without replacement have another distribution and
-belong to `recursive`, which keeps more: what independent draws repeat is lost, most of all at low temperature.
+Lossless in distribution; the text depends on the draft. Costs a pass over the vocabulary for every child tried.
+Children must be in draw order, duplicates kept: a duplicate of a rejected child is never accepted itself, but its
+subtraction from T is part of the rule. Takes iid and point draws; children drawn without replacement have another
+distribution and need `recursive`, which accepts more: repeated independent draws are wasted, most at low temperature.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from draftree.verifiers.common.ratios import walk_siblings
 
 @final
 class Multistep(Verifier):
-    """One coin a child; the draft distribution stays as it is after a reject."""
+    """One coin per child; the draft distribution stays unchanged after a rejection."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Walk down, children in draw order."""
+        """Descend, with children in draw order."""
         return walk_siblings(tree, distributions, chance)

@@ -1,16 +1,17 @@
-"""Tries the children of a node one after another, drawn without replacement, against what the others left of T and D.
+"""Tries children drawn without replacement in turn, each against the residuals of T and D after the rejected ones.
 
-As in `multistep`, child x_i is kept with probability min(1, T(x_i)/D_i(x_i)), or T becomes norm((T - D_i)+). Here a
-drawn token is also gone from the draft distribution: D_(i+1) is D_i with D_i(x_i) set to 0, renormalised, which is the
-distribution that the next child was really drawn from. No draw repeats another, so a second child is never wasted.
+As in `multistep`, child x_i is accepted with probability min(1, T(x_i)/D_i(x_i)), else T becomes norm((T - D_i)+). Here
+a drawn token is also removed from the draft distribution: D_(i+1) is D_i with D_i(x_i) set to 0, renormalised, which is
+the distribution that the next child was drawn from. No draw repeats another, so no child is wasted.
 
 Source: recursive speculative decoding, Jeon et al., arXiv 2402.14160, recursive rejection sampling; Sequoia, Chen et
 al., arXiv 2402.12374. The k largest of log D + Gumbel noise, in order, are such draws.
-Lossless in distribution; the text depends on what was drafted. Costs two passes over the vocabulary for every child
-tried. Needs draw order: children sorted by probability are no draws. Takes draws without replacement whose siblings
-carry one and the same distribution; point draws (any number, each its own distribution); and iid draws, which use
-nothing up, so that D stays as it is: with one child a node the two are one distribution, with more this is `multistep`.
-Loses to `coupled` from two children on where the drafter is good; to `traversal` by a little on deep trees.
+Lossless in distribution; the text depends on the draft. Costs two passes over the vocabulary for every child
+tried. Needs draw order: children sorted by probability are not draws. Takes draws without replacement whose siblings
+share one distribution; point draws (any number, each with its own distribution); and iid draws, which
+remove nothing, so that D stays unchanged: with one child per node the two coincide, with more this is `multistep`.
+Accepts less than `coupled` from two children on if the drafter is good, and slightly less than `traversal` on deep
+trees.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from draftree.verifiers.common.ratios import WITH_DISTRIBUTIONS, walk_siblings
 
 @final
 class Recursive(Verifier):
-    """One coin a child; a drawn token leaves the draft distribution."""
+    """One coin per child; a drawn token is removed from the draft distribution."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Walk down, children in draw order."""
+        """Descend, with children in draw order."""
         return walk_siblings(tree, distributions, chance)

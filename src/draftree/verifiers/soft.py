@@ -1,14 +1,14 @@
-"""Keeps a drafted token that the target finds likely enough, measured against the draft distribution or by rank.
+"""Accepts a drafted token that is likely enough for the target, relative to the draft distribution or by rank.
 
-A child x is kept if T(x) is at least `tolerance` times D(x) (so always where the draft is not above the target), or
-if x is among the target's `top_k` likeliest tokens, or in the smallest set of likeliest tokens that holds `top_p`. No
-coin is tossed; of the branches kept the deepest is written, and the bonus is the target's own pick behind it.
+A child x is accepted if T(x) is at least `tolerance` times D(x) (so always if the draft does not overrate it), or
+if x is among the target's `top_k` most likely tokens, or in the smallest set of most likely tokens with mass `top_p`.
+There are no coins; the deepest accepted branch is written, and the bonus is the target's own pick after it.
 
-Source: soft matching, as overviews of assisted generation describe it; no paper's exact rule.
-LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
-model gives it at least `tolerance` of what the drafter gives it (1: only tokens the drafter does not overrate; 0.1:
-ten times overrated is still kept), or ranks it within `top_k` or `top_p` (0: these are off). Where a tree carries no
-draft distributions D(x) is 1, so `tolerance` is the least probability. At temperature 0 the distribution is one token,
+Source: soft matching, as surveys of assisted generation describe it; no paper's exact rule.
+LOSSY: the distribution differs from the model's. Options: a token replaces the model's own choice if the
+model gives it at least `tolerance` times the drafter's probability (1: only tokens that the drafter does not overrate;
+0.1: up to ten times overrated), or ranks it within `top_k` or `top_p` (0: off). If a tree has no
+draft distributions D(x) is 1, so `tolerance` is the minimum probability. At temperature 0 the distribution is one-hot,
 and the text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
 """
 
@@ -29,16 +29,16 @@ from draftree.verifiers.common.chance import Chance
 
 @final
 class Soft(Verifier):
-    """Walks to the deepest node whose whole path the target finds likely enough."""
+    """Descends to the deepest node whose whole path is likely enough for the target."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """What is likely enough.
+        """The thresholds of acceptance.
 
         Attributes:
-            tolerance: least T(x) / D(x), above 0, at most 1; 1 is the strictest.
-            top_k: ranks that are kept whatever the ratio; 0 for none.
-            top_p: mass of the likeliest tokens that are kept whatever the ratio; 0 for none, below 1.
+            tolerance: minimum T(x) / D(x), above 0, at most 1; 1 is the strictest.
+            top_k: ranks that are accepted at any ratio; 0 for none.
+            top_p: mass of the most likely tokens that are accepted at any ratio; 0 for none, below 1.
         """
 
         tolerance: float = 0.3
@@ -58,7 +58,7 @@ class Soft(Verifier):
     wants_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Walk while a child is likely enough."""
+        """Descend while a child is likely enough."""
 
         @functools.cache
         def distribution_at(row: int) -> Tensor:

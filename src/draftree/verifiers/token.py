@@ -1,15 +1,15 @@
-"""Keeps each token of a chain with probability min(1, T/D), and after the first reject draws from (T - D)+.
+"""Accepts each token of a chain with probability min(1, T/D), and after the first rejection draws from (T - D)+.
 
-A drafted token x was drawn from D. Kept with probability min(1, T(x)/D(x)) it contributes min(T, D) to the distribution
-of what is written; a draw from norm((T - D)+) after a reject contributes the rest, so the sum is T. If all are kept,
-the bonus is drawn from the target's distribution behind the last.
+A drafted token x was drawn from D. Accepted with probability min(1, T(x)/D(x)) it contributes min(T, D) to the output
+distribution; a draw from norm((T - D)+) after a rejection contributes the rest, so the sum is T. If all are accepted,
+the bonus is drawn from the target's distribution after the last.
 
 Source: Leviathan, Kalman, Matias, arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, algorithm 2. Their
 target distribution p (q in Chen) is our T, their draft distribution q (p in Chen) our D.
-Lossless in distribution; the text depends on what was drafted. Costs a pass over the vocabulary for every token read.
-For one token alone no rule keeps more; `block` keeps more of a chain, trees more than either. Takes one child a node:
-drawn from a distribution (iid) or certain (point: then D is 1 at the token, and T(x) is the chance to be kept).
-Children picked by rank are no draws, and would bias the text.
+Lossless in distribution; the text depends on the draft. Costs a pass over the vocabulary for every token tried.
+For a single token no rule accepts more; `block` accepts more of a chain, trees more than either. Takes one child per
+node: drawn from a distribution (iid) or certain (point: then D is 1 at the token, and T(x) is the acceptance).
+Children selected by rank are not draws, and would bias the text.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from draftree.verifiers.common.ratios import (
 
 @final
 class Token(Verifier):
-    """One coin a token; the first reject ends the walk."""
+    """One coin per token; the first rejection ends the walk."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     chains_only: ClassVar[bool] = True
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Read the chain from its head."""
+        """Verify the chain from its start."""
         require_chain(tree, "token")
         for node, token in enumerate(tree.tokens):
             target = target_distribution(distributions, node)

@@ -1,15 +1,15 @@
-"""Block verification on trees: a branch is judged from its leaf up, and what it leaves goes to the next branch.
+"""Block verification on trees: a branch is verified from its leaf up, and its residual goes to the next branch.
 
-A node is entered with the chance w that the way down to it may stand. Its children are tried in draw order, each
-entered with min(1, w * T(x)/D(x)); when a child with all below it is rejected, T becomes what it left, norm((w*T - D)+)
-with sum s, and w becomes s / (s + 1 - w). When no child is kept the node itself is, with chance w, and the bonus is
-drawn from what is left of T.
+A node is entered with the probability w that the path to it may be accepted. Its children are tried in draw order, each
+entered with min(1, w * T(x)/D(x)); when a child with its whole subtree is rejected, T becomes its residual
+norm((w*T - D)+) with sum s, and w becomes s / (s + 1 - w). When no child is accepted the node itself is, with
+probability w, and the bonus is drawn from the remaining T.
 
 Source: traversal verification for speculative tree decoding, arXiv 2505.12398. On a chain it is `block`.
-Lossless in distribution; the text depends on what was drafted. Keeps more than `multistep` or `recursive` do of the
-same tree (a few per cent of the drafted tokens), the more the deeper. Costs two passes over the vocabulary for every
-node tried: whole branches are read before their head is rejected. Takes iid draws, duplicates kept, draws without
-replacement whose siblings carry one and the same distribution, and point draws; all in draw order.
+Lossless in distribution; the text depends on the draft. Accepts more of the same tree than `multistep` or `recursive`
+(a few per cent of the drafted tokens), the more the deeper. Costs two passes over the vocabulary for every
+node tried: whole branches are read before their start is rejected. Takes iid draws, duplicates kept, draws without
+replacement whose siblings share one distribution, and point draws; all in draw order.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Traversal(Verifier):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Visit the root, which always stands."""
+        """Visit the root, which is always accepted."""
         return _Visit(tree, distributions, chance).root()
 
 
 class _Visit:
-    """One verification under way."""
+    """One verification in progress."""
 
     __slots__ = ("_chance", "_children", "_distributions", "_tree")
 
@@ -69,7 +69,7 @@ class _Visit:
         return verdict
 
     def _node(self, node: int, weight: float) -> Verdict | None:
-        """The verdict at or below a node, None where all of it is rejected."""
+        """Return the verdict at or below a node, None if all of it is rejected."""
         tree = self._tree
         target = target_distribution(self._distributions, node + 1)
         siblings = self._children[node + 1]
@@ -81,7 +81,7 @@ class _Visit:
             rest = residual(target, draft, weight=weight)
             weight = share_left(rest, weight)
             target = normalised(rest, otherwise=target)
-        # at the root the weight is 1 but for rounding
+        # at the root the weight is 1 up to rounding
         if node == ROOT or self._chance.accepts(weight):
             return Verdict(tuple(tree.path(node)), self._chance.draw(target))
         return None

@@ -1,14 +1,14 @@
-"""Keeps a drafted token that is typical of the target's distribution: likely, or as likely as its entropy allows.
+"""Accepts a drafted token that is typical of the target's distribution: likely, or likely relative to its entropy.
 
-A child x is kept if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's distribution at its parent:
-where the model is sure only its own choice passes, where it wavers much does. Of the branches kept the deepest is
-written, and the bonus is the target's own pick behind it.
+A child x is accepted if T(x) >= min(epsilon, delta * exp(-H(T))), H the entropy of the target's distribution at its
+parent: at low entropy only the model's own choice passes, at high entropy many tokens do. The deepest accepted branch
+is written, and the bonus is the target's own pick after it.
 
 Source: typical acceptance, Medusa, arXiv 2401.10774; epsilon and delta are theirs.
-LOSSY: the text is not the model's. What the knobs mean: a token is written in place of the model's own choice when the
-model gives it at least `epsilon`, or at least `delta` of the geometric mean of its distribution. Smaller is faster and
-further from the model; with both at 1 a token must reach that mean. At temperature 0 the distribution is one token, and
-the text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
+LOSSY: the distribution differs from the model's. Options: a token replaces the model's own choice if the
+model gives it at least `epsilon`, or at least `delta` times the geometric mean of its distribution. Smaller is faster
+and further from the model; with both at 1 a token must reach that mean. At temperature 0 the distribution is one-hot,
+and the text greedy decoding's. Costs a pass over the vocabulary for every node. Takes all draws.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from draftree.verifiers.common.chance import Chance
 
 @final
 class Typical(Verifier):
-    """Walks to the deepest node whose whole path is typical."""
+    """Descends to the deepest node whose whole path is typical."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """What is typical.
+        """The thresholds of acceptance.
 
         Attributes:
             epsilon: a probability that always suffices, above 0, at most 1.
@@ -53,7 +53,7 @@ class Typical(Verifier):
     lossless: ClassVar[bool] = False
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-        """Walk while a child is typical."""
+        """Descend while a child is typical."""
 
         @functools.cache
         def distribution_at(row: int) -> tuple[Tensor, float]:

@@ -1,1 +1,1 @@
-"""Real weights: what can be had from package registries, how it is fetched, and how it becomes a plain model folder."""
+"""Weights: the models in package registries, their download, and conversion to plain model folders."""

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata means for a transformers configuration, per architecture that is unpacked here."""
+"""The mapping of GGUF metadata to a transformers configuration, per supported architecture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ GEMMA3_27B_LAYERS = 62
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture: its names on both sides, its configuration, and what conversion to GGUF did to its tensors.
+    """One supported architecture: its names in GGUF and transformers, its configuration, and its tensor layout.
 
-    `restore(name, values, settings)` undoes the latter; `name` is the transformers parameter name.
+    `restore(name, values, settings)` undoes the changes that the conversion to GGUF made to a tensor; `name` is the
+    transformers parameter name.
     """
 
     model_type: str
@@ -35,7 +36,7 @@ class Architecture:
 
 
 def shared_settings(file: GgufFile) -> Settings:
-    """What all decoder architectures spell alike in GGUF."""
+    """Return the settings that all decoder architectures name alike in GGUF."""
     prefix = file.metadata["general.architecture"]
 
     def get(key: str, default: Any = None) -> Any:
@@ -49,7 +50,7 @@ def shared_settings(file: GgufFile) -> Settings:
             f"'{file.path}' is a mixture of experts, which cannot be unpacked from GGUF: use the model's own folder"
         )
     if get("block_count") > len(file.tensors):
-        raise file.broken(f"it says {get('block_count')} layers and has {len(file.tensors)} tensors")
+        raise file.broken(f"it declares {get('block_count')} layers and has {len(file.tensors)} tensors")
     num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
     head_dim = get("attention.key_length", hidden_size // num_heads)
     if get("rope.dimension_count", head_dim) != head_dim:
@@ -73,7 +74,7 @@ def shared_settings(file: GgufFile) -> Settings:
 
 
 def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
-    """The rotation of positions; a file's own factor per frequency is what transformers calls longrope."""
+    """Return the rotary embedding parameters; a file's factors per frequency become transformers' longrope."""
     prefix = file.metadata["general.architecture"]
     parameters: Settings = {"rope_theta": shortest_float(theta), "rope_type": "default"}
     kind = file.metadata.get(f"{prefix}.rope.scaling.type", "none")
@@ -82,7 +83,7 @@ def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
         return parameters if factor == 1 else parameters | {"rope_type": "linear", "factor": shortest_float(factor)}
     if kind != "none":
         raise UnsupportedModelError(
-            f"'{file.path}' stretches positions by the rule '{kind}', which a GGUF file does not describe in full: "
+            f"'{file.path}' scales positions by the rule '{kind}', which a GGUF file does not describe completely: "
             "use the model's own folder"
         )
     if "rope_freqs.weight" in file.tensors:
@@ -102,7 +103,7 @@ def gemma3_settings(file: GgufFile) -> Settings:
     settings = shared_settings(file)
     num_layers, num_heads = settings["num_hidden_layers"], settings["num_attention_heads"]
     is_global = [(layer + 1) % GEMMA3_GLOBAL_EVERY == 0 for layer in range(num_layers)]
-    # The one size whose attention is not scaled by its head size; llama.cpp tells it by its depth, too.
+    # The one size whose attention is not scaled by its head size; llama.cpp also identifies it by its depth.
     wide = num_layers == GEMMA3_27B_LAYERS
     return settings | {
         "sliding_window": file.metadata["gemma3.attention.sliding_window"],
@@ -120,9 +121,9 @@ def as_stored(name: str, values: Array, settings: Settings) -> Array:
 
 
 def pairs_to_halves(values: Array, num_heads: int) -> Array:
-    """Reorders the rows of a query or key projection from adjacent rotated pairs to rotated halves.
+    """Reorder the rows of a query or key projection from adjacent rotated pairs to rotated halves.
 
-    Row 2i + j of a head becomes row j * (head_dim / 2) + i: the layout of Meta's and llama.cpp's code against
+    Row 2i + j of a head becomes row j * (head_dim / 2) + i: from the layout of Meta's and llama.cpp's code to
     that of transformers.
     """
     rows, columns = values.shape[0], values.shape[1:]
@@ -139,12 +140,12 @@ def restore_llama(name: str, values: Array, settings: Settings) -> Array:
 
 
 def restore_gemma(name: str, values: Array, settings: Settings) -> Array:
-    # GGUF stores the factor of a normalisation, transformers its distance from one.
+    # GGUF stores the factor of a normalization, transformers the factor minus one.
     return values - np.float32(1) if "norm" in name else values
 
 
 def shortest_float(value: float) -> float:
-    """The decimal number that was meant by a float32: 1e-05, not 9.999999747378752e-06."""
+    """Return the shortest decimal number of a float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

@@ -1,8 +1,8 @@
-"""The user's cache of model folders: found by name, written by one process at a time, never half-written.
+"""The user's cache of model folders: one writer per name at a time, and only complete folders.
 
-A folder is made under a temporary name beside its place and renamed once it is complete and on the disk. All work on a
-name happens under that name's lock, so whatever temporary folder lies there when the lock is got belongs to a process
-that is gone, and is removed.
+A folder is built under a temporary name next to its final place and renamed once it is complete and on the disk. All
+work on a name holds that name's lock, so a temporary folder that exists when the lock is acquired was left by a dead
+process and is removed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 logger = logging.getLogger(__name__)
 
 SUMS = "sums"
-"""The entry of a manifest that holds the checksums of its folder; the manifest is written last into every folder."""
+"""Key of the checksums in a manifest; the manifest is written last into every folder."""
 
 
 class Cache:
     """Model folders below one root.
 
     The root is `DRAFTREE_CACHE`, else `XDG_CACHE_HOME/draftree`, else `~/.cache/draftree`.
-    Thread- and process-safe for writers; readers need no lock, because folders appear by one rename.
+    Thread- and process-safe for writers; readers need no lock, because a folder appears by one rename.
     """
 
     __slots__ = ("root",)
@@ -58,11 +58,11 @@ class Cache:
         return self.root / "work"
 
     def folder(self, name: str) -> Path:
-        """Where the model of that name lies, or would lie."""
+        """Return the path of the model of that name, whether it exists or not."""
         return self.models / name
 
     def manifest(self, name: str) -> dict[str, object] | None:
-        """What the folder of that name says of itself; None if there is no complete one."""
+        """Return the manifest of that name's folder; None if there is no complete folder."""
         try:
             content = json.loads((self.folder(name) / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError):
@@ -70,25 +70,25 @@ class Cache:
         return content if isinstance(content, dict) else None
 
     def holds(self, name: str, origin: Mapping[str, object]) -> bool:
-        """Whether there is a complete folder of that name whose manifest agrees with all that `origin` says."""
+        """Return whether there is a complete folder of that name whose manifest matches all entries of `origin`."""
         manifest = self.manifest(name)
         return manifest is not None and all(manifest.get(key) == value for key, value in origin.items())
 
     def names(self) -> list[str]:
-        """Names of all complete folders."""
+        """Return the names of all complete folders."""
         if not self.models.is_dir():
             return []
         return sorted(path.name for path in self.models.iterdir() if (path / MANIFEST).is_file())
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Holds the name for this process; waits for another one that holds it, and clears what dead ones left."""
+        """Hold the lock of a name; waits for other processes, and removes unfinished folders of dead ones."""
         self._make_work_folder()
         lock = FileLock(self.work / f"{name}.lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            logger.warning("another process is making '%s': waiting for it", name)
+            logger.warning("another process is building '%s': waiting for it", name)
             lock.acquire()
         except OSError as error:
             raise unwritable(self.work, error) from error
@@ -100,9 +100,9 @@ class Cache:
 
     @contextlib.contextmanager
     def publish(self, name: str, manifest: Mapping[str, object]) -> Iterator[Path]:
-        """Yields an empty folder to fill; on success it becomes the folder of that name, else it vanishes.
+        """Yield an empty folder to fill; on success it becomes the folder of that name, otherwise it is removed.
 
-        The caller holds `locked(name)`.
+        The caller must hold `locked(name)`.
 
         Raises:
             WeightsError: The disk is full.
@@ -123,7 +123,7 @@ class Cache:
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """A temporary folder for work on that name, removed in every case.
+        """Yield a temporary folder for work on that name; it is always removed.
 
         Raises:
             WeightsError: The disk is full.
@@ -143,18 +143,18 @@ class Cache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self, name: str) -> bool:
-        """Removes the folder of that name; False if there was none."""
+        """Remove the folder of that name; False if there was none."""
         with self.locked(name):
             place = self.folder(name)
             if not place.exists():
                 return False
             with self.scratch(name) as parts:
-                # Renamed first: a reader never meets a folder that is half gone.
+                # Renamed first, so that a reader never finds a partly removed folder.
                 place.rename(parts / "removed")
             return True
 
     def sweep(self) -> None:
-        """Removes the unfinished folders of all names that no living process works on."""
+        """Remove the unfinished folders of all names that no living process works on."""
         if not self.work.is_dir():
             return
         for name in {path.name.partition(".part-")[0] for path in self.work.glob("*.part-*")}:
@@ -169,12 +169,12 @@ class Cache:
 
     def _clear_unfinished(self, name: str) -> None:
         for leftover in self.work.glob(f"{name}.part-*"):
-            logger.info("removing '%s', left unfinished by a process that is gone", leftover)
+            logger.info("removing '%s', which a dead process left unfinished", leftover)
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def default_root() -> Path:
-    """The cache root the environment asks for."""
+    """Return the cache root from the environment."""
     if own := os.environ.get("DRAFTREE_CACHE"):
         return expanded(own).absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -184,10 +184,10 @@ def default_root() -> Path:
 
 
 def private_folder() -> Path:
-    """A folder for users without a home, below the one for temporary files; no other user can write into it.
+    """Return a folder for users without a home, below the temporary folder; no other user can write into it.
 
     Raises:
-        WeightsError: it belongs to somebody else, or others can write into it.
+        WeightsError: it belongs to another user, or others can write into it.
     """
     folder = Path(tempfile.gettempdir()) / f"draftree-{os.getuid()}"
     try:
@@ -195,7 +195,7 @@ def private_folder() -> Path:
             folder.mkdir(mode=0o700)
         status = folder.lstat()
     except OSError:
-        return folder  # what is written there says why it is not
+        return folder  # the first write there raises the error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise WeightsError(
             f"there is no home folder, and '{folder}' is open to other users: set DRAFTREE_CACHE to a folder of yours"
@@ -204,10 +204,10 @@ def private_folder() -> Path:
 
 
 def require_space(name: str, folder: Path, needed_bytes: int) -> None:
-    """Refuses work that would not fit on the disk of `folder`.
+    """Raise unless `folder`'s disk has enough free space.
 
     Raises:
-        WeightsError: Fewer than `needed_bytes` are free.
+        WeightsError: fewer than `needed_bytes` are free.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,33 +216,33 @@ def require_space(name: str, folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise WeightsError(
-            f"'{name}' needs {needed_bytes / 1e6:.0f} MB of disk while it is made, and '{folder}' has "
-            f"{free_bytes / 1e6:.0f} MB free: make room, or set DRAFTREE_CACHE to a folder on another disk"
+            f"'{name}' needs {needed_bytes / 1e6:.0f} MB of disk while it is built, and '{folder}' has "
+            f"{free_bytes / 1e6:.0f} MB free: free some space, or set DRAFTREE_CACHE to a folder on another disk"
         )
 
 
 def unwritable(folder: Path, error: OSError) -> WeightsError:
-    """The error for a cache that cannot be written."""
+    """Return the error for a cache that is not writable."""
     if error.errno in DISK_FULL:
         return disk_full("the cache", folder)
     return WeightsError(
-        f"the cache folder '{folder}' cannot be written ({error.strerror}): set DRAFTREE_CACHE to a folder that can"
+        f"the cache folder '{folder}' cannot be written ({error.strerror}): set DRAFTREE_CACHE to a writable folder"
     )
 
 
 def disk_full(name: str, folder: Path) -> WeightsError:
-    """The error for a disk that ran full on the way."""
+    """Return the error for a disk that became full during the work."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free_bytes = shutil.disk_usage(existing).free
     return WeightsError(
-        f"the disk of '{folder}' ran full while '{name}' was being made "
+        f"the disk of '{folder}' became full while '{name}' was being built "
         f"({free_bytes / 1e6:.0f} MB free); nothing was kept: "
-        "make room, or set DRAFTREE_CACHE to a folder on another disk"
+        "free some space, or set DRAFTREE_CACHE to a folder on another disk"
     )
 
 
 def make_durable(folder: Path) -> None:
-    """Waits until every file below `folder` is on the disk, so that a rename cannot outrun the content."""
+    """Flush every file below `folder` to the disk, so that the rename happens after the content is written."""
     for path in folder.rglob("*"):
         if path.is_file():
             sync(path)
@@ -251,7 +251,7 @@ def make_durable(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     if os.name == "nt":
-        return  # Windows flushes neither a folder nor a file that is open for reading only.
+        return  # Windows cannot flush a folder or a file that is open for reading only.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The models that can be had from package registries, without a model hub."""
+"""The models that are available from package registries, without a model hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One published package; `member` is the path, inside its archive, of the bytes that are wanted."""
+    """One published package; `member` is the path of the needed bytes inside its archive."""
 
     registry: Literal["pypi", "npm"]
     name: str
@@ -23,9 +23,9 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One model: the members of `packages`, one after the other, are the source file of kind `form`.
+    """One model: the concatenated members of `packages` are the source file of kind `form`.
 
-    `sha256` and `source_bytes` belong to that source file, `folder_bytes` to the model folder made from it.
+    `sha256` and `source_bytes` describe that source file, `folder_bytes` the model folder made from it.
     """
 
     name: str
@@ -43,15 +43,15 @@ class CatalogueEntry:
 
     @property
     def download_bytes(self) -> int:
-        """What goes over the network."""
+        """Size of the download."""
         return sum(package.num_bytes for package in self.packages)
 
     @property
     def working_bytes(self) -> int:
-        """Free disk space that fetching and converting needs at its widest.
+        """Peak disk space of download and conversion.
 
-        While a package is unpacked it can lie on the disk twice (the client's download and its final file); the source
-        file lies there until the conversion ends.
+        While a package is unpacked it can be on the disk twice (the client's download and its final file); the source
+        file remains until the conversion ends.
         """
         widest_package = max(package.num_bytes for package in self.packages)
         return self.source_bytes + max(2 * widest_package, self.folder_bytes) + 16 * MEBIBYTE
@@ -60,7 +60,7 @@ class CatalogueEntry:
 ENTRIES = (
     CatalogueEntry(
         name="smollm2-135m-instruct",
-        description="a small chat model, unpacked from 4 bits",
+        description="a small chat model, dequantized from 4 bits",
         licence="Apache-2.0",
         num_parameters=134_515_008,
         vocab_size=49_152,
@@ -74,7 +74,7 @@ ENTRIES = (
     ),
     CatalogueEntry(
         name="tinyllama-1.1b-chat",
-        description="a chat model, unpacked from 2 bits: fluent, weak on facts",
+        description="a chat model, dequantized from 2 bits: fluent, weak on facts",
         licence="Apache-2.0",
         num_parameters=1_100_048_384,
         vocab_size=32_000,
@@ -105,7 +105,7 @@ ENTRIES = (
     ),
     CatalogueEntry(
         name="gemma3-270m",
-        description="a base model with sliding windows, unpacked from 4 bits",
+        description="a base model with sliding windows, dequantized from 4 bits",
         licence="Gemma terms",
         num_parameters=268_098_176,
         vocab_size=262_144,

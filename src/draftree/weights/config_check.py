@@ -1,4 +1,4 @@
-"""Refuses configurations of absurd sizes before anything is built or allocated."""
+"""Validation of the sizes in a configuration before any module or memory is allocated."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     VOCABULARY: (1, 100_000_000),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, 1_000_000_000)),
 }
-"""Least and greatest value of each size; the greatest are a hundred times those of the largest known models."""
+"""Smallest and largest value of each size; the largest is a hundred times that of the largest known models."""
 TEXT_CONFIGS = ("text_config", "decoder", "llm_config", "language_config")
 
 
 def check_sizes(
     source: Path, config: Mapping[str, Any], *, num_tensors: int | None = None, num_values: int | None = None
 ) -> None:
-    """Refuse sizes that are no numbers, are out of all bounds, or do not fit the weights.
+    """Raise for sizes that are not numbers, are out of range, or do not match the weights.
 
     Args:
-        source: the file that the configuration is from, for the message.
-        config: of the model; that of its text model inside of it is checked too.
-        num_tensors: in the weight files; None if unknown.
-        num_values: in all tensors together at most; None if unknown.
+        source: file of the configuration, for the message.
+        config: the model's configuration; that of a text model inside it is checked too.
+        num_tensors: number of tensors in the weight files; None if unknown.
+        num_values: upper bound of the values in all tensors together; None if unknown.
 
     Raises:
-        ModelLoadError: with the name of the size.
+        ModelLoadError: a size is wrong; the message names it.
     """
     for part in _parts(config):
         for name, (least, greatest) in LIMITS.items():
@@ -57,7 +57,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _values(value: Any) -> list[Any]:
-    """Some models have a size for each layer."""
+    """Return the values of a size; some models have one for each layer."""
     if value is None:
         return []
     return [one for one in value if one is not None] if isinstance(value, list) else [value]
@@ -75,7 +75,7 @@ def _check_weights(source: Path, config: Mapping[str, Any], *, num_tensors: int 
     layers = _first(config, LAYERS)
     if num_tensors is not None and layers is not None and layers > num_tensors:
         raise ModelLoadError(
-            f"'{source}' asks for {layers} layers, and the weight files hold {num_tensors} tensors; "
+            f"'{source}' declares {layers} layers, and the weight files hold {num_tensors} tensors; "
             f"{get_again(source.parent)}"
         )
     width, vocabulary = _first(config, WIDTHS), _first(config, (VOCABULARY,))
@@ -83,7 +83,7 @@ def _check_weights(source: Path, config: Mapping[str, Any], *, num_tensors: int 
         return
     if "embedding_size" not in config and width * vocabulary > num_values:
         raise ModelLoadError(
-            f"'{source}' asks for embeddings of {vocabulary} tokens with {width} values each, and the weight files "
+            f"'{source}' declares embeddings of {vocabulary} tokens with {width} values each, and the weight files "
             f"hold at most {num_values} values; {get_again(source.parent)}"
         )
 

@@ -1,4 +1,4 @@
-"""Unpacks a GGUF file into a plain model folder."""
+"""Conversion of a GGUF file to a plain model folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["GGUF_CONVERTER", "convert_gguf"]
 
 GGUF_CONVERTER = "gguf-1"
-"""Changes whenever the same file would give another folder."""
+"""Changes whenever the same file would convert to a different folder."""
 
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 
 def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress) -> None:
-    """Writes configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`.
+    """Write configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`.
 
     Raises:
         ModelLoadError: The file is damaged or incomplete.
-        UnsupportedModelError: Its architecture or tokenizer is not known here.
+        UnsupportedModelError: Its architecture or tokenizer is not supported.
     """
     file = GgufFile(source)
     try:
@@ -41,8 +41,8 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
     except (DraftreeError, OSError):
         raise
     except Exception as error:
-        # Damaged metadata can fail anywhere in the libraries that are asked to make a model of it.
-        raise file.broken(f"its metadata make no model ({error})") from error
+        # Damaged metadata can fail anywhere in the libraries that build a model from it.
+        raise file.broken(f"its metadata do not describe a model ({error})") from error
     tensors = unpacked(file, architecture, settings=settings, sources=sources, progress=progress)
     write_safetensors(folder / "model.safetensors", shapes, tensors, dtype=dtype)
 
@@ -50,7 +50,7 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
 def save_description(
     file: GgufFile, folder: Path, *, dtype: Dtype
 ) -> tuple[Architecture, dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Writes tokenizer and configuration; the parameters that the weights file must hold go with them."""
+    """Write tokenizer and configuration; returns the architecture, the settings and the shapes of the weights."""
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -85,7 +85,7 @@ def special_ids(file: GgufFile) -> dict[str, int]:
 
 
 def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """The GGUF tensor of every parameter of the model; each tensor of the file must be wanted, and fit."""
+    """Map every parameter of the model to its GGUF tensor; each tensor of the file must be used, and match in shape."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     name = file.metadata["general.architecture"]
@@ -98,11 +98,11 @@ def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[s
             raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
         found = file.tensor(source).shape
         if found != shape:
-            raise file.broken(f"tensor '{source}' has the shape {list(found)}, and its metadata ask for {list(shape)}")
+            raise file.broken(f"tensor '{source}' has the shape {list(found)}, and its metadata declare {list(shape)}")
         sources[parameter] = source
     if unused := sorted(set(file.tensors) - set(sources.values()) - TENSORS_READ_ELSEWHERE):
         raise UnsupportedModelError(
-            f"'{file.path}' holds tensors that have no place in a model of its architecture '{name}' "
+            f"'{file.path}' holds tensors that do not belong to a model of its architecture '{name}' "
             f"({', '.join(unused[:3])}): use the model's own folder"
         )
     return sources
@@ -116,7 +116,7 @@ def unpacked(
     sources: dict[str, str],
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every parameter as transformers wants it, in float32."""
+    """Yield every parameter in the layout of transformers, in float32."""
     import numpy as np
     import torch
 

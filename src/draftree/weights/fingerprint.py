@@ -1,4 +1,4 @@
-"""The sha256 of a large file, remembered in the cache for as long as the file is not touched."""
+"""The sha256 of a large file, cached until the file changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
-    """The sha256 of the content; read again only if size or time of change differ from when it was last read."""
+    """Return the sha256 of the content; read again only if size or modification time changed since the last read."""
     path = path.resolve()
     status = path.stat()
     seen = {"path": str(path), "num_bytes": status.st_size, "changed_ns": status.st_mtime_ns}
@@ -28,7 +28,7 @@ def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
         if {key: known[key] for key in seen} == seen:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # A missing or damaged note only costs reading the file again.
+        pass  # A missing or damaged record only costs another read of the file.
     sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, status.st_size))
     fresh = note.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -36,5 +36,5 @@ def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
         fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
         os.replace(fresh, note)
     except OSError as error:
-        logger.info("the sum of '%s' is not kept: %s", path, error)
+        logger.info("the sum of '%s' is not cached: %s", path, error)
     return sha256

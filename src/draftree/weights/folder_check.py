@@ -1,4 +1,4 @@
-"""Checks that a model folder is complete and readable, without loading it."""
+"""Check that a model folder is complete and readable, without loading it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ OPTIONAL_SETTINGS = ("generation_config.json", "tokenizer_config.json")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Reads the settings and the headers of the weights.
+    """Read the settings and the headers of the weights.
 
     Raises:
-        ModelLoadError: The folder is no model folder, or a file in it is missing, damaged or cut short.
+        ModelLoadError: the folder is not a model folder, or a file in it is missing, damaged or truncated.
     """
     if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"the folder '{folder}' is no model folder: {why_not(folder)}")
+        raise ModelLoadError(f"the folder '{folder}' is not a model folder: {why_not(folder)}")
     config = read_json(folder / "config.json")
     if "model_type" not in config:
         raise ModelLoadError(
-            f"'{folder / 'config.json'}' does not say which kind of model this is: it lacks 'model_type'; "
-            f"{get_again(folder)}"
+            f"'{folder / 'config.json'}' lacks 'model_type', which names the architecture; {get_again(folder)}"
         )
     check_sizes(folder / "config.json", config)
     for name in OPTIONAL_SETTINGS:
@@ -55,7 +54,7 @@ def why_not(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model; none where its weights are pickled, which are not looked into."""
+    """Return the safetensors files of the model; none if its weights are pickled, which are not checked."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
@@ -73,10 +72,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_files(index: Path) -> list[str]:
-    """Names of the weight files, which lie beside the index.
+    """Return the names of the weight files, which are in the folder of the index.
 
     Raises:
-        ModelLoadError: The index names none, or a file elsewhere.
+        ModelLoadError: the index names no file, or a file elsewhere.
     """
     places = read_json(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
@@ -84,7 +83,7 @@ def index_files(index: Path) -> list[str]:
     if wrong or not isinstance(places, dict):
         named = f"it names {str(wrong[0])[:80]!r}" if wrong else "it has no 'weight_map'"
         raise ModelLoadError(
-            f"'{index}' is damaged: {named} where files of its folder belong; {get_again(index.parent)}"
+            f"'{index}' is damaged: {named}, and only files of its own folder are allowed; {get_again(index.parent)}"
         )
     return sorted(set(names))
 
@@ -95,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from error
     except RecursionError as error:
-        raise ModelLoadError(f"'{path}' cannot be read (it is nested too deep); {get_again(path.parent)}") from error
+        raise ModelLoadError(f"'{path}' cannot be read (it is nested too deeply); {get_again(path.parent)}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"'{path}' cannot be read (it holds no settings); {get_again(path.parent)}")
     return content

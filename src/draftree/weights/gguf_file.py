@@ -1,8 +1,8 @@
-"""Reads a GGUF file: its metadata as Python values, its tensors as float32 arrays.
+"""Reader of a GGUF file: metadata as Python values, tensors as float32 arrays.
 
 Source: the GGUF specification of ggml (docs/gguf.md), versions 2 and 3, little-endian. The blocks of quantised tensors
-are unpacked by the `gguf` package. Every read is checked against the end of the file, so that a damaged file gives one
-sentence.
+are dequantized by the `gguf` package. Every read is checked against the end of the file, so that a damaged file raises
+one clear error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def require_gguf() -> None:
-    """Refuses GGUF work early where the package that unpacks its blocks is not installed.
+    """Raise unless the package that dequantizes GGUF blocks is installed.
 
     Raises:
         WeightsError: The `gguf` package is missing.
@@ -40,14 +40,14 @@ def require_gguf() -> None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is one by its first bytes or its name."""
+    """Return whether a file is GGUF by its first bytes or its name."""
     with path.open("rb") as stream:
         return stream.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where one tensor lies; `shape` is outermost first, as numpy and torch have it."""
+    """Location of one tensor; `shape` is outermost first, as in numpy and torch."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class GgufFile:
     """One GGUF file, mapped into memory.
 
     Raises:
-        ModelLoadError: It is not a GGUF file, is truncated, or uses a version or block type that is not known.
+        ModelLoadError: it is not a GGUF file, is truncated, or has an unsupported version or block type.
     """
 
     __slots__ = ("_bytes", "_position", "metadata", "path", "tensors")
@@ -77,7 +77,7 @@ class GgufFile:
 
     @property
     def natural_dtype(self) -> Dtype:
-        """The floating-point type that the file's matrices are kept in when unpacked: their own, or bfloat16."""
+        """The floating-point type of the file's matrices after dequantization: their own, or bfloat16."""
         kinds = {tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1}
         if FLOAT32 in kinds:
             return "float32"
@@ -90,22 +90,22 @@ class GgufFile:
         return item_bytes * sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def broken(self, why: str) -> ModelLoadError:
-        """The error for a file that cannot be read on; `why` may quote what was read."""
+        """Return the error for an unreadable file; `why` may quote the content."""
         shown = "".join(letter if letter.isprintable() else "?" for letter in why[:MAX_QUOTED])
         return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
     def tensor(self, name: str) -> GgufTensor:
-        """Where the tensor of that name lies.
+        """Return the location of a tensor.
 
         Raises:
-            ModelLoadError: The file has none.
+            ModelLoadError: the file has no such tensor.
         """
         if name not in self.tensors:
             raise self.broken(f"it lacks the tensor '{name}'")
         return self.tensors[name]
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The tensor's values, unpacked to float32."""
+        """Return the tensor's values, dequantized to float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -129,7 +129,7 @@ class GgufFile:
         self._position = 4
         version = self._scalar("I")
         if version not in (2, 3):
-            raise self.broken(f"it says version {version}, and versions 2 and 3 are known")
+            raise self.broken(f"it has version {version}, and only versions 2 and 3 are supported")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
         for _ in range(num_keys):
             key = self._string()
@@ -137,7 +137,7 @@ class GgufFile:
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
         if alignment <= 0:
-            raise self.broken(f"it says that tensors are aligned to {alignment} bytes")
+            raise self.broken(f"it declares an alignment of tensors to {alignment} bytes")
         start = -(-self._position // alignment) * alignment
         for name, shape, kind, offset in infos:
             self.tensors[name] = self._place(name, shape, kind=kind, first_byte=start + offset)
@@ -188,7 +188,7 @@ class GgufFile:
             if item in SCALARS:
                 code = SCALARS[item]
                 return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize("<" + code))))
-            # Nothing is smaller than a byte: a larger count is damage, and would only fill the memory.
+            # No item is smaller than a byte: a larger count means damage, and would only exhaust the memory.
             if count > len(self._bytes):
                 raise self.broken(f"a list claims {count} items")
             return [self._value(item) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Builds the tokenizer that a GGUF file describes."""
+"""Construction of the tokenizer that a GGUF file describes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_to
 
 
 def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Writes the file's tokenizer as a transformers tokenizer.
+    """Write the file's tokenizer as a transformers tokenizer.
 
     Raises:
-        ModelLoadError: The file carries no vocabulary.
-        UnsupportedModelError: Its kind of tokenizer, or its rule of cutting text before the merges, is not known.
+        ModelLoadError: The file has no vocabulary.
+        UnsupportedModelError: Its kind of tokenizer, or its pre-tokenization rule, is not supported.
     """
     pieces = spelled_pieces(file)
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     roles = {role: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in ROLES.items()}
     settings = TokenizerSettings(
         special=tuple(index for index, kind in enumerate(kinds) if kind == CONTROL),
-        # Runs of spaces are met as ordinary pieces: text is respelled before the merges, after these are looked for.
+        # Runs of spaces match as ordinary pieces: text is normalized before the merges, after these are searched.
         whole=tuple(
             index for index, kind in enumerate(kinds) if kind == USER_DEFINED and WORD_START not in pieces[index]
         ),
@@ -54,16 +54,16 @@ def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
 def spelled_pieces(file: GgufFile) -> list[str]:
     pieces = file.metadata.get("tokenizer.ggml.tokens")
     if not pieces:
-        raise file.broken("it carries no vocabulary")
+        raise file.broken("it has no vocabulary")
     if file.metadata.get("tokenizer.ggml.model") == "llama":
         pieces = [piece.replace(" ", WORD_START) for piece in pieces]
     if len(set(pieces)) != len(pieces):
-        raise file.broken("two pieces of its vocabulary are spelled alike")
+        raise file.broken("two pieces of its vocabulary have the same text")
     return list(pieces)
 
 
 def adds_bos(file: GgufFile) -> bool:
-    # Files from before the key existed: SentencePiece vocabularies begin every text with the bos token.
+    # Older files lack the key: SentencePiece vocabularies begin every text with the bos token.
     default = file.metadata.get("tokenizer.ggml.model") == "llama"
     return bool(file.metadata.get("tokenizer.ggml.add_bos_token", default))
 
@@ -82,14 +82,14 @@ def build(file: GgufFile, pieces: list[str]) -> Tokenizer:
     if kind == "gpt2" and rule in CUTTING_RULES:
         return byte_level_tokenizer(pieces, file.metadata["tokenizer.ggml.merges"], rule=rule)
     raise UnsupportedModelError(
-        f"the tokenizer in '{file.path}' is of the kind '{kind}' and cuts text by the rule '{rule}', "
-        f"which is not known here: use the model's own folder "
+        f"the tokenizer in '{file.path}' is of the kind '{kind}' and splits text by the rule '{rule}', "
+        f"which is not supported: use the model's own folder "
         f"(known: kind 'llama', and kind 'gpt2' with {', '.join(CUTTING_RULES)})"
     )
 
 
 def merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
     if file.metadata["general.architecture"].startswith("gemma"):
-        # Gemma's scores say nothing of the order of merges; its pieces stand in that order.
+        # Gemma's scores do not give the order of merges; its pieces are stored in that order.
         return list(range(num_pieces))
     return [-score for score in file.metadata["tokenizer.ggml.scores"]]

@@ -1,4 +1,4 @@
-"""Brings a model into the cache as a plain folder, once: fetch, check, convert, publish."""
+"""Installation of a model in the cache as a plain folder: fetch, check, convert, publish."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_
 logger = logging.getLogger(__name__)
 
 TOKENIZER_BYTES = 48_000_000
-"""Room for the tokenizer files and settings of the largest known vocabularies."""
+"""Disk space for the tokenizer files and settings of the largest known vocabularies."""
 
 
 def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
-    """Whether the cache holds the entry, made by the present converter."""
+    """Return whether the cache holds the entry, made by the current converter."""
     return cache.holds(entry.name, origin(entry))
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
-    """The folder of a catalogue model; fetched and converted if it is not in the cache.
+    """Return the folder of a catalogue model; fetched and converted if it is not in the cache.
 
     Raises:
-        ModelNotFoundError: It is not in the cache, and `fetch` is False.
+        ModelNotFoundError: it is not in the cache, and `fetch` is False.
         WeightsError: It could not be fetched, or the disk is full.
     """
     folder = cache.folder(entry.name)
@@ -66,11 +66,11 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
 
 
 def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Path:
-    """The folder made from a GGUF file; converted if this content has not been converted yet.
+    """Return the folder made from a GGUF file; converted if this content has not been converted yet.
 
     Raises:
         ModelLoadError: The file is damaged.
-        UnsupportedModelError: Its architecture is not known.
+        UnsupportedModelError: Its architecture is not supported.
         WeightsError: The `gguf` package is missing, or the disk is full.
     """
     require_gguf()
@@ -93,7 +93,7 @@ def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Pa
 
 
 def origin(entry: CatalogueEntry) -> dict[str, object]:
-    """What decides the folder's content."""
+    """Return the facts that determine the folder's content."""
     return {
         "source": [f"{package.registry}:{package.name}=={package.version}" for package in entry.packages],
         "sha256": entry.sha256,
@@ -103,12 +103,12 @@ def origin(entry: CatalogueEntry) -> dict[str, object]:
 
 
 def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
-    """Compare a folder, of the cache or another, with the sums that are known of it.
+    """Compare a folder, in the cache or elsewhere, with its recorded checksums.
 
     Args:
-        folder: of a model.
-        cache: that may hold it.
-        again: read every file, whatever their times say.
+        folder: a model folder.
+        cache: the cache that may contain it.
+        again: read every file, whatever its modification time.
 
     Raises:
         ModelLoadError: a file is damaged.
@@ -116,7 +116,7 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
     manifest = manifest_of(folder, cache)
     stored = None if manifest is None else known_sums(manifest.get(SUMS))
     if manifest is not None and not stored:
-        # made before sums were kept: what its files are now is what was stored
+        # installed before sums were recorded: the present content is recorded as good
         for path in folder.glob("*.json"):
             read_json(path)
         keep_sums(folder, cache.root)
@@ -125,19 +125,19 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
 
 
 def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
-    """The manifest of a folder of the cache; None for other folders."""
+    """Return the manifest of a folder in the cache; None for other folders."""
     is_ours = folder.resolve() == cache.folder(folder.name).resolve()
     return cache.manifest(folder.name) if is_ours else None
 
 
 def has_sums(folder: Path, cache: Cache) -> bool:
-    """Whether anything is known that the files of a folder could be compared with."""
+    """Return whether any checksums of the folder are recorded."""
     manifest = manifest_of(folder, cache)
     return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
 
 
 def is_whole(folder: Path, cache: Cache, *, here: bool, warns: bool = False) -> bool:
-    """Whether the folder is here and undamaged; one that was damaged since it was made is made again."""
+    """Return whether the folder exists undamaged; False makes the caller install it again."""
     if not here:
         return False
     try:
@@ -145,6 +145,6 @@ def is_whole(folder: Path, cache: Cache, *, here: bool, warns: bool = False) -> 
         check_sums(folder, cache)
     except ModelLoadError as error:
         if warns:
-            logger.warning("making '%s' again: %s", folder.name, error)
+            logger.warning("installing '%s' again: %s", folder.name, error)
         return False
     return True

@@ -1,4 +1,4 @@
-"""The configuration side of a plain model folder: what transformers reads beside weights and tokenizer."""
+"""The configuration files of a plain model folder, which transformers reads besides weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_configuration(
     dtype: Dtype,
     stop_ids: tuple[int, ...] = (),
 ) -> PretrainedConfig:
-    """Writes `config.json` and `generation_config.json`; text ends at `stop_ids`, or else at the end token."""
+    """Write `config.json` and `generation_config.json`; text ends at `stop_ids`, or else at the end token."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.for_model(model_type, **settings, architectures=[model_class], dtype=dtype)
@@ -36,7 +36,7 @@ def save_configuration(
 
 
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter that a weights file of this configuration must hold; shared ones once."""
+    """Return name and shape of every parameter in a weights file of this configuration; shared ones once."""
     import torch
     from transformers import AutoModelForCausalLM
 

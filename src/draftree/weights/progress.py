@@ -1,4 +1,4 @@
-"""How the slow steps report: one callback, called with the step, what is done and how much there is."""
+"""The progress callback of slow steps: called with the step, the bytes done and the total."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Progress", "Step", "silent"]
 Step = Literal["download", "check", "convert"]
 
 Progress = Callable[[Step, int, int], None]
-"""`progress(step, done_bytes, total_bytes)`; `done_bytes` never shrinks within a step."""
+"""`progress(step, done_bytes, total_bytes)`; `done_bytes` never decreases within a step."""
 
 
 def silent(step: Step, done_bytes: int, total_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes a safetensors file tensor by tensor, and checks that one is whole without reading its values.
+"""Streaming writer of safetensors files, and a check of completeness that reads no values.
 
 Source: the safetensors format (a length of 8 bytes, a JSON header, then the raw values). Writing as a stream keeps one
 unpacked tensor in memory instead of the whole model.
@@ -31,7 +31,7 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Of one value, by the names of the format."""
+"""Bits per value, by the format's names of types."""
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -42,7 +42,7 @@ def write_safetensors(
     *,
     dtype: Dtype,
 ) -> None:
-    """Writes the named tensors, cast to `dtype`; `tensors` yields each name of `shapes` once, in the same order."""
+    """Write the named tensors, cast to `dtype`; `tensors` yields each name of `shapes` once, in the same order."""
     import torch
 
     code, item_bytes = CODES[dtype]
@@ -66,17 +66,17 @@ def write_safetensors(
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """What the header of a safetensors file says."""
+    """Facts from the header of a safetensors file."""
 
     num_tensors: int
     num_values: int
 
 
 def check_safetensors(path: Path) -> WeightsFile:
-    """Checks header and length of a safetensors file: tensors lie one behind the other, and fill the file.
+    """Check header and length of a safetensors file: the tensors are contiguous and fill the file.
 
     Raises:
-        ModelLoadError: The header is damaged, or the file does not end where the header says.
+        ModelLoadError: the header is damaged, or the length of the file differs from the header.
     """
     size = path.stat().st_size
     header, start = read_header(path, size)
@@ -87,13 +87,13 @@ def check_safetensors(path: Path) -> WeightsFile:
             raise damaged(path, f"the values of '{name[:80]}' begin at {begin}, and those before it end at {end}")
         end = stop
     if size != start + end:
-        raise damaged(path, f"it has {size} bytes, and its header says {start + end}")
+        raise damaged(path, f"it has {size} bytes, and its header implies {start + end}")
     # two values of 4 bits fit into a byte
     return WeightsFile(len(places), 2 * end)
 
 
 def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """The header, and where the values begin."""
+    """Return the header and the position of the first value."""
     with path.open("rb") as stream:
         num_bytes = int.from_bytes(stream.read(8), "little")
         if size < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
@@ -108,7 +108,7 @@ def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
 
 
 def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
-    """Where the values of a tensor begin and end, behind the header."""
+    """Return where the values of a tensor begin and end, relative to the end of the header."""
     shown = name[:80]
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -117,7 +117,7 @@ def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
     if not isinstance(kind, str) or kind not in BITS:
         raise damaged(path, f"'{shown}' has the unknown type {str(kind)[:40]!r}")
     if not isinstance(shape, list) or not all(is_size(number) for number in (*shape, begin, end)):
-        raise damaged(path, f"shape or place of '{shown}' is no list of sizes")
+        raise damaged(path, f"shape or place of '{shown}' is not a list of sizes")
     if 8 * (end - begin) != math.prod(shape) * BITS[kind]:
         raise damaged(path, f"'{shown}' of shape {str(shape)[:80]} and type {kind} does not take {end - begin} bytes")
     return begin, end, name

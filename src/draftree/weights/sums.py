@@ -1,8 +1,8 @@
-"""Checksums of the files of a model: damage is found, and is not recorded as good.
+"""Checksums of a model's files: detect damage, and never record damaged files as good.
 
-Folders of the cache carry the sums of their files in their manifest. For other folders a note in the cache keeps them
-from the first start on. A file is read again only where its size or time of change is not what the sum was made for,
-or where the model computed something else than before (`distrust`).
+Folders of the cache have the sums of their files in their manifest. For other folders a record in the cache holds them
+from the first start on. A file is read again only if its size or modification time differs from the recorded one, or
+after the model computed something else than before (`distrust`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 MANIFEST_NAMES = frozenset({"draftree.json"})
 
 Sum = tuple[int, int, str]
-"""Bytes, time of change in nanoseconds, sha256."""
+"""Bytes, modification time in nanoseconds, sha256."""
 
 
 def sums_of(folder: Path) -> dict[str, Sum]:
-    """Sums of all files of a model, by name."""
+    """Return the sums of all files of a model, by name."""
     names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - MANIFEST_NAMES
     return {name: _sum(folder / name) for name in sorted(names)}
 
 
 def known_sums(found: Any) -> dict[str, Sum]:
-    """The sums among what a manifest or a note says; others are left out."""
+    """Return the valid sums in a manifest or a record; invalid entries are left out."""
     entries = found.items() if isinstance(found, dict) else ()
     kinds = (int, int, str)
     return {
@@ -48,34 +48,34 @@ def known_sums(found: Any) -> dict[str, Sum]:
 
 
 def keep_sums(folder: Path, root: Path) -> None:
-    """Note the sums of a folder as they are now; one that is noted already is left alone."""
+    """Record the current sums of a folder; an existing record is kept."""
     if not _note(folder, root):
         _write(folder, root, {"files": sums_of(folder)})
 
 
 def noted_sums(folder: Path, root: Path) -> dict[str, Sum]:
-    """The sums that a note keeps of a folder; empty if there is none."""
+    """Return the recorded sums of a folder; empty if there are none."""
     return known_sums(_note(folder, root).get("files"))
 
 
 def distrust(folder: Path, root: Path) -> None:
-    """From now on all files are read again, whatever their times say, until they were found intact."""
+    """Make the next check read all files, whatever their modification times, until they are found intact."""
     _write(folder, root, _note(folder, root) | {"distrusted": True})
 
 
 def is_distrusted(folder: Path, root: Path) -> bool:
-    """Whether the files are to be read again."""
+    """Return whether all files must be read again."""
     return bool(_note(folder, root).get("distrusted"))
 
 
 def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = None, *, again: bool = False) -> None:
-    """Compare a folder with its sums; nothing is read of files that are as they were when they were last compared.
+    """Compare a folder with its sums; files that are unchanged since the last comparison are not read.
 
     Args:
-        folder: of a model.
-        root: of the cache, where notes are kept.
-        stored: sums from a manifest, which hold whatever the times of files say; None for other folders, whose files
-            may be exchanged.
+        folder: a model folder.
+        root: root of the cache, which holds the records.
+        stored: sums from a manifest, which are binding whatever the modification times; None for other folders, whose
+            files may be replaced.
         again: read every file.
 
     Raises:
@@ -88,7 +88,7 @@ def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = 
     for name, entry in (noted if stored is None else stored).items():
         path, known = folder / name, noted.get(name)
         if stored is None and not path.is_file():
-            continue  # the folder's owner took it away
+            continue  # the folder's owner removed it
         now = _status(path)
         if not doubted and now in (entry[:2], known[:2] if known else None):
             found[name] = (*now, entry[2])
@@ -97,7 +97,7 @@ def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = 
         was_written = stored is None and now != entry[:2]
         if found[name][2] != entry[2] and not was_written:
             distrust(folder, root)
-            raise ModelLoadError(f"'{path}' is damaged: its content is not what was stored; {get_again(folder)}")
+            raise ModelLoadError(f"'{path}' is damaged: its content differs from the stored one; {get_again(folder)}")
     if doubted or found != noted:
         _write(folder, root, {"files": found})
 
@@ -137,6 +137,6 @@ def _write(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
         fresh.write_text(json.dumps(note), "utf-8")
         os.replace(fresh, place)
     except OSError as error:
-        logger.info("the sums of '%s' are not kept: %s", folder, error)
+        logger.info("the sums of '%s' are not recorded: %s", folder, error)
         with contextlib.suppress(OSError):
             fresh.unlink()

@@ -1,4 +1,4 @@
-"""Builds a fast tokenizer from what weight files carry: a list of pieces, with scores or with merges."""
+"""Construction of a fast tokenizer from the data in weight files: a list of pieces, with scores or with merges."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True, slots=True)
 class CuttingRule:
-    """How a family of byte-level vocabularies cuts text into words before its merges."""
+    """The pre-tokenization rule of a family of byte-level vocabularies."""
 
     pattern: str | None = None
     """None: the pattern of GPT-2."""
     splits_digits: bool = False
     composes: bool = False
-    """Whether letters and their accents are put together (NFC) first."""
+    """Whether letters and their accents are composed (NFC) first."""
     takes_whole_words: bool = False
-    """Whether a word that is a piece is taken as such, though no merges lead to it."""
+    """Whether a word that is a piece is one token, even if no merges produce it."""
 
 
 def later_pattern(digits: str) -> str:
-    """The pattern of the families after GPT-4's tokenizer; they differ in how many digits make a word."""
+    """Return the pattern of the families after GPT-4's tokenizer; they differ in how many digits make a word."""
     contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     signs = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -46,14 +46,14 @@ CUTTING_RULES = {
     "llama-bpe": CuttingRule(later_pattern(r"\p{N}{1,3}"), takes_whole_words=True),
     "qwen2": CuttingRule(later_pattern(r"\p{N}"), composes=True),
 }
-"""By the names that GGUF files give them (`tokenizer.ggml.pre`)."""
+"""By their names in GGUF files (`tokenizer.ggml.pre`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What a tokenizer needs beyond its pieces; `special` and `whole` are ids of pieces that are never cut.
+    """The properties of a tokenizer besides its pieces; `special` and `whole` are ids of pieces that are never split.
 
-    Special pieces are left out of decoded text on request, `whole` ones are ordinary text.
+    Special pieces are optionally left out of decoded text; `whole` ones are ordinary text.
     """
 
     special: tuple[int, ...] = ()
@@ -68,10 +68,10 @@ class TokenizerSettings:
 def sentencepiece_tokenizer(
     pieces: Sequence[str], ranks: Sequence[float], *, starts_with_space: bool, unknown: str | None
 ) -> Tokenizer:
-    """A SentencePiece BPE vocabulary with byte fallback; of two merges the one with the smaller rank goes first.
+    """Build a SentencePiece BPE tokenizer with byte fallback; the merge with the smallest rank is applied first.
 
-    With `starts_with_space`, every stretch of text between special tokens gets a space in front, as in the models
-    that were trained so; decoding takes the first one off.
+    With `starts_with_space`, every section of text between special tokens gets a leading space, as in the training of
+    such models; decoding removes the first one.
     """
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
@@ -91,15 +91,15 @@ def sentencepiece_tokenizer(
 
 
 def merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best piece first.
+    """Return every way to build a piece from two others, best piece first.
 
     SentencePiece scores the piece that a merge makes, the BPE of `tokenizers` ranks the pair: pairs that make the same
-    piece stand together, in the order of their own ids.
+    piece are adjacent, in the order of their own ids.
     """
     merges: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, index in vocab.items():
         if BYTE_PIECE.fullmatch(piece):
-            continue  # Stands for a byte that no piece covers; the same letters in a text are ordinary text.
+            continue  # Represents a byte that no piece covers; the same letters in a text are ordinary text.
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocab and right in vocab:
@@ -109,7 +109,7 @@ def merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[
 
 
 def byte_level_tokenizer(pieces: Sequence[str], merges: Sequence[str], *, rule: str) -> Tokenizer:
-    """A byte-level BPE that cuts text into words by one of the `CUTTING_RULES` first."""
+    """Build a byte-level BPE tokenizer that splits text into words by one of the `CUTTING_RULES` first."""
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -131,7 +131,7 @@ def byte_level_tokenizer(pieces: Sequence[str], merges: Sequence[str], *, rule: 
 
 
 def save_tokenizer(tokenizer: Tokenizer, pieces: Sequence[str], settings: TokenizerSettings, *, folder: Path) -> None:
-    """Completes the tokenizer with its special tokens and writes it as a transformers tokenizer."""
+    """Add the special tokens to the tokenizer and write it as a transformers tokenizer."""
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast

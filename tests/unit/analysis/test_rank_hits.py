@@ -1,4 +1,4 @@
-"""Rank hits are counted from drafted trees, whatever was scored or accepted."""
+"""Rank hits are counted from drafted trees, independent of scoring and acceptance."""
 
 from __future__ import annotations
 

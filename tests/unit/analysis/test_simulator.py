@@ -1,4 +1,4 @@
-"""Runs are recorded, and a simulation that plans as they did comes to the same rounds."""
+"""A simulation with the recorded planner reproduces the recorded rounds."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_a_text_that_a_stop_cut_off_is_simulated_to_the_letter(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("plan", ["fixed", "fixed:2", "heuristic", "threshold:0.5", "threshold:0.9,k=4"])
-def test_what_was_watched_tells_what_any_planner_would_have_done(plan: str, tmp_path: Path) -> None:
-    """A drafter that knows nothing but the text drafts the same at a position, however the loop came there."""
+def test_a_watched_trace_determines_every_planners_result(plan: str, tmp_path: Path) -> None:
+    """A drafter that depends only on the text drafts the same at a position, however the loop reached it."""
     watched = record("ngram,min=1", "watch", tmp_path / "w.jsonl", prompts=PROMPTS[:1])
     real = record("ngram,min=1", plan, tmp_path / "r.jsonl", prompts=PROMPTS[:1])
     found = simulate(watched, plan)
@@ -110,7 +110,7 @@ def test_no_planner_beats_the_bound_of_its_size(tmp_path: Path) -> None:
         assert simulate(trace, f"fixed:{bound.num_nodes}").acceptance_length <= bound.acceptance_length + 1e-9
 
 
-def test_costs_that_are_written_down_are_gone_by(tmp_path: Path) -> None:
+def test_given_costs_are_used(tmp_path: Path) -> None:
     """Where rows cost as much as passes nothing is drafted for long; where they are free much is."""
     trace = record("suffix", "watch", tmp_path / "t.jsonl", prompts=PROMPTS[:1])
     drafted = []
@@ -122,7 +122,7 @@ def test_costs_that_are_written_down_are_gone_by(tmp_path: Path) -> None:
     assert drafted[0] < 0.5 * drafted[1]
 
 
-def test_what_is_left_of_a_tree_behind_tokens() -> None:
+def test_the_subtree_after_given_tokens() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, -1), (-1.0, -1.5, -2.0, -2.5, -3.0))
     left = below(tree, [5])
     assert left is not None
@@ -132,9 +132,9 @@ def test_what_is_left_of_a_tree_behind_tokens() -> None:
     assert below(tree, [5, 6, 8]) == TokenTree((), ())
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"kind": "header"}\n')
-    with pytest.raises(ConfigurationError, match="no trace of format"):
+    with pytest.raises(ConfigurationError, match="not a trace of format"):
         read_trace(tmp_path / "x")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "y")

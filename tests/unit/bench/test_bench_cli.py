@@ -1,4 +1,4 @@
-"""The whole way: a run on a tiny model, its file, its tables, and what is refused."""
+"""The benchmark commands end to end: a run on a tiny model, its file, its tables, and refusals."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_reports_wait_for_no_torch(folder, prompts, tmp_path):
     ("arguments", "said"),
     [
         (["--category", "stroy"], "did you mean 'story'"),
-        (["--prompts", "none.jsonl"], "prompts file 'none.jsonl' is not there"),
+        (["--prompts", "none.jsonl"], "prompts file 'none.jsonl' does not exist"),
         (["--draft", "ngramm"], "did you mean 'ngram'"),
         (["--repeats", 0], "repeats is 0"),
         (["--limit", 0], "limit is 0"),
@@ -173,10 +173,10 @@ def test_results_are_never_overwritten(folder, prompts, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
     assert bench(folder, "--prompts", prompts, "--output", out) == 1
-    assert "there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert out.read_text() == "mine"
 
 
 def test_rows_must_be_numbers(folder, capsys):
     assert bench("passes", folder, "--rows", "1,two") == 2
-    assert "no list of whole numbers" in capsys.readouterr().err
+    assert "not a list of whole numbers" in capsys.readouterr().err

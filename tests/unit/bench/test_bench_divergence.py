@@ -1,4 +1,4 @@
-"""Where texts part, and the gap there, on a model whose logits are known."""
+"""The first difference of texts and the gap there, on a model with known logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How methods are written, what they are called, and what transformers does beside them."""
+"""The notation and names of benchmark methods, and transformers' methods for the same jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftree.bench.methods import OurMethod, PeerMethod, jobs_without_peer, our
 from draftree.core.errors import ConfigurationError
 
 
-def test_plain_is_always_there_and_first():
+def test_plain_is_always_first():
     for drafts in ([], ["none"], ["ngram"], ["ngram", "none"]):
         assert our_methods(drafts)[0].name == "plain"
     assert [method.name for method in our_methods(["none"])] == ["plain"]
@@ -54,7 +54,7 @@ def test_a_model_folder_is_not_shown(tmp_path):
         (["ngram@fixed:2@heuristic"], [], "two planners or two verifiers"),
         (["ngram", "ngram"], [], "is given 2 times"),
         (["none"], ["heuristic"], "there is no drafter"),
-        (["none@heuristic"], [], "takes nothing behind @"),
+        (["none@heuristic"], [], "takes no @"),
         (["ngram,k=0"], [], "from 1 to 256"),
     ],
 )

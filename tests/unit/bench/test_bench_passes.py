@@ -1,4 +1,4 @@
-"""Pass costs: what is timed, what is counted, and that the model is left as it was."""
+"""Pass costs: timed passes, counted weights, and an unchanged model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_settings_are_checked(field, value):
         PassSettings("m", **{field: value})
 
 
-def test_passes_are_timed_in_turns_behind_the_prefix(monkeypatch):
+def test_passes_are_timed_interleaved_after_the_prefix(monkeypatch):
     model = TableLM(hashed(8, 0), order=2)
     seen: list[tuple[int, int]] = []
     extend = TableLM.extend

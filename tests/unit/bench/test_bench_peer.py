@@ -1,4 +1,4 @@
-"""transformers as the peer: the tokens are those of plain calls of `generate`, and the clock sees every round."""
+"""transformers as the peer: the tokens equal those of plain calls of `generate`, and every round is timed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_seed_gives_a_sampled_text_again(folder):
     assert first == again != other
 
 
-def test_settings_of_a_models_own_do_not_enter(tmp_path):
+def test_a_models_own_settings_do_not_apply(tmp_path):
     folder = write_model(tmp_path / "tiny")
     wanted = generated(folder, PROMPT, 12)
     GenerationConfig(do_sample=True, repetition_penalty=5.0, temperature=3.0).save_pretrained(folder)

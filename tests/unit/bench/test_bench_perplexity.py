@@ -1,4 +1,4 @@
-"""Perplexity: every token is foretold once, and as the model alone would."""
+"""Perplexity: every token is predicted once, as by the model alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_text_that_fits_a_window_is_read_as_transformers_reads_it() -> None:
 
 @pytest.mark.parametrize("num_tokens", [2, 3, 7, 8, 9, 12, 13, 40])
 @pytest.mark.parametrize("start", [(), (1,)])
-def test_every_token_is_foretold_once_whatever_the_windows(num_tokens: int, start: tuple[int, ...]) -> None:
+def test_every_token_is_predicted_once_with_any_windows(num_tokens: int, start: tuple[int, ...]) -> None:
     """A table of order 1 looks one token back, so that windows cannot change what it foretells."""
     model = TableLM(hashed(16, 3), order=1)
     ids = [(5 * i + i * i) % 16 for i in range(num_tokens)]
@@ -53,7 +53,7 @@ def test_windows_wider_than_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(whole.losses, parts.losses, atol=1e-4)
 
 
-def test_random_tokens_are_foretold_no_better_than_by_chance() -> None:
+def test_random_tokens_are_predicted_no_better_than_by_chance() -> None:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCAB_SIZE, (120,), generator=generator).tolist()
     found = read_text(target("llama"), ids, start=(), window=CONTEXT)

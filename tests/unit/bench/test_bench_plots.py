@@ -1,4 +1,4 @@
-"""Tables and plots of trees and distributions: from records to numbers on paper."""
+"""Tables and plots of trees and distributions: from records to numbers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def texts(temperature: float) -> Results:
     return Results(f"t{temperature:g}.jsonl", header, records)
 
 
-def test_scoring_is_held_against_a_chain_of_as_many_tokens() -> None:
+def test_scoring_is_compared_with_a_chain_of_equal_size() -> None:
     (grid,) = tree_grids(SCORED)
     assert grid.rows == (("2-2", "6", "4", "11.0", "10.0", "1.100", "30.0 (2.73)", "40.0 (3.64)"),)
 
 
-def test_drafting_is_held_against_the_passes_in_it() -> None:
+def test_drafting_is_compared_with_its_passes() -> None:
     (grid,) = tree_grids(DRAFTED)
     assert grid.rows == (("best-8 at 0.8", "8", "6.60", "6.00", "1.100"),)
 
@@ -53,7 +53,7 @@ def test_a_round_in_milliseconds() -> None:
     rounds = Report(texts(0.0)).round_milliseconds()
     assert rounds["plain"]["score"] == pytest.approx(1800 / 20)
     assert rounds["plain"]["all"] == pytest.approx(2000 / 20)
-    assert any(grid.title.startswith("Milliseconds of a round") for grid in grids_of(texts(0.0)))
+    assert any(grid.title.startswith("Milliseconds per round") for grid in grids_of(texts(0.0)))
 
 
 def test_runs_stand_side_by_side() -> None:
@@ -62,7 +62,7 @@ def test_runs_stand_side_by_side() -> None:
     assert grid.rows == (("plain", "1.00 (1.00)", "1.00 (1.00)"), ("ngram", "1.00 (2.00)", "1.00 (2.00)"))
 
 
-def test_everything_is_drawn(tmp_path: Path) -> None:
+def test_every_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results = [
         texts(0.0),
@@ -91,9 +91,9 @@ def test_everything_is_drawn(tmp_path: Path) -> None:
     assert drawn[0].read_bytes() == before
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+def test_missing_data_for_plots_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(ConfigurationError, match="nothing that is drawn"):
+    with pytest.raises(ConfigurationError, match="no data for plots"):
         draw_all([Results("e.jsonl", HEADER)], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What stands beside the numbers, and what must not: no host name, no folder of this machine."""
+"""The provenance of the numbers, without a host name or a folder of this machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_commit_is_known_in_a_checkout_only(tmp_path, monkeypatch):
     (package / "a.py").write_text("2")
     assert checkout(package) == {**clean, "dirty": True}
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert checkout(package)["commit"] == clean["commit"], "who runs this from a hook is told the hook's repository"
+    assert checkout(package)["commit"] == clean["commit"], "a hook's variables must not select its repository"
     monkeypatch.delenv("GIT_DIR")
     installed = tmp_path / "venv" / "draftree"
     installed.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Results files: what is written is what is read, and what nobody wrote is refused."""
+"""Results files are read as written, and other files are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftree.bench.records import Divergence, PassRecord, RecordFile, read_resu
 from draftree.core.errors import ConfigurationError
 
 
-def test_what_is_written_is_what_is_read(tmp_path):
+def test_results_are_read_as_written(tmp_path):
     path = tmp_path / "r.jsonl"
     parted = record("ngram", equal_to_plain=False, divergence=Divergence(3, 0.1, -0.1))
     with path.open("w") as stream:
@@ -41,7 +41,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     ("text", "said"),
     [
         ("", "no header line"),
-        ("oops\n", "line 1 is no JSON"),
+        ("oops\n", "line 1 is not JSON"),
         ('{"a": 1}\n', "line 1 was not written by draftree bench"),
         ("[]\n", "line 1 was not written by draftree bench"),
         ('{"kind": "header", "format": 99}\n', "has format 99, this version reads 1"),
@@ -57,10 +57,10 @@ def test_other_files_are_refused(tmp_path, text, said):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"none\.jsonl' is not there"):
+    with pytest.raises(ConfigurationError, match=r"none\.jsonl' does not exist"):
         read_results(tmp_path / "none.jsonl")
 
 
-def test_hashes_tell_texts_and_tokens_apart():
+def test_hashes_of_texts_and_tokens_differ():
     assert sha256_of([1, 2]) == sha256_of((1, 2)) != sha256_of([12])
     assert len(sha256_of("text")) == 16

@@ -1,4 +1,4 @@
-"""Numbers of a report, held against ones made by hand."""
+"""Statistics of a report, compared with hand-made ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_whole_calls_count_all_tokens_and_seconds():
     assert table["ngram"].against_plain.mean == pytest.approx(1.0)
 
 
-def test_the_fastest_of_the_peers_stands_against_ours():
+def test_ours_is_compared_with_the_fastest_peer():
     table = rows(
         record("plain"),
         record("ngram", stats=rate(30.0)),
@@ -86,7 +86,7 @@ def test_overhead_is_what_no_model_pass_takes():
     assert shares["score"] == pytest.approx(1.8 / 2.5)
 
 
-def test_tokens_a_round_are_counted_over_all_prompts():
+def test_tokens_per_round_are_counted_over_all_prompts():
     fast = {"rounds": 7}
     assert rows(record("plain"), record("ngram", stats=fast))["ngram"].acceptance_length == pytest.approx(3.0)
 
@@ -110,7 +110,7 @@ def test_a_prompt_is_equal_only_if_it_is_in_every_repeat():
     assert (table["ngram"].num_equal, table["ngram"].num_prompts) == (1, 2)
 
 
-def test_partings_show_how_close_the_choice_was():
+def test_differences_show_the_score_gap():
     records = [record("plain"), record("hf", equal_to_other_plain=False)]
     records += [
         record("ngram", str(n), group=n, equal_to_plain=False, divergence=Divergence(n, gap, between))
@@ -124,10 +124,10 @@ def test_partings_show_how_close_the_choice_was():
     assert report.agreement() == (0, 1)
     grid = grids_of(results(*records))[-1]
     assert grid.rows[0] == ("ngram", "3", "3", "0.25", "0.38", "0.5", "0.5")
-    assert grid.rows[1][:3] == ("plain, held against transformers", "1", "1")
+    assert grid.rows[1][:3] == ("plain, compared with transformers", "1", "1")
 
 
-def test_what_nothing_makes_the_same_is_not_counted():
+def test_texts_that_need_not_be_equal_are_not_counted():
     sampled = record("hf lookup a", equal_to_plain=None)
     report = Report(results(record("plain"), record("hf", equal_to_plain=None), sampled))
     assert report.rows()[-1].num_equal is None
@@ -152,7 +152,7 @@ def test_categories_stand_side_by_side():
     assert grid.rows[1] == ("ngram", "–", "–")
 
 
-def test_passes_are_held_against_one_row_and_the_floor():
+def test_passes_are_compared_with_one_row_and_the_floor():
     header = {**HEADER, "job": "passes", "weight_bytes": 2e8, "read_bytes_per_second": 1e10}
     found = Results("p", header, (), (PassRecord(1, 64, (40.0, 44.0, 60.0)), PassRecord(8, 64, (66.0,))), {})
     (grid,) = grids_of(found)

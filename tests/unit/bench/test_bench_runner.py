@@ -1,4 +1,4 @@
-"""The order of work and what is recorded of it, with writers that only pretend to write."""
+"""The order of measurements and their records, with fake writers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = [PLAIN, DRAFTED, OTHER]
 
 
 class PretendWriter(Writer):
-    """Writes the prompt backwards, or what it is told for a method's name."""
+    """Writes the prompt backwards, or a given text for a method's name."""
 
     def __init__(self, instead: dict[str, tuple[int, ...]] | None = None) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -75,7 +75,7 @@ def test_warming_up_is_short_and_not_recorded():
     assert writer.calls == [(method.name, WARM_UP_TOKENS) for method in METHODS]
 
 
-def test_the_garbage_collector_waits_and_comes_back():
+def test_the_garbage_collector_is_off_during_the_run():
     writer = PretendWriter()
     assert gc.isenabled()
     list(runner(writer).run([prompts("a")]))
@@ -83,7 +83,7 @@ def test_the_garbage_collector_waits_and_comes_back():
     assert gc.isenabled()
 
 
-def test_texts_are_held_against_plain():
+def test_texts_are_compared_with_plain():
     writer = PretendWriter({"ngram": (1, 7)})
     records = {r.method: r for r in next(runner(writer).run([prompts("a")]))}
     assert records["plain"].equal_to_plain
@@ -96,7 +96,7 @@ def test_texts_are_held_against_plain():
     assert records["transformers"].equal_to_plain
 
 
-def test_sampled_texts_of_transformers_are_not_held_against_anything():
+def test_sampled_texts_of_transformers_are_not_compared():
     records = {r.method: r for r in next(runner(PretendWriter({"ngram": (9,)}), temperature=1.0).run([prompts("a")]))}
     assert records["transformers"].equal_to_plain is None
     assert records["plain"].equal_to_other_plain is None

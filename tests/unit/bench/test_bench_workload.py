@@ -1,4 +1,4 @@
-"""Prompts files: the shipped one, foreign formats, and every way in which one can be wrong."""
+"""Prompts files: the built-in one, foreign formats, and all kinds of malformed lines."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_foreign_formats_are_read(tmp_path):
     ("lines", "said"),
     [
         ([], "holds no prompts"),
-        (['{"prompt": "a"}', "{oops"], "line 2 is no JSON"),
-        (["[1]"], "line 1 is no JSON object"),
+        (['{"prompt": "a"}', "{oops"], "line 2 is not JSON"),
+        (["[1]"], "line 1 is not a JSON object"),
         (['{"id": "a"}'], "line 1 has no prompt"),
         (['{"prompt": "a", "turns": ["b"]}'], "line 1 has prompt and turns"),
-        (['{"prompt": " "}'], "line 1: 'prompt' must be a text"),
-        (['{"prompt": 3}'], "line 1: 'prompt' must be a text"),
+        (['{"prompt": " "}'], "line 1: 'prompt' must be a non-empty text"),
+        (['{"prompt": 3}'], "line 1: 'prompt' must be a non-empty text"),
         (['{"turns": []}'], "line 1: 'turns' must be a list"),
-        (['{"messages": [{"role": "user"}]}'], "line 1: a message has just"),
+        (['{"messages": [{"role": "user"}]}'], "line 1: a message has only"),
         (['{"messages": "hello"}'], "line 1: 'messages' must be a list"),
         (['{"prompt": "a", "category": 3}'], "line 1: 'category' must be a name"),
         (['{"id": "x", "prompt": "a"}', '{"id": "x", "prompt": "b"}'], "2 prompts with the id 'x'"),
@@ -66,16 +66,16 @@ def test_a_bad_line_is_named(tmp_path, lines, said):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not there"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         read_workload(tmp_path / "none.jsonl")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_workload(tmp_path)
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
-    with pytest.raises(ConfigurationError, match="no UTF-8"):
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
         read_workload(tmp_path / "latin.jsonl")
 
 
-def test_categories_and_a_limit_choose_from_the_front(tmp_path):
+def test_categories_and_a_limit_choose_the_first_prompts(tmp_path):
     lines = [{"id": f"{kind}{n}", "category": kind, "prompt": "x"} for n in range(3) for kind in ("one", "two")]
     workload = read_workload(written(tmp_path, *lines))
     assert [task.id for task in workload.choose(limit=2).tasks] == ["one0", "two0", "one1", "two1"]

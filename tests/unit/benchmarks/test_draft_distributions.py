@@ -1,4 +1,4 @@
-"""Distributions of a target and a drafter: what is recorded, and what is concluded from it."""
+"""Distributions of a target and a drafter: the records, and the statistics derived from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_model_drafts_its_own_picks(folders, prompts):
     assert records[-1].kept["match"][0][0] < 0.9
 
 
-def test_another_model_drafts_some_of_them_and_the_file_tells(folders, prompts, tmp_path, capsys):
+def test_another_model_drafts_some_of_them_and_the_file_records_it(folders, prompts, tmp_path, capsys):
     target, small = folders
     out = tmp_path / "distributions.jsonl"
     how = {"temperatures": "0,1", "max_tokens": 8, "draws": 2, "dtype": "float32", "prompts": prompts}
@@ -80,7 +80,7 @@ def test_another_model_drafts_some_of_them_and_the_file_tells(folders, prompts, 
     assert str(tmp_path) not in out.read_text()
 
 
-def test_what_does_not_fit_is_refused(folders, prompts):
+def test_models_that_do_not_fit_are_refused(folders, prompts):
     target, small = folders
     with pytest.raises(ConfigurationError, match="at least 1"):
         DistributionSettings("a", "b", draws=0)
@@ -100,7 +100,7 @@ def test_rules_on_a_pair_of_distributions_by_hand():
     assert found["likeliest"] == pytest.approx([0.0, 0.3, 1.0])
 
 
-def test_tokens_a_round_by_hand():
+def test_tokens_per_round_by_hand():
     records = [distribution((1, 1, 0, 2, 1, 1), (0.5, 0.5, 0.5, 0.5, 0.5, 0.5))]
     assert hit_rates(records) == [pytest.approx(4 / 6)]
     assert independent_tokens(records, 2) == pytest.approx(1.75)

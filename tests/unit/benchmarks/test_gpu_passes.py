@@ -1,4 +1,4 @@
-"""The timer of random models runs from end to end on a CPU, so that a card is not spent on its mistakes."""
+"""The timer of random models runs end to end on a CPU, so that no GPU time is spent on its mistakes."""
 
 from __future__ import annotations
 

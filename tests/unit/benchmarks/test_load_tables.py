@@ -1,4 +1,4 @@
-"""What was measured with many requests at once can be tabulated and drawn again from its file."""
+"""Measurements of concurrent requests can be tabulated and plotted from their file."""
 
 from __future__ import annotations
 

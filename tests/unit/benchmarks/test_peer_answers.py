@@ -1,4 +1,4 @@
-"""What all peers' scripts do alike, by a Python that has nothing but its standard library."""
+"""The common behaviour of all peer scripts, in a Python with only the standard library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(lookup: str, *arguments: str, asked: str = "") -> subprocess.CompletedPr
     return subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
 
 
-def test_requests_are_answered_line_by_line_behind_who_is_ready() -> None:
+def test_requests_are_answered_line_by_line_after_the_ready_line() -> None:
     asked = "".join(json.dumps({"ids": ids, "max_tokens": 7}) + "\n" for ids in ([1, 2], []))
     ready, *answers = map(json.loads, run("a switch", "m", asked=asked).stdout.splitlines())
     assert list(ready) == ["ready"]

@@ -1,4 +1,4 @@
-"""The soak, for seconds: nothing is lost, leaked or wrong."""
+"""The soak test for some seconds: nothing is lost, leaked or wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftree generate --compare`: two texts held together, and what is said of them."""
+"""`draftree generate --compare`: the comparison of two texts and its report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generate(capfd: pytest.CaptureFixture[str]) -> Generate:
     return generating(capfd)
 
 
-def test_compare_holds_both_texts_together(generate: Any, base: str) -> None:
+def test_compare_compares_both_texts(generate: Any, base: str) -> None:
     status, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--compare")
     assert status == 0
     assert out == expected(base, "ab", temperature=0, max_tokens=60) + "\n"

@@ -9,7 +9,7 @@ import pytest
 
 from cli_samples import DEMO_CONTEXT, save_tiny_model
 from draftree.cli import compare, demo, writing
-from draftree.cli.demo import TALKS, outline, verdict
+from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.writing import Run, Setup
 from draftree.completion import Completion
@@ -25,10 +25,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
     monkeypatch.setattr(writing, "LLM", paced_llm)
-    monkeypatch.setattr(demo, "TALKS", tuple(dataclasses.replace(talk, max_tokens=40) for talk in TALKS))
+    monkeypatch.setattr(
+        demo, "DEMO_PROMPTS", tuple(dataclasses.replace(demo_prompt, max_tokens=40) for demo_prompt in DEMO_PROMPTS)
+    )
 
 
-def test_both_prompts_are_answered_twice_and_held_together(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "--model", model]) == 0
     captured = capfd.readouterr()
     assert captured.err == ""
@@ -59,14 +61,14 @@ def test_colours_tell_accepted_from_picked(model: str, capfd: pytest.CaptureFixt
 
 def test_prompts_are_shown_without_their_code() -> None:
     assert list(outline("Do\n```python\na\n\nb\n```\n\nthis.")) == ["Do", "[3 lines of code]", "this."]
-    assert [len(list(outline(talk.prompt))) for talk in TALKS] == [2, 1]
+    assert [len(list(outline(demo_prompt.prompt))) for demo_prompt in DEMO_PROMPTS] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
-    [(3.0, "Much could be copied"), (1.2, "A little"), (1.0, "brings nothing"), (0.8, "cost more")],
+    [(3.0, "Many tokens could be copied"), (1.2, "Some tokens"), (1.0, "does not help"), (0.8, "cost more")],
 )
-def test_the_verdict_is_honest(ratio: float, words: str, model: str) -> None:
+def test_the_summary_matches_the_ratio(ratio: float, words: str, model: str) -> None:
     from draftree import LLM, SamplingParams
 
     completions: list[Completion] = LLM(model).generate("ab", SamplingParams(max_tokens=2))
@@ -77,4 +79,4 @@ def test_the_verdict_is_honest(ratio: float, words: str, model: str) -> None:
 
 def test_prompts_are_in_the_package() -> None:
     folder = Path(__file__).parents[3] / "src" / "draftree" / "cli" / "data"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(talk.file for talk in TALKS)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(demo_prompt.file for demo_prompt in DEMO_PROMPTS)

@@ -47,7 +47,7 @@ def test_explain_takes_the_rule_the_kernels_and_the_threads(
 ) -> None:
     how = ["--verify", "match", "--kernels", "torch", "--dtype", "float32", "--threads", "2"]
     assert run(["explain", chat, "ab", *LINE, *how]) == 0
-    assert "tokens a round" in capfd.readouterr().out
+    assert "tokens per round" in capfd.readouterr().out
     assert torch.get_num_threads() == 2
     assert made[-1].kernels == "torch"
     assert type(made[-1].engine.parts.verifier).__name__ == "Match"
@@ -104,7 +104,7 @@ def test_generate_takes_threads(chat: str, threads: None, capfd: pytest.CaptureF
         (["--verify", "nothing"], "nothing"),
     ],
 )
-def test_wrong_values_are_refused_before_a_model_is_looked_for(
+def test_wrong_values_are_refused_before_a_model_is_resolved(
     command: str, given: list[str], words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, str(Path("no-such-model")), "ab", *LINE, *given]) == 1

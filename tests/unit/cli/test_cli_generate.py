@@ -1,4 +1,4 @@
-"""`draftree generate`: what is written where, and what --json says."""
+"""`draftree generate`: the outputs on each stream, and the fields of --json."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
 
 
-def test_text_goes_to_standard_output_and_numbers_beside_it(generate: Any, base: str) -> None:
+def test_text_goes_to_standard_output_and_statistics_to_standard_error(generate: Any, base: str) -> None:
     status, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram")
     assert status == 0
     assert out == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
@@ -81,7 +81,7 @@ def test_streaming_changes_nothing_in_a_pipe(generate: Any, base: str, flag: str
     assert generate(base, "ab", *GREEDY, flag)[1] == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
 
 
-def test_standard_input_is_read_less_its_last_line_break(
+def test_standard_input_is_read_without_its_last_line_break(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = expected(base, "ab\n", temperature=0, max_tokens=60) + "\n"
@@ -90,7 +90,7 @@ def test_standard_input_is_read_less_its_last_line_break(
         assert generate(*arguments, *GREEDY)[1] == wanted
 
 
-def test_a_chat_is_held_if_the_model_has_a_template_unless_told_otherwise(generate: Any, base: str, chat: str) -> None:
+def test_the_chat_template_is_applied_by_default_if_there_is_one(generate: Any, base: str, chat: str) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(generate(*arguments, "--json", "--max-tokens", "1")[1])
         return result
@@ -136,7 +136,7 @@ def test_a_logarithm_of_zero_is_null_in_json() -> None:
     )
 
 
-def test_several_texts_are_told_apart(generate: Any, base: str) -> None:
+def test_several_texts_have_headings(generate: Any, base: str) -> None:
     arguments = [base, "ab", "--n", "2", "--seed", "1", "--max-tokens", "12"]
     texts = [c.text for c in LLM(base).generate("ab", SamplingParams(n=2, seed=1, max_tokens=12))]
     status, out, err = generate(*arguments)
@@ -176,15 +176,15 @@ def test_plain_decoding_needs_no_legend(generate: Any, base: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--prediction", __file__], "nothing reads the prediction: add '--draft prediction'"),
-        (["--draft", "ngram", "--prediction", __file__], "nothing reads the prediction"),
+        (["--prediction", __file__], "no drafter uses the prediction: add '--draft prediction'"),
+        (["--draft", "ngram", "--prediction", __file__], "no drafter uses the prediction"),
         (["--draft", "prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "ngram+prediction"], "has nothing to draft from: give a file with --prediction"),
         (["--draft", "grammar"], "has nothing to draft from: give --json-schema, --regex or --grammar"),
         (["--draft", "prediction", "--prediction", "no/such"], "'no/such' cannot be read"),
     ],
 )
-def test_what_a_drafter_reads_is_given(generate: Any, given: list[str], words: str) -> None:
+def test_a_drafters_inputs_are_required(generate: Any, given: list[str], words: str) -> None:
     status, out, err = generate("no-such-model", "ab", *given)
     assert (status, out) == (2, "")
     assert words in err
@@ -207,7 +207,7 @@ def test_the_default_length_ends_with_the_context(generate: Any, base: str) -> N
     )
 
 
-def test_a_model_cannot_steer_the_terminal() -> None:
+def test_a_model_cannot_control_the_terminal() -> None:
     from draftree.cli.writing import harmless
     from draftree.engine.sequence import Piece
 

@@ -1,4 +1,4 @@
-"""The entry point: exit statuses, and what a person sees who interrupts, closes a pipe or asks for help."""
+"""The entry point: exit statuses, and the output after Ctrl-C, a closed pipe or a request for help."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
     assert LLM(endless).generate("ab", tokens)[0].text.startswith(text)
 
 
-def test_a_reader_that_goes_away_is_no_news() -> None:
+def test_a_closed_pipe_prints_nothing() -> None:
     process = start(["methods"])
     assert process.stdout is not None
     process.stdout.close()
@@ -97,7 +97,7 @@ def test_a_reader_that_goes_away_is_no_news() -> None:
     assert err == b""
 
 
-def test_a_closed_standard_input_is_no_prompt(endless: str) -> None:
+def test_a_closed_standard_input_gives_no_prompt(endless: str) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *PROGRAM, "generate", endless], capture_output=True, check=False
     )
@@ -113,7 +113,7 @@ def test_a_closed_standard_input_is_no_prompt(endless: str) -> None:
         (ValueError("two\nlines"), None, ""),
     ],
 )
-def test_what_is_raised_becomes_a_status(
+def test_exceptions_become_exit_statuses(
     raised: BaseException,
     status: int | None,
     text: str,

@@ -1,4 +1,4 @@
-"""`draftree methods` says what the files say, and what the classes hold."""
+"""`draftree methods` lists the contents of the method files and classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_options_read_from_the_file_are_those_of_the_class(registry: Registry[An
         assert eval(option.type) == hints[field.name]
 
 
-def test_verifiers_say_whether_they_are_lossless() -> None:
+def test_verifiers_list_whether_they_are_lossless() -> None:
     verifiers = next(seam.registry for seam in SEAMS if seam.key == "verifiers")
     stated = {card.name: card.lossless for card in cards(verifiers)}
     assert stated == {name: verifiers.find(name).lossless for name in verifiers.names()}

@@ -1,4 +1,4 @@
-"""`draftree generate --prompts`: a file of prompts, written as one batch, printed in its order."""
+"""`draftree generate --prompts`: a file of prompts, run as one batch, printed in its order."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def test_json_lines_are_prompts_or_conversations_with_labels(save: Save) -> None
 
 
 WRONG: list[tuple[str | bytes, str]] = [
-    ("", "'file' holds no prompt: write one a line"),
+    ("", "'file' holds no prompt: write one per line"),
     ("\n \n", "'file' holds no prompt"),
     (b"ab\ncd\xff", r"file:2: not UTF-8 text \(byte 2\)"),
-    ('{"prompt": "a"}\n{"prompt": ', r"file:2: not a JSON object"),
-    ('{"prompt": "a"}\nab', r"file:2: not a JSON object .*: every line must be one, since line 1 is"),
-    ('{"prompt": "a"}\n[1]', r"file:2: not a JSON object"),
+    ('{"prompt": "a"}\n{"prompt": ', r"file:2: not a valid JSON object"),
+    ('{"prompt": "a"}\nab', r"file:2: not a valid JSON object: every line must be one, since line 1 is"),
+    ('{"prompt": "a"}\n[1]', r"file:2: not a valid JSON object"),
     ('\nab\n{"prompt": "a"}', r"file:3: a JSON object, but line 2 is text: use one form"),
     ('{"id": 1}', r"file:1: neither 'prompt' nor 'messages'"),
     ('{"prompt": "a", "messages": []}', r"file:1: both 'prompt' and 'messages': keep one"),
     ('{"promt": "a"}', r"file:1: unknown key 'promt': did you mean 'prompt'\?"),
-    ('{"prompt": 5}', r"file:1: 'prompt' is 5: it must be a text that is not empty"),
-    ('{"prompt": ""}', r"file:1: 'prompt' is '': it must be a text"),
+    ('{"prompt": 5}', r"file:1: 'prompt' is 5: it must be a non-empty text"),
+    ('{"prompt": ""}', r"file:1: 'prompt' is '': it must be a non-empty text"),
     ('{"prompt": "\\ud800"}', r"file:1: 'prompt' is not valid Unicode"),
     ('{"prompt": "a", "id": [1]}', r"file:1: 'id' is \[1\]: it must be a text or a whole number"),
     ('{"prompt": "a", "id": true}', r"file:1: 'id' is True"),
@@ -97,8 +97,8 @@ WRONG: list[tuple[str | bytes, str]] = [
     ('{"messages": "ab"}', r"file:1: .*must be a list of messages"),
     ('{"messages": [{"role": "user"}]}', r'file:1: "content" of message 0'),
     ('{"prompt": NaN}', r"file:1: 'prompt' is nan"),
-    ("{" * 100_000, r"file:1: not a JSON object"),
-    ('{"prompt": ' + "[" * 100_000, r"file:1: not a JSON object"),
+    ("{" * 100_000, r"file:1: not a valid JSON object"),
+    ('{"prompt": ' + "[" * 100_000, r"file:1: not a valid JSON object"),
 ]
 
 
@@ -128,7 +128,7 @@ def test_each_prompt_gives_the_text_that_it_gives_alone(generate: Any, base: str
     assert all(one["draft"] == "ngram" for one in found)
 
 
-def test_they_are_written_as_one_batch(generate: Any, base: str, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_run_as_one_batch(generate: Any, base: str, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     running = []
     from draftree.engine.engine import Engine
 
@@ -155,7 +155,7 @@ def test_labels_and_several_texts_of_each_prompt(generate: Any, base: str, save:
     assert [text["text"] for one in found for text in one["completions"]] == [done.text for done in wanted]
 
 
-def test_texts_are_told_apart_by_headings(generate: Any, base: str, save: Save) -> None:
+def test_texts_have_headings(generate: Any, base: str, save: Save) -> None:
     status, out, err = generate(base, "--prompts", save("ab\n\nb\n"), *OPTIONS)
     first, second = (done.text for done in LLM(base).generate(["ab", "b"], PARAMS))
     assert status == 0
@@ -205,7 +205,7 @@ CLASHES = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), CLASHES, ids=[" ".join(arguments) for arguments, _ in CLASHES])
-def test_what_does_not_go_together_is_refused(
+def test_incompatible_options_are_refused(
     arguments: list[str], words: str, generate: Any, base: str, save: Save
 ) -> None:
     file = save("ab")
@@ -219,7 +219,7 @@ def test_conversations_refuse_options_about_prompts(generate: Any, chat: str, ba
     for option in (["--system", "x"], ["--no-chat"]):
         status, out, err = generate(chat, "--prompts", file, *option)
         assert (status, out) == (1, "")
-        assert f"error: file:2: holds messages, and {option[0]} is about prompts" in err
+        assert f"error: file:2: holds messages, and {option[0]} applies to prompts only" in err
     status, out, err = generate(base, "--prompts", file)
     assert (status, out) == (1, "")
     assert "error: file:2: " in err

@@ -60,16 +60,16 @@ USAGE = [
     ),
     (["generate", "MODEL", "ab", "--stream", "--no-stream"], "it is given 2 times"),
     (["bench", "MODEL", "--seed", "1", "--draft", "ngram", "--draft", "suffix", "--seed=1"], "'--seed': it is given 2"),
-    (["models", "cache", "--clear", "--json"], "--clear lists nothing"),
+    (["models", "cache", "--clear", "--json"], "--clear has no output"),
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts cannot be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
-    (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "has its control tokens anyway"),
+    (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "control tokens are always encoded as such"),
     (["generate", "MODEL", "ab", "--compare"], "name a drafter with --draft"),
     (["generate", "MODEL", "ab", "--compare", "--draft", "none"], "name a drafter with --draft"),
-    (["demo", "--draft", "none"], "nothing to see without a drafter"),
+    (["demo", "--draft", "none"], "the demo needs a drafter"),
     (["genrate"], "did you mean 'generate'?"),
     (["--verbose"], "--verbose"),
     (["models", "gte"], "gte"),
@@ -80,7 +80,7 @@ USAGE = [
 def test_wrong_usage(refused: Refused, base: str, arguments: list[str], words: str) -> None:
     text = refused(*(base if word == "MODEL" else word for word in arguments), status=2)
     assert words in text
-    assert text.endswith("--help')\n"), "it says where to read on"
+    assert text.endswith("--help')\n"), "it refers to the help"
 
 
 def commands() -> Iterator[tuple[list[str], Any]]:
@@ -114,11 +114,11 @@ REQUESTS = [
     (["--draft", "model"], "needs name"),
     (
         ["--draft", "model:nowhere-to-be-found"],
-        "no model on this machine is called 'nowhere-to-be-found', and the hub cannot be reached",
+        "there is no model 'nowhere-to-be-found' on this machine, and the hub cannot be reached",
     ),
     (["--verify", "cuopled"], "unknown verifier 'cuopled': did you mean 'coupled'?"),
     (["--draft", "ngram", "--plan", "fixde:2"], "unknown planner 'fixde': did you mean 'fixed'?"),
-    (["--plan", "fixed:2"], "there is no drafter to plan for"),
+    (["--plan", "fixed:2"], "there is no drafter"),
     (["--draft", "ngram,", "--verify", "token"], "not of the form key=value"),
     (["--draft", "model:MODEL,tree=iid-2-2-1", "--verify", "token"], "verifier 'token'"),
     (["--temperature", "-1"], "temperature=-1.0 is refused"),
@@ -132,7 +132,7 @@ REQUESTS = [
     (["--logit-bias", "99999=1"], "99999"),
     (["--stop-token-ids", "99999"], "99999"),
     (["--logprobs", "99999", "--json"], "99999"),
-    (["--draft", "ngram", "--record", "nowhere/t.jsonl"], "its folder is not there"),
+    (["--draft", "ngram", "--record", "nowhere/t.jsonl"], "its folder is missing"),
     (["--dtype", "foo"], "unknown dtype 'foo'"),
     (["--dtype", "flaot32"], "did you mean 'float32'?"),
     (["--device", "cuda:99"], "'cuda:99'"),
@@ -152,10 +152,10 @@ def test_requests_that_cannot_be_honoured(refused: Refused, base: str, arguments
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(refused: Refused, base: str) -> None:
-    assert "0 CUDA devices are here" in refused("generate", base, "ab", "--device", "cuda")
+    assert "this machine has 0 CUDA devices" in refused("generate", base, "ab", "--device", "cuda")
 
 
-def test_prompts_that_are_none(refused: Refused, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_prompts_are_refused(refused: Refused, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def pipe(raw: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
 
@@ -163,7 +163,7 @@ def test_prompts_that_are_none(refused: Refused, base: str, monkeypatch: pytest.
     pipe(b"\n")
     assert "the prompt is empty" in refused("generate", base, "-")
     pipe(b"abc\xff")
-    assert "byte 3 fits no character" in refused("generate", base)
+    assert "byte 3 is invalid" in refused("generate", base)
     assert "not valid Unicode" in refused("generate", base, "a\udcff")
     monkeypatch.setattr(sys, "stdin", None)
     for arguments in (["generate", base], ["generate", base, "-"]):
@@ -183,7 +183,7 @@ def test_a_prompt_longer_than_the_context(refused: Refused, base: str) -> None:
     assert f"the model's context holds {CONTEXT}" in refused("generate", base, "a" * CONTEXT)
 
 
-def test_models_that_are_not_there(refused: Refused, tmp_path: Path) -> None:
+def test_missing_models_are_refused(refused: Refused, tmp_path: Path) -> None:
     assert "did you mean 'smollm2-135m-instruct'?" in refused("generate", "smollm2", "ab")
     assert "no such folder or file" in refused("generate", str(tmp_path / "nothing"), "ab")
     (tmp_path / "empty").mkdir()
@@ -191,7 +191,7 @@ def test_models_that_are_not_there(refused: Refused, tmp_path: Path) -> None:
     assert "no model was named" in refused("generate", "", "ab")
 
 
-def test_models_that_are_damaged(refused: Refused, copy: Path) -> None:
+def test_damaged_models_are_refused(refused: Refused, copy: Path) -> None:
     weights = copy / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])

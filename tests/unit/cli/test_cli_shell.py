@@ -1,4 +1,4 @@
-"""What a shell expects of a program: -h, -V, `python -m`, completion, and a word about options of other programs."""
+"""Conventions of shells: -h, -V, `python -m`, completion, and suggestions for options of other programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_short_options_for_version_and_help(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def complete(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Complete:
-    """What bash is offered behind a line."""
+    """The completions that bash gets for a line."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
 
     def call(line: str) -> list[str]:
@@ -93,7 +93,7 @@ def test_methods_are_completed(complete: Complete) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_is_told_how_to_complete(
+def test_the_completion_script_is_printed(
     shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("_DRAFTREE_COMPLETE", f"source_{shell}")

@@ -73,7 +73,7 @@ def test_a_reader_that_takes_one_line_is_no_error(arguments: list[str]) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("arguments", [["methods"], ["models"]])
-def test_a_full_disk_behind_standard_output(arguments: list[str]) -> None:
+def test_standard_output_on_a_full_disk(arguments: list[str]) -> None:
     done = shell('exec "$@" >/dev/full', *arguments)
     assert done.returncode == 1
     assert done.stderr.decode() == "error: No space left on device\n"
@@ -119,7 +119,7 @@ def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(t
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
-def test_what_messages_quote_is_made_harmless() -> None:
+def test_quoted_text_is_escaped() -> None:
     shown = harmless(EVIL)
     assert shown == "a\\x1b]0;title\\x07\\x1b[2J\\u202egnp.exe\\u2066\\x9b31m\\ud800\\r"
     assert str(ModelLoadError(f"'{EVIL}' is broken")) == f"'{shown}' is broken"
@@ -153,9 +153,9 @@ def test_files_with_terminal_escapes(model: str, tmp_path: Path, capfd: pytest.C
     assert not set(capfd.readouterr().err) & set("\x1b\u202e")
 
 
-def test_warnings_are_made_harmless() -> None:
-    record = logging.LogRecord("draftree", logging.WARNING, "", 1, "making '%s' again", (EVIL,), None)
-    assert HarmlessFormatter().format(record) == f"making '{harmless(EVIL)}' again"
+def test_warnings_are_escaped() -> None:
+    record = logging.LogRecord("draftree", logging.WARNING, "", 1, "installing '%s' again", (EVIL,), None)
+    assert HarmlessFormatter().format(record) == f"installing '{harmless(EVIL)}' again"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Traces from the command line, what is simulated from them, and a reason in numbers."""
+"""Traces from the command line, their simulation, and the planner's explanation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
     assert f"{acceptance_length(found.rounds):.2f}" in line
     assert "4 nodes" in shown
     assert run(["generate", model, PROMPT, *options, "--record", str(trace)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
         (["--draft", "ngram", "--compare", "--record", "x.jsonl"], "leave --compare out"),
     ],
 )
-def test_what_cannot_be_recorded(
+def test_invalid_recordings_are_refused(
     options: list[str], reason: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["generate", model, PROMPT, *options]) == 2
@@ -82,7 +82,9 @@ def test_a_rule_whose_text_depends_on_the_draft_is_not_simulated(
     assert "coupled and match only" in capsys.readouterr().err
 
 
-def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_a_reason(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(writing, "LLM", paced_llm)
     assert (
         run(["explain", model, PROMPT, "--draft", "synthetic,accept=0.5,k=3", "--plan", "auto", "--max-tokens", "24"])
@@ -90,7 +92,7 @@ def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     )
     shown = capsys.readouterr().out
     assert shown.startswith("planner auto: a draft ")
-    assert "tokens a round" in shown
+    assert "tokens per round" in shown
     assert "1 rows" in shown
 
 
@@ -102,7 +104,7 @@ def test_a_reason_is_given(model: str, monkeypatch: pytest.MonkeyPatch, capsys: 
         (["--draft", "none"], 1, "nothing to explain"),
     ],
 )
-def test_what_cannot_be_explained_is_refused_before_a_model_is_looked_for(
+def test_invalid_explanations_are_refused_before_a_model_is_resolved(
     given: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", "no-such-model", PROMPT, *given]) == status

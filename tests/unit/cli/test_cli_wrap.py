@@ -1,4 +1,4 @@
-"""Wrapping changes where lines end, and nothing else."""
+"""Wrapping changes only line breaks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_words_and_line_breaks_stay_and_lines_are_short(texts: list[str], width:
 
 
 @given(st.lists(TEXT.filter(bool)))
-def test_short_lines_lose_but_the_spaces_at_their_ends(texts: list[str]) -> None:
+def test_short_lines_lose_only_trailing_spaces(texts: list[str]) -> None:
     shown = "".join(piece.text for piece in wrapped(texts, 10_000))
     assert shown == re.sub(r" +(\n|\Z)", r"\1", "".join(texts))
 

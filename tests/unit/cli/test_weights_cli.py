@@ -1,4 +1,4 @@
-"""`draftree models` lists, finds, fetches and removes."""
+"""`draftree models` lists, finds, downloads and removes models."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def test_a_model_is_fetched_found_listed_and_removed(registry: Registry, cache: 
     assert not Path(folder).exists()
 
 
-def test_what_the_cache_holds_beyond_the_catalogue_is_listed(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_models_in_the_cache_are_listed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     run("get", "sample")
     monkeypatch.delitem(CATALOGUE, "sample")
     row = json.loads(run("--json").stdout)["models"][-1]
@@ -113,13 +111,11 @@ def test_what_the_cache_holds_beyond_the_catalogue_is_listed(
     [
         (["path", "stories15m"], "not on this machine: run 'draftree models get stories15m'"),
         (["get", "storys15m"], r"did you mean 'stories15m'\?"),
-        (["get", "sample", "nonsense"], "no model on this machine is called 'nonsense'"),
+        (["get", "sample", "nonsense"], "there is no model 'nonsense' on this machine"),
         (["remove", "stories15m"], "'stories15m' is not in the cache, so it cannot be removed: the cache is empty"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_done(
-    arguments: list[str], why: str, registry: Registry
-) -> None:
+def test_impossible_actions_are_refused_before_any_action(arguments: list[str], why: str, registry: Registry) -> None:
     outcome = run(*arguments)
     assert outcome.exit_code == 1
     assert outcome.stdout == ""

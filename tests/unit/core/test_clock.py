@@ -1,4 +1,4 @@
-"""Seconds come from one clock that is handed in, so that a simulated one decides what the default planner does."""
+"""All planner times come from one injected clock, so a simulated one determines the default planner's decisions."""
 
 from __future__ import annotations
 

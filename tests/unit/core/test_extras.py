@@ -80,9 +80,7 @@ def test_the_message_names_the_package_and_the_command(extra: str, without: With
         assert str(error.value) == f"{said}: run pip install 'draftree[{extra}]'"
 
 
-def test_a_package_that_is_there_but_broken_is_not_called_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_package_is_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "xgrammar.py").write_text("raise ImportError('no libexample.so')")
     monkeypatch.delitem(sys.modules, "xgrammar", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

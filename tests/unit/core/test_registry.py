@@ -1,4 +1,4 @@
-"""Registries: a file in a folder is a method everywhere, and what users write about it is read strictly."""
+"""Registries: a file in a folder is a method everywhere, and specs are parsed strictly."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def test_specs_are_parsed(registry: Registry[object], text: str, specs: list[Spe
 
 
 @pytest.mark.parametrize("text", ["one + two-words", "one+ two-words", " one +two-words ", "one,width=3 + two-words"])
-def test_spaces_around_a_plus_sign_say_nothing(registry: Registry[object], text: str) -> None:
+def test_spaces_around_a_plus_sign_are_ignored(registry: Registry[object], text: str) -> None:
     assert [spec.name for spec in registry.parse(text)] == ["one", "two-words"]
 
 
-def test_what_is_no_text_is_no_spec(registry: Registry[object]) -> None:
-    with pytest.raises(ConfigurationError, match="gadget None is no text"):
+def test_values_other_than_text_are_not_specs(registry: Registry[object]) -> None:
+    with pytest.raises(ConfigurationError, match="gadget None is not a string"):
         registry.parse(None)  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def test_configuration_is_built_and_checked(registry: Registry[object]) -> None:
         (Spec("one", None, (("width", "0"),)), "width must be at least 1, got 0"),
         (Spec("one", None, (("width", "1"), ("width", "2"))), "given twice"),
         (Spec("one", "a", (("path", "b"),)), "given twice"),
-        (Spec("one", ""), "needs path behind the colon"),
+        (Spec("one", ""), "needs path after the colon"),
     ],
 )
 def test_bad_configurations_are_refused(registry: Registry[object], spec: Spec, says: str) -> None:
@@ -182,7 +182,7 @@ def test_missing_arguments_are_named() -> None:
 
 
 def test_arguments_and_options_of_methods_without_them_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="takes nothing behind a colon"):
+    with pytest.raises(ConfigurationError, match="takes no argument after a colon"):
         build_config(NoOptions, Spec("x", "y"), "gadget")
     with pytest.raises(ConfigurationError, match="it takes none"):
         build_config(NoOptions, Spec("x", None, (("a", "1"),)), "gadget")

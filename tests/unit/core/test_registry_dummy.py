@@ -1,4 +1,4 @@
-"""One file is a method everywhere: dropped into its seam's folder it is listed, configured, and writes."""
+"""One file is a method everywhere: placed in its seam's folder it is listed, configured, and used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from draftree.verifiers import VERIFIERS
 
 DRAFTER = '''"""Guesses the same token over and over.
 
-Source: nobody. Costs nothing; loses nearly always.
+Source: none. Costs nothing; loses nearly always.
 """
 
 from dataclasses import dataclass, field
@@ -160,11 +160,11 @@ def test_dropped_methods_write_texts_together(dropped: None) -> None:
         ("ngram", "coupled", "alternating", "did you mean 'alternating-dummy'"),
     ],
 )
-def test_messages_know_dropped_methods(dropped: None, draft: str, verify: str, plan: str | None, message: str) -> None:
+def test_messages_list_dropped_methods(dropped: None, draft: str, verify: str, plan: str | None, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(TableLM(hashed(10, seed=1)), draft, verify=verify, plan=plan)
 
 
-def test_what_was_dropped_is_gone_again() -> None:
+def test_dropped_methods_are_removed_again() -> None:
     for registry, name, _, _ in SEAMS:
         assert name.replace("_", "-") not in registry.names()

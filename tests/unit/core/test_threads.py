@@ -1,4 +1,4 @@
-"""Rounds behind passes in C keep torch's threads asleep, and leave them as they were."""
+"""Rounds after native passes run torch single-threaded, and restore its threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_only_this_thread_computes_alone() -> None:
+def test_only_this_thread_is_single_threaded() -> None:
     found: list[int] = []
     with one_thread():
         assert torch.get_num_threads() == 1
@@ -43,7 +43,7 @@ def test_only_this_thread_computes_alone() -> None:
 
 
 @pytest.mark.parametrize(("own_threads", "wanted"), [(True, 1), (False, 2)])
-def test_a_round_computes_alone_where_passes_have_threads_of_their_own(
+def test_a_round_is_single_threaded_if_passes_have_their_own_threads(
     own_threads: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processed, passes, found = Distributions._processed, [], set()
@@ -63,7 +63,7 @@ def test_a_round_computes_alone_where_passes_have_threads_of_their_own(
     assert torch.get_num_threads() == 2
 
 
-def test_threads_come_back_behind_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TableLM(hashed(13, seed=1))
     model.own_threads = True
 
@@ -77,7 +77,7 @@ def test_threads_come_back_behind_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
-def test_no_thread_of_torch_stays_awake() -> None:
+def test_no_torch_thread_keeps_spinning() -> None:
     """Time that other threads of this process have had, in seconds, while this one slept."""
     row = torch.randn(1, 200_000)
     works = [row.clone, row.exp, row.sum]
@@ -99,5 +99,5 @@ def test_no_thread_of_torch_stays_awake() -> None:
             return awake() - before
 
     for work in works:
-        # whoever is woken is awake for milliseconds, and every time; others of this process may be busy now and then
+        # a woken thread spins for milliseconds, every time; others of this process may be busy now and then
         assert any(spent(work) < 0.0005 for _ in range(30))

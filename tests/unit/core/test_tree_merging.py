@@ -45,7 +45,7 @@ def test_a_merged_tree_has_every_path_of_all_once(parts: list[TokenTree]) -> Non
         assert own == paths(part)
 
 
-def test_sources_of_one_drafter_are_named_behind_it() -> None:
+def test_sources_of_one_drafter_follow_its_name() -> None:
     own = TokenTree((5, 6), (-1, 0), sources=(("near", "far"), ("far",)))
     merged = merge([chain([5]), own], ["a", "b"]).tree
     assert merged.sources == (("a", "b/near", "b/far"), ("b/far",))
@@ -81,7 +81,7 @@ def test_joined_draws_come_before_points_which_get_their_distribution() -> None:
     assert joined.sources == (("b",), ("b",), ("a",), ("a",))
 
 
-def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
+def test_a_point_equal_to_a_draw_continues_after_the_draw() -> None:
     drawn = TokenTree((1, 0), (-1, 0), scores=(-0.5, -1.5), draw=Draw.IID, distributions=DISTRIBUTIONS)
     copied = chain([1, 2], scores=[-0.1, -0.3], draw=Draw.POINT)
     joined = join([copied, drawn], ["a", "b"], vocab_size=3).tree
@@ -91,7 +91,7 @@ def test_a_point_that_was_drawn_as_well_goes_on_behind_the_draw() -> None:
     assert joined.scores == pytest.approx((-0.5, -1.5, -0.7))
 
 
-def test_a_token_that_two_parts_drew_is_two_draws_and_both_go_on_behind_the_first() -> None:
+def test_a_token_drawn_by_two_parts_is_two_draws_that_both_continue_after_the_first() -> None:
     drawn = TokenTree((1, 0), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS)
     other = TokenTree((1, 1), (-1, 0), draw=Draw.IID, distributions=DISTRIBUTIONS.flip(0))
     joined = join([drawn, other], ["a", "b"], vocab_size=3).tree

@@ -1,5 +1,6 @@
-"""The doctor: what it finds on a tiny model, what it says, and what it refuses. Numbers are checked for sense only:
-processors differ."""
+"""The doctor: its findings on a tiny model, its sentences, and its refusals. Numbers are only checked for
+plausibility: processors differ.
+"""
 
 from __future__ import annotations
 
@@ -111,15 +112,15 @@ def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatc
     assert not engine._allocator.fits(sequences)
 
 
-def test_what_a_person_reads(folder, capsys, small_buffers) -> None:
+def test_the_printed_report(folder, capsys, small_buffers) -> None:
     arguments = ["doctor", str(folder), "--draft", "ngram", "--dtype", "float32", "--measure", "--length", "64"]
     assert run(arguments) == 0
     shown = capsys.readouterr().out
-    for part in ("self-check", "of 64 tokens", "slots into", "GB/s", "x floor", "Plain decoding: about"):
+    for part in ("self-check", "for 64 tokens", "slots into", "GB/s", "x floor", "Plain decoding: about"):
         assert part in shown
 
 
-def test_a_drafter_that_does_not_fit_is_a_finding(folder, tmp_path) -> None:
+def test_a_drafter_that_does_not_fit_is_reported(folder, tmp_path) -> None:
     lone = write_model(tmp_path / "lone", seed=1)
     for path in lone.glob("token*"):
         path.unlink()
@@ -157,10 +158,10 @@ def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> 
     [
         (["--measure"], "name one", 2),
         (["--draft", "ngram"], "name one", 2),
-        (["--dtype", "float32"], "it is about a model: name one", 2),
-        (["--verify", "token"], "it is about a model: name one", 2),
-        (["--kernels", "torch"], "it is about a model: name one", 2),
-        (["MODEL", "--verify", "token"], "it is about a drafter: name one with --draft", 2),
+        (["--dtype", "float32"], "it needs a model: name one", 2),
+        (["--verify", "token"], "it needs a model: name one", 2),
+        (["--kernels", "torch"], "it needs a model: name one", 2),
+        (["MODEL", "--verify", "token"], "it needs a drafter: name one with --draft", 2),
         (["MODEL", "--draft", "nosuch"], "nosuch", 1),
         (["MODEL", "--length", "0"], "length is 0", 1),
         (["MODEL", "--length", "100000"], "lower the length", 1),
@@ -197,18 +198,18 @@ def test_caches_ascend() -> None:
     assert cache_sizes() == sorted(cache_sizes())
 
 
-def test_expectations_follow_from_what_was_found() -> None:
-    assert "bit for bit" in said()
+def test_expectations_follow_from_the_reports() -> None:
+    assert "bit-identical" in said()
     assert "near-ties" in said(model={"is_exact": False})
-    assert "another model" in said(model={"quantization": "int8"})
+    assert "a different model" in said(model={"quantization": "int8"})
     assert "with a C compiler passes take" in said(
         machine=dataclasses.replace(MACHINE, compiler=None), model={"kernels": "torch", "why_torch": "no compiler"}
     )
-    assert "Not even one slot" in said(memory=SlotEstimate(1, 1, 0, 1, 0))
+    assert "No slot of this length" in said(memory=SlotEstimate(1, 1, 0, 1, 0))
     passes = tuple(PassReport(rows, seconds, 0.5) for rows, seconds in ((1, 1.0), (2, 1.0), (8, 1.2), (16, 2.0)))
     told = said(passes=passes)
     assert "about 1 tokens/s" in told
-    assert "a draft of 7 tokens that costs nothing pays if more than 0.20" in told.lower()
+    assert "a draft of 7 tokens that costs nothing pays if on average more than 0.20" in told.lower()
     assert "cannot pay" in said(passes=passes, draft=diagnosis.DraftReport("d", 1, (), "", None), draft_pass_seconds=1)
 
 

@@ -1,4 +1,4 @@
-"""Drafters that step a model: a short context slides, another width of logits is fitted, NaN is no guess."""
+"""Drafters with a model: a short context slides, logits of another width are fitted, NaN gives no children."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_chain_is_what_the_model_would_write() -> None:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1, 2), (0, 1, 2, 3, 4)])
-def test_what_was_accepted_is_not_read_again(kept: tuple[int, ...]) -> None:
+def test_accepted_tokens_are_not_read_again(kept: tuple[int, ...]) -> None:
     table = hashed(VOCAB, seed=1)
     one = growth(TableLM(table))
     seen = view([3, 4])
@@ -61,7 +61,7 @@ def test_what_was_accepted_is_not_read_again(kept: tuple[int, ...]) -> None:
     (tree,) = one.grow([state], [Budget(5, 5)])
     seen.history.append([*(tree.tokens[node] for node in kept), 7])
     one.observe([state], [Verdict(kept, 7)])
-    # the deepest node was never fed: nobody needed what comes behind it
+    # the deepest node was never fed: its children were not needed
     assert state.covered == state.slot.length == 2 + min(len(kept), 4)
     (tree,) = one.grow([state], [Budget(3, 3)])
     assert list(tree.tokens) == greedy(table, seen.history.tokens.tolist(), 3)
@@ -117,7 +117,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 @pytest.mark.parametrize("width", [VOCAB - 3, VOCAB + 5])
 @pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("chain", Draw.IID), ("best-6", Draw.FREE)])
 def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str, draw: Draw) -> None:
-    # a wide model that likes its surplus ids best, a narrow one that reads ids it does not have
+    # a wide model that prefers its surplus ids, a narrow one that reads ids it does not have
     base = hashed(width, seed=2)
 
     def table(context: tuple[int, ...]) -> Tensor:
@@ -138,7 +138,7 @@ def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str
 
 
 @pytest.mark.parametrize(("shape", "draw"), [("chain", Draw.FREE), ("2-2-2", Draw.FREE), ("iid-2-2", Draw.IID)])
-def test_nan_is_no_guess(shape: str, draw: Draw) -> None:
+def test_nan_scores_give_no_children(shape: str, draw: Draw) -> None:
     base = hashed(VOCAB, seed=1)
 
     def table(context: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lookahead as a drafter: budgets, options, statistics, whose text it leaves alone, and where it must learn."""
+"""Lookahead as a drafter: budgets, options, statistics, unchanged texts, and learning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_verdicts_without_picks_leave_the_window_where_it_is() -> None:
     assert state.rows[0][:2] == row[1:]
 
 
-def test_rounds_that_nobody_told_of_are_caught_up() -> None:
+def test_unobserved_rounds_are_caught_up() -> None:
     told, untold = drafter_of(window=0, n=3), drafter_of(window=0, n=3)
     views = [view_of([1, 2, 3, 1, 2]) for _ in range(2)]
     one, other = told.open(views[0]), untold.open(views[1])
@@ -81,7 +81,7 @@ def test_options_out_of_range_are_refused(options: dict[str, int], message: str)
         LookaheadDrafter.Config(**options)
 
 
-def test_its_size_is_what_the_docstring_says() -> None:
+def test_its_size_matches_the_docstring() -> None:
     config = LookaheadDrafter.Config(window=7, n=5, candidates=6)
     assert LookaheadDrafter.describe(config).nodes == 7 + 7 * 3 + 6 * 4
     assert LookaheadDrafter.describe(config).depth == 7 + 3
@@ -94,7 +94,7 @@ CYCLE = 40
 
 
 def cyclic() -> TableLM:
-    """Behind x comes x + 1, whatever stands before."""
+    """The token after x is x + 1, independent of the context."""
 
     def table(context: tuple[int, ...]) -> torch.Tensor:
         logits = torch.zeros(CYCLE, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_the_text_is_plain_decodings_alone_and_in_a_batch(spec: str, verify: str
     assert [one.stats.rounds for one in alone] == [one.stats.rounds for one in done], "company costs no acceptance"
 
 
-def test_statistics_tell_pool_window_and_random_apart() -> None:
+def test_statistics_distinguish_pool_window_and_random() -> None:
     model = TableLM(hashed(VOCAB, seed=6, scale=3.0), order=1)
 
     def stats(spec: str) -> Any:

@@ -1,4 +1,4 @@
-"""What lookahead is made of, by hand: the pool, the window and the comb."""
+"""The parts of lookahead, by hand: the pool, the window and the comb."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestPool:
         assert pool.behind(2) == [(2, 2)]
         assert pool.behind(3) == []
 
-    def test_what_is_seen_again_counts_as_latest_and_once(self) -> None:
+    def test_repeated_ngrams_count_as_latest_and_once(self) -> None:
         pool = Pool(2, 3)
         for gram in ([1, 2], [1, 3], [1, 2]):
             pool.add(gram)
@@ -64,7 +64,7 @@ class TestWindow:
         pool.add([5, 6, 7])
         pool.add([1, 8, 9])
         rows: list[list[int | None]] = [[1, 2], [None, 3], [None, None]]
-        # lane 0 goes on as the pool has it, lane 1 has no known continuation, lanes 2 and 3 are all new
+        # lane 0 continues from the pool, lane 1 has no known continuation, lanes 2 and 3 are all new
         lanes = [[1, 8, 9], [2, 3, 70], [5, 6, 7], [71, 72, 73]]
         guesses = iter([70, 5, 71, 72, 73])
         assert filled(rows, 4, pool=pool, guesses=guesses) == [list(row) for row in zip(*lanes, strict=True)]
@@ -90,7 +90,7 @@ class TestComb:
             (Budget(9, 1), [None, None, None], 0),
         ],
     )
-    def test_lanes_are_whole_or_not_there(self, budget: Budget, ends: list[int | None], size: int) -> None:
+    def test_lanes_are_complete_or_absent(self, budget: Budget, ends: list[int | None], size: int) -> None:
         comb = Comb(budget)
         assert comb.hang([[1, 2, 3], [4, 5, 6]], "window") == ends
         assert len(comb.tree()) == size

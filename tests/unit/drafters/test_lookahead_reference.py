@@ -1,4 +1,4 @@
-"""Window and pool of lookahead, round by round, against a plain reference that knows the model."""
+"""Window and pool of lookahead, round by round, compared with a plain reference with access to the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from observed import observed
 class Reference:
     """Lookahead as the paper has it, plainly: lanes by the absolute position of their first token.
 
-    Knows the model. A lane's context is the text, the first tokens of all lanes up to its own, and the rest of itself.
+    Has access to the model. A lane's context is the text, the first tokens of all lanes up to its own, and its own
+    rest.
     """
 
     def __init__(self, model: TableLM, view: SequenceView, *, window: int, n: int, candidates: int) -> None:

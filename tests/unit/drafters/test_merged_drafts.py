@@ -1,4 +1,4 @@
-"""A copying drafter beside a model that draws: under rules with ratios it adds acceptance, in whatever order."""
+"""A copying drafter merged with a sampling model: under ratio rules it adds acceptance, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: the longest match wins, of equal ones the latest, and the fast search finds what a slow one finds."""
+"""Prompt lookup: the longest match wins, among equal ones the latest, and the fast search equals a slow one."""
 
 from __future__ import annotations
 

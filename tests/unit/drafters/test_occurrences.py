@@ -1,4 +1,4 @@
-"""The index of runs finds what a search place by place finds, whatever came in which pieces and whatever had to go."""
+"""The index of runs equals a search place by place, for any chunking and eviction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def match(text: list[int], place: int, tail: list[int]) -> int:
     return length
 
 
-def behind(text: list[int], place: int, depth: int) -> tuple[int, ...]:
+def continuation(text: list[int], place: int, depth: int) -> tuple[int, ...]:
     followers = text[place + 1 : place + 1 + depth]
     return (*followers, *[SEPARATOR] * (depth - len(followers)))
 
@@ -27,7 +27,7 @@ def behind(text: list[int], place: int, depth: int) -> tuple[int, ...]:
 def searched(
     texts: list[list[int]], tail: list[int], *, shortest: int, depth: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    found = [(match(t, place, tail), behind(t, place, depth)) for t in texts for place in range(len(t))]
+    found = [(match(t, place, tail), continuation(t, place, depth)) for t in texts for place in range(len(t))]
     return sorted(entry for entry in found if entry[0] >= shortest)
 
 
@@ -111,7 +111,7 @@ def test_a_million_tokens_cost_twenty_bytes_each() -> None:
 
 
 def seconds_by_token(index: Occurrences) -> float:
-    """Of this thread's own time, which others who use the machine do not lengthen."""
+    """Measured in this thread's CPU time, which other load does not lengthen."""
     start = time.thread_time()
     for token in range(100):
         index.extend(np.array([token]))
@@ -125,15 +125,15 @@ def seconds_by_text(index: Occurrences, tokens: np.ndarray) -> float:
 
 
 def test_adding_stays_fast_as_the_index_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token costs as much behind many as behind few, in a text less; room is made a few times only."""
+    """A token costs the same after many as after few, less in a text; the index is resized only a few times."""
     rng, rooms, allocate = np.random.default_rng(0), list[int](), Occurrences._allocate
     monkeypatch.setattr(Occurrences, "_allocate", lambda index, room: rooms.append(room) or allocate(index, room))
     short, long = Occurrences((8, 1)), Occurrences((8, 1))
     long.extend(rng.integers(0, 1000, 500_000))
-    behind_few, behind_many = zip(*((seconds_by_token(short), seconds_by_token(long)) for _ in range(20)), strict=True)
-    assert min(behind_many) < 10 * min(behind_few), "half a million tokens: whatever goes over all takes far longer"
+    after_few, after_many = zip(*((seconds_by_token(short), seconds_by_token(long)) for _ in range(20)), strict=True)
+    assert min(after_many) < 10 * min(after_few), "half a million tokens: a scan over all would take far longer"
     at_once = min(seconds_by_text(long, rng.integers(0, 1000, 100_000)) for _ in range(3))
-    assert at_once < min(behind_many)
+    assert at_once < min(after_many)
     assert len(rooms) < 12
 
 

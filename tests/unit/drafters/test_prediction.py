@@ -1,4 +1,4 @@
-"""The prediction drafter: what is expected is drafted, edits are passed over, and the text is never another."""
+"""The prediction drafter: expected text is drafted, edits are skipped, and the text never changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREDICTION = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
 class Writing:
-    """A text that is written token by token beside the drafter."""
+    """A text that is written token by token together with the drafter."""
 
     def __init__(self, prediction: list[int] | None, **options: float) -> None:
         def load(name: str) -> LoadedDraftModel:
@@ -35,7 +35,7 @@ class Writing:
         self.state = self.drafter.open(self.view)
 
     def write(self, *tokens: int) -> list[tuple[int, ...]]:
-        """The leaves' paths of the draft behind these tokens."""
+        """Paths of the leaves of the draft after these tokens."""
         self.view.history.append(tokens)
         tree = self.tree = self.drafter.draft_one(self.state, Budget(16, 4))
         inner = set(tree.parents)
@@ -62,14 +62,14 @@ def test_the_prediction_is_drafted_from_its_beginning_to_its_end() -> None:
         ("the answer begins with other words", [30, 31, 32, 10, 11], (12, 13, 14, 15)),
     ],
 )
-def test_after_an_edit_it_finds_back(case: str, written: list[int], expected: tuple[int, ...]) -> None:
+def test_it_resynchronizes_after_an_edit(case: str, written: list[int], expected: tuple[int, ...]) -> None:
     writing = Writing(PREDICTION, floor=0.08)
     drafts = [writing.write(token) for token in written]
     assert drafts[-1] == [expected], case
     assert Writing(PREDICTION, floor=0.1).write(*written) == [expected], "several tokens in one round are read alike"
 
 
-def test_nothing_is_drafted_of_what_is_not_found() -> None:
+def test_nothing_is_drafted_without_a_match() -> None:
     writing = Writing(PREDICTION)
     writing.write()
     assert [writing.write(token) for token in (30, 31, 32, 30)] == [[]] * 4
@@ -82,7 +82,7 @@ def test_of_places_that_match_alike_the_nearest_ahead_comes_first() -> None:
     paths = writing.write(7)
     assert writing.tree.tokens[0] == 21
     assert {path[0] for path in paths} > {21, 22}
-    assert writing.write(22)[0] == (3, 7, 23), "the one that goes on to match is followed"
+    assert writing.write(22)[0] == (3, 7, 23), "the place that keeps matching is followed"
 
 
 def searched(prediction: list[int], tail: list[int], ahead_of: int) -> list[tuple[int, int]]:
@@ -113,7 +113,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("draft", [None, "ngram", "ngram+suffix"])
-def test_a_prediction_that_nobody_reads_is_refused(draft: str | None) -> None:
+def test_a_prediction_without_a_drafter_for_it_is_refused(draft: str | None) -> None:
     llm = LLM(TABLE, draft)
     with pytest.raises(InvalidRequestError, match="use draft='prediction', alone or merged"):
         llm.generate([[1, 2, 3]], SamplingParams(prediction=[4]))

@@ -1,4 +1,4 @@
-"""The suffix drafter: trees by counts as a slow reference grows them, memory across requests, never another text."""
+"""The suffix drafter: trees by counts as a slow reference grows them, memory across requests, unchanged texts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_budget_cuts_the_tree(budget: Budget, count: int) -> None:
     assert len(drafted(build(width=1), [1, 2, 3, 4, 5, 6] * 4, budget)) == count
 
 
-def test_nothing_grows_below_a_node_that_is_less_sure_than_asked() -> None:
+def test_nothing_grows_below_a_node_under_the_confidence() -> None:
     tokens = [5, 6, 1, 5, 7, 2, 5]
     assert max(len(p) for p in chances(drafted(build(floor=0), tokens))) > 1
     assert all(len(p) == 1 for p in chances(drafted(build(floor=0), tokens, Budget(9, 9, min_confidence=0.9))))
@@ -142,7 +142,7 @@ def test_a_finished_answer_is_remembered_with_the_end_of_its_prompt_only() -> No
     drafter = build(floor=0.01, max=2)
     finish(drafter, [10, 11, 12, 13, 20, 21, 22], prompt_length=4)
     assert drafted(drafter, [98, 12, 13]).tokens[:3] == (20, 21, 22)
-    assert not len(drafted(drafter, [98, 10, 11])), "the prompt itself is the user's, and comes again if it matters"
+    assert not len(drafted(drafter, [98, 10, 11])), "the prompt itself is not remembered"
 
 
 def test_an_open_sequence_is_not_in_memory_yet() -> None:
@@ -240,7 +240,7 @@ def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not
     for trust, written in ((right, [5, 6]), (half, [5, 9]), (wrong, [9]), (other, [7, 4])):
         trust.remember(tree, len(start))
         trust.learn(np.array(start + written))
-    # by hand: children of the root had 0.8 together, the node behind 5 had 0.3 / 0.6
+    # by hand: children of the root had 0.8 together, the node after 5 had 0.3 / 0.6
     expected = [0.8 - 1 + 0.5 - 1, 0.8 - 1 + 0.5, 0.8, 0.8 - 1]
     errors = [math.log(trust.unseen / ESCAPE) / RATE for trust in (right, half, wrong, other)]
     assert errors == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""An instrument must show what it is set to: so many guesses right, and none of its own work counted."""
+"""The synthetic drafter has its configured acceptance and adds no measurable cost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_follows_a_text_that_is_not_plain_decodings() -> None:
 
 
 def test_a_text_that_fails_on_the_way_fails_alone() -> None:
-    """Its grammar wants a token that a bias forbids, so none is left."""
+    """Its grammar requires a token that a bias forbids, so none is left."""
     llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=3), order=2), "synthetic,accept=1,k=4", tokenizer=tokenizer())
     b = llm.requests.encode("b")[0]
     failing = SamplingParams(max_tokens=6, seed=5, regex="b", stop_token_ids=[9], logit_bias={b: -math.inf})

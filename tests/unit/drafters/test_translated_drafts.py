@@ -1,4 +1,4 @@
-"""Drafters with another tokenizer: over tables that depend on what is said, not on how it is cut."""
+"""Drafters with another tokenizer, over tables that depend on the text and not on its split into tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lexicons() -> tuple[Lexicon, Lexicon]:
 
 
 def said_distribution(said: bytes) -> Tensor:
-    """What comes behind a text, over the target's tokens; depends on its last bytes alone."""
+    """The distribution after a text, over the target's tokens; depends only on its last bytes."""
     return LIKING(tuple(said[-3:]))
 
 
@@ -53,7 +53,7 @@ def target_table(context: tuple[int, ...]) -> Tensor:
 
 
 def draft_table(context: tuple[int, ...]) -> Tensor:
-    """The same likings in the drafter's tokens; what the target has no token for is not liked."""
+    """The same preferences in the drafter's tokens; tokens without a counterpart get none."""
     target, own = lexicons()
     distribution, found = (
         said_distribution(own.text_of(context)),
@@ -89,7 +89,7 @@ class Rig:
         return Distributions(row, [DistributionRows(view.history, view.controls, [path])]).picks()[0]
 
     def write(self, trees: Sequence[TokenTree], picks: Sequence[int]) -> None:
-        """Every text goes on with its pick, drafted or not."""
+        """Every text continues with its pick, drafted or not."""
         verdicts = []
         for view, tree, pick in zip(self.views, trees, picks, strict=True):
             right = len(tree) > 0 and tree.tokens[0] == pick
@@ -139,7 +139,7 @@ def test_trees_keep_to_their_budgets_and_slots_are_freed(spec: str, temperature:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_by_tokens_a_drafter_of_the_same_mind_is_right_wherever_it_has_the_token(temperature: float) -> None:
+def test_by_tokens_an_identical_drafter_is_right_wherever_it_has_the_token(temperature: float) -> None:
     """Noise goes by the target's ids: at temperature 1 independent guesses would fail in most rounds."""
     target, own = lexicons()
     sayable = {target.ids_of[data] for data in own.ids_of if data in target.ids_of}
@@ -159,7 +159,7 @@ def test_by_tokens_a_drafter_of_the_same_mind_is_right_wherever_it_has_the_token
 
 
 @pytest.mark.parametrize("tree", ["chain", "best-12"])
-def test_by_strings_a_drafter_of_the_same_mind_is_often_right(tree: str) -> None:
+def test_by_strings_an_identical_drafter_is_often_right(tree: str) -> None:
     rig = Rig(f"model:any,map=strings,tree={tree}").open(TEXTS, 0.0)
     counts = [rig.round(Budget(12, 5)) for _ in range(12)]
     assert sum(a for a, _ in counts) > 40
@@ -207,7 +207,7 @@ def test_a_merged_tree_takes_either_way() -> None:
         assert any(len(tree) for tree in rig.drafter.draft(rig.states, [Budget(5, 5)] * len(TEXTS)))
 
 
-def test_the_choice_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_is_logged_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="draftree"):
         rig = Rig("model:any")
     assert rig.drafter.note.startswith("map=strings: other has 82 tokens in common"), "a quarter is the least"
@@ -216,7 +216,7 @@ def test_the_choice_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None
     assert "map=tokens" in Rig("model:any", Draw.IID).drafter.note, "a distribution is over tokens"
 
 
-def test_the_same_vocabulary_needs_no_map_and_strings_are_taken_at_their_word() -> None:
+def test_an_equal_vocabulary_needs_no_map_unless_strings_are_requested() -> None:
     same = LoadedDraftModel(TableLM(target_table), spelled(), "twin")
     context = DraftContext(TableLM(target_table), spelled(), Draw.FREE, True, lambda name: same)
     assert translation_between("auto", same, context) is None

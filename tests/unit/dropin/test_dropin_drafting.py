@@ -1,4 +1,4 @@
-"""What a drafter of the drop-in takes the sampling settings to be: those of `generate`, in its order."""
+"""The sampling settings that a drafter of the drop-in uses: those of `generate`, in its order."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_its_name(name: str) -> None:
+def test_unsupported_arguments_are_refused_by_name(name: str) -> None:
     settings, message = REFUSED[name]
     before = model_of().config._attn_implementation
     drafting = {} if {"draft", "prompt_lookup_num_tokens"} & settings.keys() else {"draft": "ngram"}
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_is_refused() -> None:
         ours(T5ForConditionalGeneration(config).eval(), padded(5), draft="ngram")
 
 
-def test_a_family_without_a_way_back_is_refused_and_stays_as_it_was() -> None:
+def test_a_family_without_truncation_is_refused_and_unchanged() -> None:
     model = fresh("mamba")
     with pytest.raises(UnsupportedModelError, match="state"):
         ours(model, padded(5), draft="ngram")
@@ -157,7 +157,7 @@ def test_an_error_of_the_users_code_passes_through_and_leaves_the_model_whole() 
     class Failing(Listener):
         def put(self, value: Any) -> None:
             super().put(value)
-            if len(self.heard) == 3:
+            if len(self.calls) == 3:
                 raise RuntimeError("pipe closed")
 
     with pytest.raises(RuntimeError, match="pipe closed"):
@@ -188,7 +188,7 @@ def test_lookbehind_of_the_assistant_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_text_beyond_where_keys_turn_is_left_to_transformers(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_beyond_the_valid_positions_is_left_to_transformers(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 20}
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
     name = "phi3" if kind == "longrope" else "llama"
@@ -210,7 +210,7 @@ def test_a_text_beyond_where_keys_turn_is_left_to_transformers(kind: str, caplog
 
 
 @pytest.mark.parametrize("schedule", ["heuristic", "heuristic_transient", "constant"])
-def test_the_assistants_own_settings_decide_how_far_it_guesses(schedule: str) -> None:
+def test_the_assistants_own_settings_decide_the_draft_length(schedule: str) -> None:
     assistant = fresh("llama")
     assistant.generation_config.num_assistant_tokens = 3
     assistant.generation_config.num_assistant_tokens_schedule = schedule
@@ -220,5 +220,5 @@ def test_the_assistants_own_settings_decide_how_far_it_guesses(schedule: str) ->
     assert depths == 3 if schedule == "constant" else depths > 3
 
 
-def test_pad_stands_for_nothing_that_was_written() -> None:
+def test_padding_is_not_part_of_the_text() -> None:
     assert (ours(model_of(), ONE, draft="none")[:, 8:] != PAD).any()

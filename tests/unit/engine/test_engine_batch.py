@@ -1,4 +1,4 @@
-"""Who is in the batch and when: first come, first served, and each text as if it were alone."""
+"""Admission to the batch: first come, first served, and each text as if it were alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_scheduler_admits_in_order_up_to_its_size() -> None:
     assert not scheduler.is_idle
 
 
-def test_scheduler_drops_who_was_given_up_while_waiting() -> None:
+def test_scheduler_drops_sequences_aborted_while_waiting() -> None:
     scheduler = Scheduler(1)
     first, second = sequence([1], 3), sequence([2], 3)
     scheduler.add([first, second])
@@ -85,16 +85,16 @@ def test_any_batch_size_writes_the_same_texts(size: int, draft: str | None) -> N
     assert max(len(record.sequences) for record in records) == min(size, len(PROMPTS))
 
 
-def test_whoever_waits_joins_as_soon_as_a_place_is_free() -> None:
+def test_a_waiting_sequence_joins_as_soon_as_a_slot_is_free() -> None:
     records: list[RoundRecord] = []
     LLM(model(), max_batch_size=2, on_round=records.append).generate(PROMPTS, each(0.0))
     running = [len(record.sequences) for record in records]
-    # two places, 39 tokens, one a round: no place is empty while anybody waits
+    # two places, 39 tokens, one per round: no slot is empty while a sequence waits
     assert sum(running) == sum(LENGTHS)
     assert running[:-4] == [2] * len(running[:-4])
 
 
-def test_rounds_add_up_to_what_completions_say() -> None:
+def test_rounds_add_up_to_the_completions() -> None:
     records: list[RoundRecord] = []
     done = LLM(model(), "ngram,min=1", max_batch_size=3, on_round=records.append).generate(PROMPTS, each())
     rows = [row for record in records for row in record.sequences]
@@ -159,7 +159,7 @@ def test_aborting_what_is_finished_changes_nothing() -> None:
     assert one.finish_reason is FinishReason.LENGTH
 
 
-def test_an_idle_engine_has_nothing_to_say() -> None:
+def test_an_idle_engine_returns_no_updates() -> None:
     writing = engine(model(), 2)
     assert writing.is_idle
     assert writing.step() == []
@@ -198,7 +198,7 @@ def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) ->
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0])
-def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
+def test_an_invalid_batch_size_is_refused(size: Any) -> None:
     with pytest.raises(ValueError, match="max_batch_size"):
         LLM(model(), max_batch_size=size)
 

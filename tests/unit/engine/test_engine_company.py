@@ -1,4 +1,4 @@
-"""No text depends on who is beside it, in which order or when they came, or on what breaks meanwhile."""
+"""No text depends on other sequences, their order, their arrival times, or failures."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_arrivals_change_nothing_on_a_model(given: Any) -> None:
 
 @given(given=arrivals(), aborted=st.sets(st.integers(0, len(ASKED) - 1)), when=st.integers(0, 20))
 @settings(max_examples=25)
-def test_who_goes_hurts_nobody(given: Any, aborted: set[int], when: int) -> None:
+def test_an_aborted_sequence_affects_no_other(given: Any, aborted: set[int], when: int) -> None:
     order, _, limits = given
     llm = LLM(model("table"), "ngram,min=1")
     engine = engine_of(llm, limits)
@@ -156,7 +156,7 @@ def burning(original: Any, fuse: list[int]) -> Any:
 
 @pytest.mark.parametrize("call", [1, 2, 5, 11])
 @pytest.mark.parametrize("phase", PHASES)
-def test_what_breaks_once_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: str, call: int) -> None:
+def test_a_single_failure_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: str, call: int) -> None:
     llm = table_llm("ngram,min=1", plan="fixed")
     wanted = alone("table")
     owner, name = PHASES[phase].rsplit(".", 1)
@@ -181,7 +181,7 @@ def test_what_breaks_once_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
 
 @pytest.mark.parametrize("call", range(2, 6))
 def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) -> None:
-    """A planner that breaks does so behind the commit: the last chunk is then shorter than the one that was planned."""
+    """A planner that fails does so after the commit: the last chunk is then shorter than the one that was planned."""
     llm = table_llm("ngram,min=1", plan="fixed")
     ids = [1 + i % 7 for i in range(40)]
     (wanted,) = request(llm, ids, max_tokens=6, seed=3)
@@ -215,7 +215,7 @@ def _owner(path: str) -> Any:
 
 
 @pytest.mark.parametrize("phase", ["score", "draft"])
-def test_who_always_breaks_fails_alone(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+def test_a_sequence_that_always_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     """Request 1, whose prompt is token 4 alone, cannot be passed over; all others can."""
     llm = table_llm("ngram,min=1", plan="fixed")
     wanted = alone("table")

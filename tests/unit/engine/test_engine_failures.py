@@ -1,4 +1,4 @@
-"""What goes wrong goes wrong alone: its own request fails, its slots are freed, and the engine goes on."""
+"""Failures are isolated: only the failing request ends, its slots are freed, and the engine continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Scripts = dict[str, Any]
 
 
 def sick(place: int, value: float = float("nan")) -> TableLM:
-    """Texts of sick prompts meet this value once so many tokens stand before it."""
+    """Texts of bad prompts get this value after a number of tokens."""
     base = hashed(VOCAB, seed=5)
 
     def table(context: tuple[int, ...]) -> Tensor:
@@ -84,7 +84,7 @@ def test_no_rule_trips_over_nan(scripts: Scripts, verify: str, place: int) -> No
     assert num_open(model) == 0
 
 
-def test_nan_behind_a_guess_that_is_not_taken_is_never_seen(scripts: Scripts) -> None:
+def test_nan_after_a_rejected_guess_is_never_read(scripts: Scripts) -> None:
     base = hashed(VOCAB, seed=5)
     text = LLM(TableLM(base)).generate([1], SamplingParams(max_tokens=8, temperature=0))[0].token_ids
     wrong = [(token + 1) % VOCAB for token in text]
@@ -170,7 +170,7 @@ def test_a_request_that_gets_no_slot_fails_alone() -> None:
 
 
 @pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("extend", 1), ("extend", 3), ("commit", 4)])
-def test_what_raises_once_is_made_up_for(method: str, call: int) -> None:
+def test_a_single_exception_is_retried(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
     llm = LLM(Failing(inner, method, call, RuntimeError("out of memory")), "ngram,min=1", plan="fixed")
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
@@ -256,7 +256,7 @@ def test_streams_may_be_read_by_turns() -> None:
     assert texts == alone
 
 
-def test_a_tree_for_a_target_of_chains_is_our_own_mistake(scripts: Scripts) -> None:
+def test_a_tree_for_a_target_of_chains_is_an_assertion_error(scripts: Scripts) -> None:
     scripts["forked"] = lambda tokens, budget: TokenTree((1, 2), (-1, -1))
     model = TableLM(hashed(VOCAB, seed=5), supports_trees=False)
     with pytest.raises(AssertionError, match="chains only"):

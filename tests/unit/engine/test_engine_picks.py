@@ -1,4 +1,4 @@
-"""A drafter that asks hears the target's pick at every node, whatever rule verified; one that does not hears none."""
+"""A drafter with `wants_picks` receives the target's pick at every node, under every verifier; others receive none."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from draftree.verifiers.base import VERIFIERS
 
 VOCAB = 8
 TREE = TokenTree((1, 2, 3, 1, 5), (-1, -1, 0, 0, 2))
-Heard = list[tuple[list[int], TokenTree, Verdict]]
+Observations = list[tuple[list[int], TokenTree, Verdict]]
 
 
 class Listener(SequenceDrafter[SequenceView]):
-    """Drafts one tree always and writes down what it hears."""
+    """Drafts always the same tree and records its verdicts."""
 
     def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:
         self.tree = tree
@@ -89,20 +89,20 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
     model = write(drafter, drafter.traits, verify=verify, temperature=temperature)
     drafted = [entry for entry in drafter.heard if len(entry[1])]
     assert drafted
-    for before, tree, verdict in drafter.heard:
+    for before, tree, verdict in drafter.observed:
         ways = [path(tree.parents, node) for node in range(-1, len(tree))]
         tokens = [[tree.tokens[node] for node in way] for way in ways]
         assert list(verdict.picks) == [expected(model, before, row, temperature) for row in tokens]
 
 
 @pytest.mark.parametrize("verify", ["coupled", "soft"])
-def test_who_does_not_ask_hears_none(verify: str) -> None:
+def test_drafters_without_wants_picks_get_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, drafter.traits, verify=verify, temperature=0.8)
     assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
 
 
-def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     search, calls = distribution_module.argmax, []
     monkeypatch.setattr(distribution_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
     drafter = Listener(TREE, wants_picks=False)
@@ -113,7 +113,7 @@ def test_asking_costs_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == unasked * 2
 
 
-def test_parts_of_a_merged_tree_hear_their_own_nodes_picks() -> None:
+def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:
     one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
     traits = MergedDrafter.describe([one.traits, other.traits])
     assert traits.wants_picks

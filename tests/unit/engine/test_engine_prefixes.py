@@ -1,4 +1,4 @@
-"""What was read once is copied: n texts, common beginnings, conversations; and it is let go when room is needed."""
+"""Cached prefixes are copied: n texts, common prefixes, conversations; they are evicted when room is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_requests_at_once_share_their_beginning() -> None:
     assert [d.token_ids for d in done] == [a.token_ids for a in alone]
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
+def test_a_conversation_continues_from_the_cache() -> None:
     llm = table_llm("ngram,min=1")
     ids, cached = list(SYSTEM), []
     for _ in range(4):
@@ -55,7 +55,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
     assert llm.prefix_stats.kept == 1  # a longer turn replaces what it contains
 
 
-def test_forgetting_lets_all_slots_go() -> None:
+def test_forgetting_frees_all_slots() -> None:
     llm = table_llm()
     llm.generate(SYSTEM, SamplingParams(max_tokens=5, seed=1))
     assert llm.model.num_open == 1
@@ -64,7 +64,7 @@ def test_forgetting_lets_all_slots_go() -> None:
     assert llm.generate(SYSTEM, SamplingParams(max_tokens=5, seed=1))[0].stats.cached_tokens == 0
 
 
-def test_an_engine_that_is_gone_keeps_nothing() -> None:
+def test_a_deleted_engine_keeps_nothing() -> None:
     llm = table_llm()
     model = llm.model
     llm.generate(SYSTEM, SamplingParams(max_tokens=5, seed=1))

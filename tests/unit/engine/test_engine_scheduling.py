@@ -1,4 +1,4 @@
-"""Order of service, bounded queues, shares of a pass, memory."""
+"""Order of service, bounded queues, prefill budgets, memory."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_a_full_queue_refuses_whole_requests() -> None:
     engine.add(*request(llm, [1], max_tokens=3, n=2))
     engine.step()
     engine.add(*request(llm, [2], max_tokens=3, n=2))
-    with pytest.raises(QueueFullError, match="2 texts were to be queued, but 2 wait already and 3 may"):
+    with pytest.raises(QueueFullError, match="2 sequences cannot be queued: 2 are waiting and max_waiting is 3"):
         engine.add(*request(llm, [3], max_tokens=3, n=2))
     assert len(engine.waiting) == 2
     engine.add(*request(llm, [3], max_tokens=3))
     run(engine)
-    # if nobody waits, a request of any size is taken: it would never be otherwise
+    # an empty queue accepts a request of any size: otherwise it would never be served
     engine.add(*request(llm, [3], max_tokens=3, n=9))
     run(engine)
 

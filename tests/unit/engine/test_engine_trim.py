@@ -1,4 +1,4 @@
-"""A planner may cut drafted trees before they are scored: the text stays, and every drafter stays in step."""
+"""A planner may prune drafted trees before they are scored: texts are unchanged, and every drafter stays in step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = hashed(9, seed=1, scale=2.0)
 
 
 class Shears:
-    """Keeps nodes at random, and what came of it."""
+    """Keeps nodes at random, and records the results."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dice = random.Random(0)

@@ -1,4 +1,4 @@
-"""What is left for a thread is done once or refused once, whatever comes first."""
+"""Every action in a mailbox is run once or refused once."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def test_actions_come_in_order() -> None:
     assert not len(mailbox)
 
 
-def test_what_is_in_a_mailbox_that_is_shut_or_comes_later_is_refused() -> None:
-    mailbox, heard = Mailbox(), []
-    mailbox.put(pytest.fail, otherwise=heard.append)
+def test_queued_and_later_actions_of_a_shut_mailbox_are_refused() -> None:
+    mailbox, refusals = Mailbox(), []
+    mailbox.put(pytest.fail, otherwise=refusals.append)
     mailbox.shut("no more")
-    mailbox.put(pytest.fail, otherwise=heard.append)
-    assert [str(error) for error in heard] == ["no more", "no more"]
-    assert all(isinstance(error, EngineClosedError) for error in heard)
-    assert heard[0] is not heard[1]
+    mailbox.put(pytest.fail, otherwise=refusals.append)
+    assert [str(error) for error in refusals] == ["no more", "no more"]
+    assert all(isinstance(error, EngineClosedError) for error in refusals)
+    assert refusals[0] is not refusals[1]
     assert mailbox.get(wait=False) is None
 
 
-def test_nothing_is_lost_or_done_twice_where_many_put_while_it_is_shut() -> None:
+def test_concurrent_puts_during_a_shut_are_neither_lost_nor_repeated() -> None:
     mailbox, ends, stop = Mailbox(), Counter[tuple[int, int]](), threading.Event()
     lock, sent = threading.Lock(), [0] * 4
 

@@ -1,4 +1,4 @@
-"""What a pass takes is measured from a device that is idle to one that is idle again, behind warm-up passes."""
+"""Pass times are measured between two synchronizations of the device, after warm-up passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftree.models.table import TableLM, hashed
 
 
 class Queueing(TableLM):
-    """A model on a device that works behind the host: a pass takes no time until the device is waited for."""
+    """A model on an asynchronous device: a pass takes no time until the device is synchronized."""
 
     def __init__(self, log: list[str], *, num_warm_ups: int) -> None:
         super().__init__(hashed(5, seed=1))
@@ -50,7 +50,7 @@ def measured(model: Queueing, rows: Sequence[int]) -> dict[int, float]:
     return costs.measure_costs(model, max_rows=rows[-1], rows=rows, clock=clock)
 
 
-def test_the_device_is_waited_for_before_and_behind_each_timed_pass(log: list[str]) -> None:
+def test_the_device_is_synchronized_before_and_after_each_timed_pass(log: list[str]) -> None:
     found = measured(Queueing(log, num_warm_ups=2), (1, 4))
     timed = ["wait", "clock", "pass {0}", "wait", "clock"]
     wanted = [f"pass {costs.PREFIX}", "pass 1"]
@@ -66,7 +66,7 @@ def test_a_model_without_warm_ups_still_runs_its_head_once_before(log: list[str]
     assert found == {1: 1.0, 2: 2.0, 8: 8.0}
 
 
-def test_only_cards_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     TableLM(hashed(5, seed=1)).synchronize()

@@ -1,6 +1,6 @@
-"""How often a round waits for a device, counted on the CPU: a second time fails.
+"""Number of device synchronizations per round, counted on the CPU: a second one fails the test.
 
-The host is told that its own memory is a device's, so the code takes the way that it takes on a card; then every call
+The CPU's memory is declared a device's, so the code takes its path for a GPU; then every call
 that would wait there is counted, but for those within the forward pass, which a graph replays without the host.
 """
 
@@ -130,7 +130,7 @@ def test_a_model_that_drafts_waits_once_more_for_each_level(waits: Waits, tmp_pa
     assert all(calls.total() <= 1 + 3 for calls in rounds), rounds
 
 
-def test_a_second_wait_is_seen(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_wait_is_detected(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StaticPasses.run
 
     def curious(self: StaticPasses, *args: Any, **kwargs: Any) -> Tensor:

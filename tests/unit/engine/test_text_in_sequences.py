@@ -1,4 +1,4 @@
-"""The text of a sequence that ends anywhere inside a run of accepted tokens is the text of the tokens it keeps."""
+"""The text of a sequence that ends anywhere inside an accepted run is the text of its kept tokens."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def ends_of_prefixes(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("stop", ["fox\n", "x\n\n語", "The fox", "😀\nThe dog", "e", "日本 é"])
 @pytest.mark.parametrize("length_of_run", [1, 3, 100])
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_may_begin_before_the_minimum_and_ends_behind_it(
+def test_a_stop_string_may_begin_before_the_minimum_and_ends_after_it(
     stop: str, length_of_run: int, include: bool
 ) -> None:
     """As in vLLM: its last character belongs to a later token than number `min_tokens`."""
@@ -142,7 +142,7 @@ def test_text_of_the_minimum_that_may_become_a_stop_string_is_held_back() -> Non
         ({"stop_token_ids": ["eos"], "ignore_eos": True}, "eos", "eos"),
     ],
 )
-def test_the_stop_reason_is_the_token_that_was_asked_for(params: dict, token: object, reason: object) -> None:  # type: ignore[type-arg]
+def test_the_stop_reason_is_the_requested_token(params: dict, token: object, reason: object) -> None:  # type: ignore[type-arg]
     tokenizer = Tokenizer(byte_level())
 
     def real(value: object) -> object:

@@ -47,14 +47,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRAFTREE_BLUEPRINTS")
 
 
-def test_what_is_kept_comes_back_to_the_last_bit() -> None:
+def test_records_are_read_back_exactly() -> None:
     Store().put("a", MADE_FOR, asdict(record()))
     kept = Store().get("a", MADE_FOR)
     assert kept is not None
     assert parsed(kept) == record()
 
 
-def test_what_was_made_for_something_else_does_not() -> None:
+def test_records_of_other_facts_are_ignored() -> None:
     Store().put("a", MADE_FOR, "x")
     assert Store().get("a", {"files": [["a", 1, 3]]}) is None
     assert Store().get("b", MADE_FOR) is None
@@ -77,7 +77,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.Monk
         Store()
 
 
-def test_cleared_is_gone() -> None:
+def test_clearing_removes_all_records() -> None:
     for name in "ab":
         Store().put(name, MADE_FOR, "x")
     assert Store().clear() == 2

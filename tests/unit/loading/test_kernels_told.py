@@ -1,4 +1,4 @@
-"""Which kernels run is said, and why not the fast ones: on standard error, in JSON, in statistics, on `LLM`."""
+"""Kernels in use, and reasons against native ones, appear on standard error, in JSON, in statistics, on `LLM`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_generate_says_why_torch_computes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_reports_why_torch_is_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", str(folder), "ab", *GREEDY]) == 0
     assert capsys.readouterr().err.startswith(LINE)
     assert run(["generate", str(folder), "ab", *GREEDY, "--json"]) == 0
@@ -55,14 +55,14 @@ def test_generate_says_why_torch_computes(folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_nothing_is_said_where_torch_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_reported_if_torch_was_requested(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", str(folder), "ab", *GREEDY, "--kernels", "torch", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert (json.loads(out)["kernels"], json.loads(out)["kernels_reason"]) == ("torch", None)
 
 
-def test_nothing_is_said_where_the_fast_ones_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_reported_if_native_kernels_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", str(folder), "ab", *GREEDY, "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -71,7 +71,9 @@ def test_nothing_is_said_where_the_fast_ones_run(folder: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_bench_says_it_and_keeps_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_reports_and_records_the_kernels(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"name": "one", "category": "short", "prompt": "ab"}\n')
     options = [str(folder), "--max-tokens", "4", "--repeats", "1", "--prompts", str(prompts)]
@@ -86,7 +88,7 @@ def test_bench_says_it_and_keeps_it(folder: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_llm_and_its_completions_say_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
     llm = LLM(folder)
     assert (llm.kernels, llm.kernels_reason) == ("torch", WHY)
@@ -108,14 +110,16 @@ def test_llm_and_its_completions_say_it(folder: Path, caplog: pytest.LogCaptureF
     assert {(one.stats.kernels, one.stats.kernels_reason) for one in done} == {("torch", WHY)}
 
 
-def test_another_family_says_what_it_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsupported_family_reports_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(drafter_folder("gemma2", tmp_path, distance=0.0, **SIZES))
     assert llm.kernels == "torch"
     assert "capped" in str(llm.kernels_reason)
     assert "kernels: torch (" in caplog.text
 
 
-def test_so_does_a_drafter_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_of_an_unsupported_family_reports_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     target = drafter_folder("llama", tmp_path / "target", distance=0.0, **SIZES)
     other = drafter_folder("gemma2", tmp_path / "drafter", **SIZES)
     llm = LLM(target, f"model:{other}")
@@ -127,11 +131,11 @@ def test_so_does_a_drafter_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(fresh("llama", **SIZES))
-    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay as they are")
+    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay unchanged")
     assert "kernels" not in caplog.text
 
 
-def test_a_process_says_it_on_standard_error(folder: Path, tmp_path: Path) -> None:
+def test_a_process_reports_the_kernels_on_standard_error(folder: Path, tmp_path: Path) -> None:
     program = f"from draftree import LLM; LLM({str(folder)!r})"
     environment = os.environ | {"DRAFTREE_CACHE": str(tmp_path), "CC": "no-such-compiler"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A borrowed model is as it was afterwards, and is checked once."""
+"""A borrowed model is restored afterwards, and is checked once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_borrowed_model_is_not_kept_alive() -> None:
     assert gone() is None
 
 
-def test_memory_of_slots_is_given_back() -> None:
+def test_memory_of_slots_is_freed() -> None:
     model = fresh("llama")
     with borrowed(model) as loaded:
         memory: Any = loaded.model._pool.memory  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) ->
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_auto_device_is_there() -> None:
+def test_auto_device_exists() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_device("cpu") == CPU
 
@@ -46,12 +46,12 @@ def test_auto_device_is_there() -> None:
     [
         ("gpu", "not known to torch"),
         ("", "not known to torch"),
-        ("cuda:99", "CUDA devices are here"),
+        ("cuda:99", "this machine has . CUDA devices"),
         ("mps", "not supported"),
         ("meta", "not supported"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: str, message: str) -> None:
+def test_a_missing_device_is_refused(device: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         resolve_device(device)
 
@@ -166,7 +166,7 @@ def test_a_model_that_raises_is_refused_with_its_reason(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_an_encoder_is_refused(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="other logits token by token than at once"):
+    with pytest.raises(UnsupportedModelError, match="other logits token by token than in one pass"):
         wrap_model(fresh(family))
 
 

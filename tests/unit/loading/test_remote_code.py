@@ -76,7 +76,7 @@ def change(path: Path, **values: Any) -> None:
 
 @pytest.fixture
 def own_model(base: Path, tmp_path: Path) -> Path:
-    """A model whose classes lie beside its weights."""
+    """A model with its classes in its folder."""
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "modeling_own.py").write_text(MODELING, "utf-8")
     (folder / "configuration_own.py").write_text(CONFIGURATION, "utf-8")
@@ -87,7 +87,7 @@ def own_model(base: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_tokenizer(base: Path, tmp_path: Path) -> Path:
-    """A model whose tokenizer's class lies beside its weights."""
+    """A model with its tokenizer's class in its folder."""
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "tokenization_own.py").write_text(TOKENIZATION, "utf-8")
     classes = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
@@ -113,7 +113,7 @@ def test_a_draft_model_with_code_is_refused(base: Path, own_model: Path) -> None
     assert ran() == ""
 
 
-def test_nothing_is_asked_on_standard_input(own_model: Path) -> None:
+def test_no_prompt_on_standard_input(own_model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from draftree.cli.main import main; main()", "generate", str(own_model), "ab"],
         input=b"y\ny\ny\n",
@@ -174,7 +174,7 @@ def test_every_command_that_loads_a_model_takes_the_permission(
     assert "allow it with" in capfd.readouterr().err
     assert ran() == ""
     status = run([*arguments, "--trust-remote-code"])
-    assert status == 0 or (command == "tune layers" and "not kept" in capfd.readouterr().err)
+    assert status == 0 or (command == "tune layers" and "not stored" in capfd.readouterr().err)
     assert "m" in ran()
 
 
@@ -186,7 +186,7 @@ def test_a_known_kind_needs_no_code_though_its_settings_name_some(base: Path, tm
     assert ran() == ""
 
 
-def test_a_start_that_was_recorded_with_permission_is_not_taken_without(
+def test_a_start_recorded_with_permission_is_not_used_without(
     own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))

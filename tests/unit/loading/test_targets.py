@@ -1,4 +1,4 @@
-"""Whatever a target is given as, its drafter's passes run in the best way there is, unless the user chose another."""
+"""For every kind of target the drafter's passes use the best kernels, unless the user chose others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from families import drafter_folder, fresh
 @pytest.mark.parametrize(
     ("model", "kernels", "of_drafter"),
     [
-        ("behind the seam", "auto", "auto"),
+        ("a LanguageModel", "auto", "auto"),
         ("of transformers", "auto", "auto"),
         ("of transformers", "torch", "torch"),
         ("of transformers", "graphs", "graphs"),
@@ -29,7 +29,7 @@ from families import drafter_folder, fresh
 def test_a_drafter_follows_a_choice_and_nothing_else(model: str, kernels: str, of_drafter: str, tmp_path: Path) -> None:
     folder = drafter_folder("llama", tmp_path)
     given: dict[str, Any] = {
-        "behind the seam": lambda: TableLM(hashed(8, seed=1)),
+        "a LanguageModel": lambda: TableLM(hashed(8, seed=1)),
         "of transformers": lambda: fresh("llama"),
         "folder": lambda: folder,
         "loaded": lambda: load_model(folder),

@@ -1,4 +1,4 @@
-"""No call that loads something through transformers leaves out whether code of the folder may run."""
+"""Every call that loads something through transformers passes `trust_remote_code`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 
 
-def test_every_call_says_whether_code_may_run() -> None:
+def test_every_call_passes_trust_remote_code() -> None:
     count = 0
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

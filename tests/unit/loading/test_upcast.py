@@ -1,4 +1,4 @@
-"""A bfloat16 model computes in float32 inside a block, and is as it was after it."""
+"""A bfloat16 model computes in float32 inside a block, and is restored afterwards."""
 
 from __future__ import annotations
 

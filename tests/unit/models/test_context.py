@@ -1,4 +1,4 @@
-"""How many positions a model has: as its settings say, less where stored keys would turn false."""
+"""The number of positions of a model: from its settings, and less if stored keys would become invalid."""
 
 from __future__ import annotations
 

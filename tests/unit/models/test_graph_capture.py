@@ -1,4 +1,4 @@
-"""Capturing on a device that records the order of its calls, and which shapes are captured, given up and counted."""
+"""Graph capture on a device that records the order of its calls; captured, evicted and counted shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeGraph:
 
 
 class FakeApi(GraphApi):
-    """A device that does nothing but note what it is told, in order."""
+    """A device that only records its calls, in order."""
 
     num_pools = 0
 
@@ -165,7 +165,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> CountingGraphs:
 
 
 def play(model: HFModel, counts: Sequence[int]) -> Tensor:
-    """Logits of passes over so many rows each, all behind the same prefix."""
+    """Logits of passes over so many rows each, all after the same prefix."""
     model.reserve(2, 96)
     slot = filled(model, [3, 4, 5])
     found = []
@@ -201,7 +201,7 @@ def test_shapes_that_wait_for_a_capture_are_bounded_as_well(graphs: CountingGrap
     for limit, wanted in ((2, [16, 32]), (3, [8, 16, 32]), (4, [2, 8, 16, 32]), (9, [4, 1, 2, 8, 16, 32])):
         model = model_of(max_graphs=limit)
         assert model.static is not None
-        play(model, [1, 2, 8, 16, 32])  # behind a prefix of 3 tokens, which is read in a shape of 4 rows
+        play(model, [1, 2, 8, 16, 32])  # after a prefix of 3 tokens, which is read in a shape of 4 rows
         assert [bucket.rows for bucket in model.static.buckets] == wanted
         assert graphs.num_captures == 0
 

@@ -53,7 +53,7 @@ def test_a_tree_takes_places_and_logits_and_a_drafter_keys_of_its_own(free: int)
     assert estimate_slots(parts(TARGET, DRAFT, nodes=100), 50).slot_bytes == 150 * 11 + 101 * 204 + 202
 
 
-def test_what_graphs_will_keep_is_taken_off_before(free: int) -> None:
+def test_memory_of_graphs_is_subtracted_first(free: int) -> None:
     target, draft = (dataclasses.replace(one, graphs=10_000) for one in (TARGET, DRAFT))
     found = estimate_slots(parts(target, draft, nodes=7), 50)
     assert (found.graph_bytes, found.sequence_bytes) == (20_000, 40_000)
@@ -68,12 +68,12 @@ def test_the_longest_text_is_the_longest_of_which_one_slot_fits(free: int) -> No
     assert budget.num_slots(budget.longest + 1) == 0
 
 
-def test_where_nothing_fits_there_are_no_slots(free: int) -> None:
+def test_there_are_no_slots_if_none_fits(free: int) -> None:
     assert estimate_slots(parts(TARGET), 10_000).num_slots == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_models_say_what_they_take(name: str) -> None:
+def test_models_report_their_footprint(name: str) -> None:
     model = target(name)
     heads = 2 if name == "llama" else 4
     assert model.footprint.token == 2 * 2 * heads * 8 * 4, "two layers of keys and values of eight float32 a head"
@@ -83,7 +83,7 @@ def test_models_say_what_they_take(name: str) -> None:
     assert model.footprint.graphs == 0
 
 
-def test_families_with_caches_of_their_own_go_by_their_settings() -> None:
+def test_families_with_their_own_caches_estimate_from_settings() -> None:
     found = target("bloom").footprint
     assert found.token > 0
     assert found.weights >= VOCAB_SIZE * 32 * 4
@@ -93,7 +93,7 @@ def test_a_table_takes_next_to_nothing() -> None:
     assert TableLM(hashed(4, seed=1)).footprint == NOTHING
 
 
-def test_some_memory_is_free_here() -> None:
+def test_free_memory_is_positive() -> None:
     free = free_memory(torch.device("cpu"))
     assert free is None or free > 1 << 20
 

@@ -1,4 +1,4 @@
-"""Where the C pass is built, by which compiler, and what is said if it cannot be. Real processes build a small one."""
+"""The build of the native library: folders, compilers and messages. Real processes build a small one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_a_built_library_needs_no_compiler(
     assert built_library([source]) == first
 
 
-def test_nor_one_that_works(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_library_needs_no_working_compiler(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = built_library([source])
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -73,7 +75,9 @@ def test_nor_one_that_works(source: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert built_library([source]) == first
 
 
-def test_without_either_the_reason_says_what_to_install(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_library_and_compiler_the_reason_names_the_packages(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NativeUnavailableError, match="no C compiler found: install gcc or clang"):
         built_library([source])
@@ -142,7 +146,7 @@ def test_a_broken_compiler_is_reported(
     assert not list((own_cache / "native").iterdir())
 
 
-def test_what_is_no_program_is_reported(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cc_that_is_not_a_program_is_reported(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "cc"
     broken.write_bytes(b"\x7fELF not really")
     broken.chmod(0o755)
@@ -188,7 +192,7 @@ def test_a_cache_that_cannot_be_made_gives_a_private_build(source: Path, tmp_pat
     assert not list(temporary.iterdir())
 
 
-def test_so_does_one_that_is_full(
+def test_a_full_cache_gives_a_private_build(
     source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(path: Path) -> None:
@@ -202,7 +206,7 @@ def test_so_does_one_that_is_full(
     assert not list((own_cache / "native").iterdir())
 
 
-def test_so_does_one_to_which_the_compiler_cannot_write(
+def test_a_cache_that_the_compiler_cannot_write_gives_a_private_build(
     source: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = f"case \"$@\" in *{own_cache}*) echo 'ld: final link failed: No space left on device' >&2; exit 1;; esac"
@@ -234,7 +238,7 @@ def test_a_library_that_does_not_load_from_the_cache_is_loaded_from_elsewhere(
     assert [own_cache in path.parents for path in loaded] == [True, False]
 
 
-def test_a_private_folder_of_a_process_that_is_gone_is_removed(
+def test_a_private_folder_of_a_dead_process_is_removed(
     tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -60,7 +60,7 @@ class Bench:
         return place
 
     def load(self, **environment: str) -> tuple[Path, str]:
-        """Where the library lies that a process loads, and what that process logs."""
+        """The path of the library that a process loads, and the log of that process."""
         process = self.start(**environment)
         out, log = process.communicate(timeout=120)
         assert process.returncode == 0, log
@@ -154,7 +154,7 @@ def test_a_link_to_a_library_is_not_followed(bench: Bench) -> None:
     assert not bench.marker.exists()
 
 
-def test_what_is_planted_would_run(bench: Bench) -> None:
+def test_a_planted_library_would_run(bench: Bench) -> None:
     """The tests above would notice: with the right owner and mode this library is loaded."""
     bench.load()
     bench.plant()
@@ -211,7 +211,7 @@ def _compiler(folder: Path, body: str) -> str:
     return str(script)
 
 
-def test_what_a_killed_build_left_is_removed(bench: Bench) -> None:
+def test_leftovers_of_a_killed_build_are_removed(bench: Bench) -> None:
     waiting = _compiler(bench.folder, f"echo started > {bench.folder}/started; exec sleep 60")
     process = bench.start(CC=waiting)
     for _ in range(300):
@@ -240,7 +240,7 @@ def _children_in(folder: Path) -> list[int]:
     return found
 
 
-def test_what_a_living_build_works_in_is_left_alone(bench: Bench) -> None:
+def test_the_folder_of_a_running_build_is_kept(bench: Bench) -> None:
     slow = _compiler(bench.folder, f'echo started > {bench.folder}/started; sleep 8; exec cc "$@"')
     process = bench.start(CC=slow)
     for _ in range(300):

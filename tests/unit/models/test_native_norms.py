@@ -1,4 +1,4 @@
-"""The offset of RMS norms is read element by element, whatever the size of their weights."""
+"""The offset of RMS norms is detected element by element, independent of the size of their weights."""
 
 from __future__ import annotations
 

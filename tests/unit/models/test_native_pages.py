@@ -1,4 +1,4 @@
-"""Weights that were packed are not held twice: pages of their files are let go."""
+"""Packed weights are not held twice: pages of their files are released."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="the system does not 
 
 
 def resident(path: Path) -> int:
-    """Bytes of a file that lie in this process's memory."""
+    """Resident bytes of a file in this process."""
     total, inside = 0, False
     for line in SMAPS.read_text("utf-8", errors="replace").splitlines():
         if "-" in line.split(" ", 1)[0]:
@@ -30,7 +30,7 @@ def resident(path: Path) -> int:
     return total
 
 
-def test_pages_of_a_file_are_let_go_and_can_be_read_again(tmp_path: Path) -> None:
+def test_pages_of_a_file_are_released_and_can_be_read_again(tmp_path: Path) -> None:
     path, wanted = tmp_path / "a.safetensors", torch.arange(1 << 20, dtype=torch.float32)
     save_file({"a": wanted}, path)
     with safe_open(path, "pt") as file:
@@ -44,7 +44,7 @@ def test_pages_of_a_file_are_let_go_and_can_be_read_again(tmp_path: Path) -> Non
         assert torch.equal(weight, wanted)
 
 
-def test_memory_of_our_own_is_left_alone() -> None:
+def test_anonymous_memory_is_left_alone() -> None:
     weight = torch.ones(1 << 20)
     assert not FilePages().give_back(weight)
     assert float(weight.sum()) == 1 << 20

@@ -1,4 +1,4 @@
-"""Memory for logits is used again, and never while somebody reads it."""
+"""Logit buffers are reused, but never while a reader holds them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftree.models.native.logit_buffers import ALIGNMENT, KEPT, LogitBufferPoo
 from draftree.sampling.searcher import RowsAt
 
 
-def test_a_room_that_nobody_reads_is_used_again() -> None:
+def test_an_unused_buffer_is_reused() -> None:
     rooms = LogitBufferPool()
     first = rooms.rows(2, 100)
     address = first.address
@@ -30,7 +30,7 @@ HOLDS: dict[str, Callable[[RowsAt], Any]] = {
 
 
 @pytest.mark.parametrize("what", HOLDS)
-def test_a_room_that_somebody_reads_is_left_alone(what: str) -> None:
+def test_a_buffer_in_use_is_left_alone(what: str) -> None:
     rooms = LogitBufferPool()
     found = rooms.rows(2, 100)
     found.tensor().fill_(7.0)

@@ -1,4 +1,4 @@
-"""Keys and values of slots: what is stored stays where slots are added or made longer."""
+"""Keys and values of slots are preserved when slots are added or grown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_slots_that_are_added_move_none() -> None:
 
 
 @pytest.mark.parametrize(("num_slots", "length"), [(2 * SPARE + 1, 6), (3, 9), (2, 12)])
-def test_what_is_used_is_there_when_stores_are_exchanged(num_slots: int, length: int) -> None:
+def test_stored_keys_survive_an_exchange_of_stores(num_slots: int, length: int) -> None:
     memory, before = filled(2, 6)
     memory.reserve(num_slots, length, used={1: 5})
     for layer, keys in before.items():
@@ -47,7 +47,7 @@ def test_what_is_used_is_there_when_stores_are_exchanged(num_slots: int, length:
         assert not memory.keys[layer][0].any()
 
 
-def test_a_system_that_counts_untouched_memory_gives_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_counts_untouched_memory_gives_the_requested_size(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, before = filled(2, 6)
     zeros, asked = np.zeros, 3 * 2 * 2 * 9 * 4 * 4  # slots, layers, heads, places, dim, bytes
 

@@ -171,7 +171,7 @@ def test_chains_only_refuses_branches_over_the_whole_tentative_tree() -> None:
 
 
 @pytest.mark.parametrize("path", [[1], [0, 0], [0, 3], [4], [-1], [0, 2, 1]])
-def test_commit_of_what_is_no_path_is_refused(path: list[int]) -> None:
+def test_commit_of_nodes_that_are_not_a_path_is_refused(path: list[int]) -> None:
     lm = model()
     slot = lm.open()
     lm.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])])

@@ -1,4 +1,4 @@
-"""The default planner at play: rounds made up from a drafter's talent and a machine's costs, and no model."""
+"""The default planner on simulated rounds from a drafter's acceptance and a machine's costs, without a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_drafter_that_is_never_right_costs_next_to_nothing(costs: dict[int, fl
 
 @pytest.mark.parametrize(("level", "unread"), [(0.0001, 0.0), (0.01, 0.0002), (0.05, 0.0015)])
 def test_short_texts_pay_little_for_a_drafter_that_is_never_right(level: float, unread: float) -> None:
-    """A draft behind a text that it has not read costs up to two passes, in texts of 40."""
+    """A draft after a text that the drafter has not read costs up to two passes, in texts of 40."""
     first, *others = lone(FLAT, 0.0, level=level, unread=unread).texts(20, 40)
     assert first > 0.9
     assert sum(others) / len(others) > 0.985
@@ -43,7 +43,7 @@ def test_short_texts_have_a_good_drafter_at_once(level: float, unread: float) ->
     assert sum(speeds) / len(speeds) > 0.9 * lone(FLAT, 0.85, level=level).play(60).play(1500).speedup
 
 
-def test_a_dear_drafter_comes_back_in_later_texts() -> None:
+def test_an_expensive_drafter_is_enabled_again_in_later_texts() -> None:
     table = lone(FLAT, 0.0, level=0.02, unread=0.0005)
     table.texts(10, 40)
     table.right = {"d": (0.9,)}
@@ -51,7 +51,7 @@ def test_a_dear_drafter_comes_back_in_later_texts() -> None:
     assert sum(table.texts(10, 40)) / 10 > 1.5
 
 
-def test_tries_become_rare_where_they_are_dear() -> None:
+def test_trials_become_rare_if_they_are_expensive() -> None:
     table = lone(FLAT, 0.0, level=0.03)
     table.play(40).play(800)
     tried = [number for number, budget in enumerate(table.budgets) if budget.num_nodes]
@@ -155,7 +155,7 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
     assert reason.endswith(": on")
 
 
-def test_states_are_apart() -> None:
+def test_states_are_independent() -> None:
     table = lone(FLAT, 0.5, level=0.01)
     assert isinstance(table.states[0], SequenceEstimates)
     assert table.planner.open() is not table.planner.open()

@@ -1,4 +1,4 @@
-"""Choices beside every other choice there is, on cases small enough to list them all."""
+"""Choices compared with all other choices, on cases small enough for enumeration."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_no_other_choice_of_nodes_is_faster(
 
 
 @given(survivals=trees(8), seconds=curves(), factor=st.floats(1.0, 4.0))
-def test_dearer_rows_never_buy_more_nodes(
+def test_costlier_rows_never_give_more_nodes(
     survivals: tuple[list[int], list[float]], seconds: list[float], factor: float
 ) -> None:
     """Every row's cost beyond the first is multiplied."""

@@ -1,4 +1,4 @@
-"""Curves of passes are drawn straight between what was measured."""
+"""Curves of pass times interpolate linearly between measurements."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_measured_passes_lie_on_the_curve_and_others_between() -> None:
     assert at(costs, 64) > at(costs, 9)
 
 
-def test_one_slow_measurement_is_not_believed_where_more_rows_cost_less() -> None:
+def test_one_slow_measurement_is_ignored_if_more_rows_cost_less() -> None:
     costs = PassCosts()
     costs.learn({1: 0.1, 4: 0.5, 8: 0.12})
     assert at(costs, 4) == pytest.approx(0.12)
@@ -75,7 +75,7 @@ def test_curves_never_fall() -> None:
     assert list(curve) == sorted(curve)
 
 
-def test_a_draft_that_had_to_catch_up_is_no_measure_of_a_level() -> None:
+def test_a_draft_with_catch_up_does_not_measure_a_level() -> None:
     costs = DraftCosts()
     costs.observe(5.0, 3, unread=100)
     assert costs.level is None
@@ -117,7 +117,7 @@ def test_a_drafter_that_is_too_sure_is_corrected(right: float) -> None:
     assert second == pytest.approx(right**2, abs=0.12)
 
 
-def test_bins_of_a_score_are_apart() -> None:
+def test_bins_of_a_score_are_independent() -> None:
     acceptance = Acceptance(200)
     for sure, right in ((0.9, 0.9), (0.3, 0.1)):
         teach(acceptance, chain([1], scores=[math.log(sure)]), right)
@@ -143,7 +143,7 @@ def test_a_sequence_of_its_own_kind_is_told_apart_and_a_new_one_is_not() -> None
     assert high > middle + 0.1 > low + 0.3
 
 
-def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
+def test_nodes_after_a_wrong_one_teach_nothing() -> None:
     acceptance = Acceptance(50)
     deep = chain([1, 2, 3, 4])
     before = acceptance.survivals(SequenceAcceptance(), deep)
@@ -151,7 +151,7 @@ def test_nodes_behind_a_wrong_one_teach_nothing() -> None:
         acceptance.observe(SequenceAcceptance(), deep, [])
     after = acceptance.survivals(SequenceAcceptance(), deep)
     assert after[0] < 0.1
-    # a second node behind its parent is as likely as ever
+    # a second node's probability given its parent is unchanged
     assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
 
 

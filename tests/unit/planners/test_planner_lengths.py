@@ -1,4 +1,4 @@
-"""Draft lengths that follow what was accepted, by hand-made rounds."""
+"""Draft lengths that follow acceptance, with hand-made rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def planner(spec: str, *, depth: int = 5, nodes: int = 5) -> Planner[Any]:
     return cls(config, default_depth=depth, default_nodes=nodes)
 
 
-def heard(*rows: tuple[int, int]) -> RoundRecord:
+def round_of(*rows: tuple[int, int]) -> RoundRecord:
     """A round: for each sequence how deep it drafted and how much of that was accepted."""
     records = tuple(SequenceRecord("r", 9, d, d, a, a + 1, a) for d, a in rows)
     return RoundRecord(0, 0, 0, 0, 0, 0, 1, records)
@@ -51,7 +51,7 @@ def test_lengths_by_hand(spec: str, rounds: list[tuple[int, int]], depths: list[
     states = [plan.open()]
     found = [plan.budgets(states)[0].depth]
     for row in rounds:
-        plan.observe(states, heard(row))
+        plan.observe(states, round_of(row))
         found.append(plan.budgets(states)[0].depth)
     assert found == depths
 
@@ -62,12 +62,12 @@ def test_each_sequence_has_a_length_of_its_own(spec: str) -> None:
     states = [plan.open(), plan.open()]
     for _ in range(3):
         depths = [budget.depth for budget in plan.budgets(states)]
-        plan.observe(states, heard((depths[0], depths[0]), (depths[1], 0)))
+        plan.observe(states, round_of((depths[0], depths[0]), (depths[1], 0)))
     good, bad = (budget.depth for budget in plan.budgets(states))
     assert good > 5 > bad == 2
 
 
-def test_a_threshold_is_passed_on_and_its_zero_asks_for_nothing() -> None:
+def test_a_threshold_is_passed_on_and_zero_is_off() -> None:
     assert planner("threshold").budgets([None]) == [Budget(5, 5, 0.4)]
     assert planner("threshold:0.75").budgets([None]) == [Budget(5, 5, 0.75)]
     assert planner("threshold:0").budgets([None]) == [Budget(5, 5, 0.0)]
@@ -90,7 +90,7 @@ def test_settings_out_of_range_are_refused(spec: str) -> None:
 
 def test_a_drafter_stops_where_it_is_not_sure() -> None:
     sure, unsure = [0.9, 0.05, 0.05], [0.4, 0.35, 0.25]
-    # the first guess is sure, the second is not: it is kept, and nothing is guessed behind it
+    # the first guess is sure, the second is not: it is kept, and nothing is guessed after it
     model = TableLM(listed({(2,): sure, (2, 0): unsure}, sure))
     growth = Growth(model, shape=parse_shape("chain", None), draw=Draw.FREE, shares_noise=True)
     view = SequenceView(History([2]), build_controls(SamplingParams(temperature=0), vocab_size=3, seed=1))

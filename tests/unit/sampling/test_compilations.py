@@ -1,4 +1,4 @@
-"""Grammars compile in bounded time, and hold up no request but their own."""
+"""Grammars compile within a time limit, and delay only their own requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert [kept.is_done(("regex", name)) for name in "abc"] == [True, False, True]
 
 
-def test_what_takes_too_long_is_left_and_kept_when_it_is_done(soon: None) -> None:
+def test_a_slow_compilation_continues_and_its_result_is_kept(soon: None) -> None:
     gate, kept = threading.Event(), Compilations()
 
     def task() -> Any:
@@ -81,7 +81,7 @@ def test_beyond_so_many_others_wait_and_are_refused(soon: None) -> None:
         with pytest.raises(TimeoutError):
             kept.get(("regex", f"slow {number}"), lambda: gate.wait(10) and result())
     start = time.monotonic()
-    with pytest.raises(QueueFullError, match="2 grammars are being compiled"):
+    with pytest.raises(QueueFullError, match="2 grammars are still compiling"):
         kept.get(("regex", "new"), result)
     assert time.monotonic() - start < 5
     kept.get(("regex", "kept"), result)

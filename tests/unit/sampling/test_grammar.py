@@ -1,4 +1,4 @@
-"""Grammars on a vocabulary small enough to look through: what is allowed, what is forced, what is refused."""
+"""Grammars on a vocabulary small enough for enumeration: allowed, forced and refused tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def allowed(led: Guide, history: History, *path: int) -> set[int] | None:
     return set(range(VOCAB)) - tokens if found.forbids else tokens
 
 
-def test_what_may_follow_is_what_the_grammar_says_of_every_token() -> None:
+def test_allowed_tokens_are_those_that_the_grammar_accepts() -> None:
     led = guide(regex="(ab)+c?")
     assert allowed(led, text()) == {A, AB, ABC}
     assert allowed(led, text(), A) == {B}
@@ -60,17 +60,17 @@ def test_tokens_that_spell_a_part_of_a_character_are_put_together() -> None:
     assert allowed(led, text(), HIGH, LOW) == {A}
 
 
-def test_no_way_goes_on_behind_what_is_forbidden_and_anything_behind_the_end() -> None:
+def test_forbidden_paths_end_and_anything_may_follow_the_end() -> None:
     led = guide(regex="ab")
     assert allowed(led, text(), B) is None
     assert allowed(led, text(), B, A) is None
     assert allowed(led, text(), AB, END) == set(range(VOCAB))
     assert allowed(led, text(), AB, END, A) is None
-    assert allowed(led, text(), OTHER) is None, "a special token says nothing"
+    assert allowed(led, text(), OTHER) is None, "a special token has no text"
     assert allowed(led, text()) == {A, AB}, "looking ahead changes nothing"
 
 
-def test_what_was_written_is_read_in_pieces_and_may_be_taken_back() -> None:
+def test_the_text_may_grow_in_pieces_and_be_rolled_back() -> None:
     led = guide(regex="(ab)+c")
     history = text(A)
     assert allowed(led, history, B) == {A, AB, ABC, C}
@@ -103,15 +103,15 @@ def test_paths_in_any_order_give_the_same() -> None:
         ("a?", (A,), [END]),
     ],
 )
-def test_what_must_follow(regex: str, written: tuple[int, ...], expected: list[int]) -> None:
-    """Of one token certain, of several that begin each other a guess: behind a may stand b or c, and ab is a token."""
+def test_forced_tokens(regex: str, written: tuple[int, ...], expected: list[int]) -> None:
+    """A single token is certain, several prefixes of each other a guess: after a comes b or c, and ab is a token."""
     led = guide(regex=regex)
     assert led.forced(text(*written), (), 10) == expected
     assert led.forced(text(), written, 10) == expected
     assert led.forced(text(*written), (), 1) == expected[:1]
 
 
-def test_what_is_certain_ends_where_another_token_spells_the_same() -> None:
+def test_a_certain_run_ends_where_another_token_spells_the_same() -> None:
     led = guide(regex="cabc")
     assert led.forced(text(), (), 10) == [C, ABC, END]
     assert led.forced(text(), (), 10, certain=True) == [C]
@@ -159,18 +159,18 @@ def test_the_distribution_of_a_row_is_the_models_without_the_forbidden(dtype: to
     [
         ({"regex": "(a"}, "parenthesis is not closed"),
         ({"regex": r"(a)\1"}, "Backreference"),
-        ({"regex": "a^b"}, "at its ends only"),
-        ({"regex": "a$b"}, "at its ends only"),
-        ({"regex": "x"}, "no text follows it in this model's vocabulary"),
+        ({"regex": "a^b"}, "only at its ends"),
+        ({"regex": "a$b"}, "only at its ends"),
+        ({"regex": "x"}, "no text in this model's vocabulary matches it"),
         ({"grammar": "root ::= other"}, '"other" is not defined'),
         ({"grammar": 'start ::= "a"'}, "root"),
-        ({"grammar": "root ::= root"}, "no text follows"),
+        ({"grammar": "root ::= root"}, "no text in this model's vocabulary matches it"),
         ({"json_schema": {"type": "strin"}}, "Unsupported type"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"),
         ({"json_schema": {"enum": []}}, "enum"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_with_the_reason(constraint: dict[str, Any], reason: str) -> None:
+def test_unusable_grammars_are_refused_with_the_reason(constraint: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequestError, match="is refused") as found:
         guide(**constraint)
     assert reason in str(found.value)
@@ -204,7 +204,7 @@ def test_schemas_that_a_grammar_would_not_keep_to_are_refused(schema: dict[str, 
     assert f"'{word}'" in str(found.value)
 
 
-def test_names_and_values_of_a_schema_are_no_words_of_it() -> None:
+def test_names_and_values_of_a_schema_are_not_keywords() -> None:
     schema = {
         "type": "object",
         "properties": {"not": {"const": {"not": 1}}, "if": {"type": "integer", "default": {"contains": 1}}},
@@ -229,14 +229,14 @@ def test_no_control_character_stands_in_json() -> None:
 
 
 class Record:
-    """As a pydantic model is asked."""
+    """The method of pydantic models."""
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
         return {"type": "object", "properties": {"é": {"type": "integer"}}}
 
 
-def test_a_schema_is_a_dictionary_text_or_a_class_that_tells() -> None:
+def test_a_schema_is_a_dictionary_text_or_a_class() -> None:
     expected = SamplingParams(json_schema=Record.model_json_schema()).json_schema
     assert SamplingParams(json_schema=Record).json_schema == expected
     assert SamplingParams(json_schema=expected).constraint == ("json_schema", expected)
@@ -244,7 +244,7 @@ def test_a_schema_is_a_dictionary_text_or_a_class_that_tells() -> None:
 
 
 @pytest.mark.parametrize("schema", ["{", "3", 3, [], {"a": float("nan")}, {"a": {1, 2}}, ""])
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_values_that_are_not_schemas_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequestError, match="json_schema"):
         SamplingParams(json_schema=schema)
 

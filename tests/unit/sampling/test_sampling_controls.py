@@ -92,13 +92,13 @@ def test_stop_ids() -> None:
         ({"prompt_logprobs": VOCAB + 1}, ["prompt_logprobs=13", "12 tokens"]),
     ],
 )
-def test_refuses_what_the_vocabulary_does_not_have(values: dict[str, Any], words: list[str]) -> None:
+def test_refuses_tokens_outside_the_vocabulary(values: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         build(**values)
     assert all(word in str(caught.value) for word in words)
 
 
-def test_bad_words_need_a_tokenizer_that_knows_them() -> None:
+def test_bad_words_need_a_tokenizer_with_tokens_for_them() -> None:
     with pytest.raises(InvalidRequestError, match="need a tokenizer"):
         build(encode=None, bad_words=["ab"])
     with pytest.raises(InvalidRequestError, match="no tokens for 'ab'"):
@@ -127,14 +127,14 @@ def test_a_bad_word_that_has_tokens_only_without_a_space_is_forbidden_so() -> No
 
 
 def test_min_tokens_forbids_an_ignored_end_of_text_too() -> None:
-    """As in vLLM: `ignore_eos` says that it does not end the text, `min_tokens` that it comes later."""
+    """As in vLLM: with `ignore_eos` it does not end the text, with `min_tokens` it must be later."""
     controls = build(min_tokens=1, ignore_eos=True)
     assert controls.stop_ids == frozenset()
     distributions = Distributions(torch.zeros(2, VOCAB), [DistributionRows(History([1]), controls, [[], [6]])])
     assert [row.isneginf().nonzero().flatten().tolist() for row in distributions.logits] == [[2], []]
 
 
-def test_top_p_counts_the_mass_of_what_min_p_left() -> None:
+def test_top_p_counts_the_mass_that_min_p_left() -> None:
     """As in vLLM: of 0.4, 0.3, 0.2 and 0.1 min-p keeps two tokens, which have 4/7 and 3/7 of the mass then."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1] + [0.0] * (VOCAB - 4)]).log()
     for values, kept in (({"min_p": 0.6, "top_p": 0.55}, 1), ({"top_p": 0.55}, 2), ({"min_p": 0.6}, 2)):

@@ -174,7 +174,7 @@ def test_finite_names_the_sequences_that_can_go_on() -> None:
     assert Distributions(raw[:1], [forbids_all]).finite() == [False]
 
 
-def test_nan_is_seen_behind_every_control() -> None:
+def test_nan_is_detected_after_every_control() -> None:
     for values in SETTINGS:
         raw = random_logits(2)
         raw[1, 9] = math.nan
@@ -189,7 +189,7 @@ def test_distributions_may_be_lost_on_the_way_to_the_picks(paths: list[list[int]
     kept = Distributions(raw, [rows]).perturbed([Noise(4)])
     lost = Distributions(raw.clone(), [rows], overwrites=True).perturbed([Noise(4)], in_place=True)
     assert torch.equal(kept, lost)
-    # siblings stand at one position and share its noise
+    # siblings are at one position and share its noise
     one_by_one = [
         Distributions(raw[i : i + 1], [entry(values, written(1, 2), [p], seed=4)]) for i, p in enumerate(paths)
     ]

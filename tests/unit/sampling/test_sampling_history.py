@@ -10,7 +10,7 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 
 @given(TOKENS.filter(bool), st.lists(TOKENS, max_size=8), st.integers(0, 100))
-def test_is_a_list_that_knows_its_prompt(prompt: list[int], pieces: list[list[int]], capacity: int) -> None:
+def test_is_a_list_with_a_prompt_length(prompt: list[int], pieces: list[list[int]], capacity: int) -> None:
     history = History(prompt, capacity=capacity)
     written: list[int] = []
     for piece in pieces:

@@ -114,7 +114,7 @@ TOKENS_WIDER_THAN_THE_LOGITS = [
 
 
 @pytest.mark.parametrize("processor", TOKENS_WIDER_THAN_THE_LOGITS, ids=lambda value: type(value).__name__)
-def test_tokens_behind_the_logits_width_are_left_alone(processor: Processor) -> None:
+def test_tokens_beyond_the_logits_width_are_ignored(processor: Processor) -> None:
     # a drafter's logits may be less wide than the target's, where both pad one vocabulary differently
     history, paths = written([1, 8], [9, 1, 8, 7, 6]), [[], [9, 1, 8], [8, 2, 8]]
     logits = torch.arange(30.0).reshape(3, 10) - 7

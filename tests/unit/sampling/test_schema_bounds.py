@@ -1,4 +1,4 @@
-"""Escapes and parts of expressions and schemas that are refused before they are compiled."""
+"""Escapes and parts of expressions and schemas that are refused before compilation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_an_escape_of_half_a_surrogate_pair_is_refused_in_a_grammar(literal: str
 
 @pytest.mark.parametrize("regex", [r"\x41B", r"a[\x0022]"])
 def test_an_escape_that_takes_more_than_two_digits_is_refused(regex: str) -> None:
-    r"""xgrammar takes all digits behind \x for one number, so that \x0022 is a quotation mark."""
-    with pytest.raises(InvalidRequestError, match=r"\\x with more than two"):
+    r"""xgrammar reads all digits after \x as one number, so that \x0022 is a quotation mark."""
+    with pytest.raises(InvalidRequestError, match=r"\\x followed by more than two"):
         everything().compile(SamplingParams(regex=regex))
-    with pytest.raises(InvalidRequestError, match=r"\\x with more than two"):
+    with pytest.raises(InvalidRequestError, match=r"\\x followed by more than two"):
         guide({**STRING, "pattern": regex})
 
 
@@ -66,8 +66,8 @@ def properties(count: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        (properties(513, additionalProperties=True), "513 properties stand beside additional ones"),
-        (properties(513, unevaluatedProperties=STRING), "513 properties stand beside additional ones"),
+        (properties(513, additionalProperties=True), "513 properties are combined with additional ones"),
+        (properties(513, unevaluatedProperties=STRING), "513 properties are combined with additional ones"),
         (properties(100, minProperties=50), "make 5000, and at most 2048"),
         (properties(100, maxProperties=50), "make 5000, and at most 2048"),
         ({**ARRAY, "prefixItems": [properties(40, minProperties=30 + n) for n in range(3)]}, "make 3720"),

@@ -1,4 +1,4 @@
-"""Depth, size and repetitions of schemas, regular expressions and grammars: limited where they are given."""
+"""Depth, size and repetitions of schemas, regular expressions and grammars are limited when they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of JSON schemas: followed as `jsonschema` follows them, or refused."""
+"""References of JSON schemas: resolved as `jsonschema` resolves them, or refused."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def parts(value: Any) -> list[dict[str, Any]]:
         ({**OBJECT, "properties": {"a": {"$ref": "other.json#/x"}}}, "at #/properties/a: .* another document"),
         ({**OBJECT, "properties": {"a/b": {"$ref": "#/no"}}}, "at #/properties/a~1b: .* no 'no'"),
         ({"$ref": "#a"}, "names an anchor that the schema does not have"),
-        ({"$ref": "#/$defs/a~2", "$defs": {"a~2": {}}}, "'~' without 0 or 1"),
-        ({"$ref": "#/$defs/a/type", "$defs": {"a": INTEGER}}, "leads to str, which is no schema"),
+        ({"$ref": "#/$defs/a~2", "$defs": {"a~2": {}}}, "'~' that is not followed by 0 or 1"),
+        ({"$ref": "#/$defs/a/type", "$defs": {"a": INTEGER}}, "leads to str, which is not a schema"),
         ({"$ref": "#/anyOf/01", "anyOf": [INTEGER]}, "no '01'"),
         ({"$ref": "#"}, "refers to itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "refers to itself"),
@@ -54,6 +54,6 @@ def parts(value: Any) -> list[dict[str, Any]]:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, r"at #/\$defs/a: 'not' is not enforced"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_refused(schema: Any, reason: str) -> None:
+def test_a_reference_without_a_target_is_refused(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         guide(schema)

@@ -1,4 +1,4 @@
-"""Searches in C find what torch finds, whatever a row holds."""
+"""Native searches equal torch's, for all kinds of rows."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_distributions_pick_rank_and_judge_alike_with_and_without(native: Librar
     assert fast.finite([[0, 1, 2]]) == [True]
 
 
-def test_who_made_the_rows_says_where_they_lie_and_torch_is_not_asked(
+def test_the_owner_of_the_rows_gives_their_address_without_torch(
     native: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searcher.search_with(native)

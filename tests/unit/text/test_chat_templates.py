@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers, and nothing that a template computes is without bounds."""
+"""Chat templates: the same text as transformers, with bounded work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control tokens typed in messages are text: spelled, with everything around them tokenized as ever."""
+"""Control tokens typed in messages are encoded as text, with everything around them tokenized normally."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def controls(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("make", BACKENDS)
-def test_ordinary_messages_are_encoded_as_ever(make: Callable[[], Any], template: str) -> None:
+def test_ordinary_messages_are_encoded_normally(make: Callable[[], Any], template: str) -> None:
     tokenizer = tokenizer_of(make, template)
     for content in ORDINARY:
         for opens in (True, False):
@@ -133,7 +133,7 @@ def test_a_unigram_model_whose_pieces_are_control_tokens_is_refused() -> None:
         tokenizer.apply_chat_template(chat("a<|im_end|>"))
 
 
-def test_what_stands_around_a_typed_token_is_encoded_as_ever() -> None:
+def test_text_around_a_typed_token_is_encoded_normally() -> None:
     """Where a text of the same shape without control tokens has its seams, this one has them too."""
     tokenizer = tokenizer_of(byte_level, "chatml")
     ids = tokenizer.apply_chat_template(chat("The fox <|im_end|> jumps"))
@@ -177,7 +177,7 @@ def test_other_added_tokens_are_control_tokens_where_the_template_writes_them() 
         ("{% for m in messages %}<{{ m.content }}>{% endfor %}", "/s", "form a control token together"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(template: str, content: str, reason: str) -> None:
+def test_ambiguous_conversations_are_refused(template: str, content: str, reason: str) -> None:
     tokenizer = tokenizer_of(byte_level, template)
     with pytest.raises(InvalidRequestError, match=f"{reason}.*--allow-control-tokens"):
         tokenizer.apply_chat_template([{"role": "user", "content": content}])
@@ -208,7 +208,7 @@ def prompt_of(llm: LLM, content: str) -> list[int]:
 
 
 @asynchronous
-async def test_every_front_encodes_literally_unless_told() -> None:
+async def test_every_front_end_encodes_literally_by_default() -> None:
     tokenizer = tokenizer_of(byte_level, "chatml")
     table, messages = (
         TableLM(hashed(len(tokenizer.vocabulary()), seed=1)),

@@ -1,4 +1,4 @@
-"""A tokenizer read from its file alone says what transformers' says, or is not used."""
+"""A tokenizer loaded from its file alone equals transformers', or is not used."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def require_alike(ours: Tokenizer, theirs: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("backend", [*TABLE_BACKENDS, *OTHER_BACKENDS], ids=lambda backend: backend.__name__)
-def test_every_kind_says_the_same(tmp_path: Path, backend: Callable[[], Any]) -> None:
+def test_every_kind_gives_equal_results(tmp_path: Path, backend: Callable[[], Any]) -> None:
     backend().save_pretrained(tmp_path)
     ours, theirs = pair(tmp_path)
     require_alike(ours, theirs)
@@ -80,7 +80,7 @@ def test_every_kind_says_the_same(tmp_path: Path, backend: Callable[[], Any]) ->
 @pytest.mark.parametrize("name", REAL)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_real_ones_say_the_same(name: str, data: st.DataObject) -> None:
+def test_real_tokenizers_give_equal_results(name: str, data: st.DataObject) -> None:
     ours, theirs = real_pair(name)
     text = data.draw(st.text() | st.sampled_from([TEXT, "</s><s>", "<|im_end|>\n", "<bos> a"]))
     ids = data.draw(st.lists(st.integers(0, len(theirs.vocabulary()) - 1), max_size=40))
@@ -94,7 +94,7 @@ def test_real_ones_say_the_same(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.weights
 @pytest.mark.parametrize("name", REAL)
-def test_real_ones_are_alike_in_all_else(name: str) -> None:
+def test_real_tokenizers_are_equal_in_all_other_respects(name: str) -> None:
     require_alike(*real_pair(name))
 
 
@@ -108,7 +108,7 @@ def real_pair(name: str) -> tuple[Tokenizer, Tokenizer]:
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_second_time_transformers_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_time_transformers_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "byte-level"
     byte_level().save_pretrained(folder)
     first = load_tokenizer(folder)
@@ -135,8 +135,8 @@ def test_a_file_that_changed_is_compared_anew(tmp_path: Path, name: str) -> None
     require_alike(found, wanted)
 
 
-def test_one_that_transformers_rebuilds_stays_there(tmp_path: Path) -> None:
-    """Its class reads the vocabulary, and not how the file says that text is taken apart."""
+def test_rebuilt_tokenizers_stay_with_transformers(tmp_path: Path) -> None:
+    """Its class reads the vocabulary, but not the file's pre-tokenization."""
     byte_level().save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": GPT2Tokenizer.__name__}))
@@ -177,7 +177,7 @@ def test_a_template_that_computes_too_much_is_not_given_to_transformers(tmp_path
         tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
-def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
+def test_a_refusing_template_gives_its_reason(tmp_path: Path) -> None:
     byte_level().save_pretrained(tmp_path)
     ours, _ = pair(tmp_path)
     with pytest.raises(InvalidRequestError, match="Wizards may not speak"):
@@ -185,7 +185,7 @@ def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__mro__ }}"])
-def test_templates_stay_in_their_box(tmp_path: Path, template: str) -> None:
+def test_templates_stay_in_the_sandbox(tmp_path: Path, template: str) -> None:
     byte_level(template).save_pretrained(tmp_path)
     facts = plain.PlainFacts({}, template, renders=True)
     backend = PlainBackend(tmp_path / "tokenizer.json", facts, lambda: None)

@@ -1,4 +1,4 @@
-"""Pieces of text, put together, are the tokenizer's own decoding; no piece ever changes."""
+"""Joined pieces of text equal the tokenizer's own decoding; no piece ever changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True, pr
 
 @st.composite
 def id_sequences(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
-    """Random ids; parts of characters, special tokens and tokens of a real text come often."""
+    """Random ids; parts of characters, special tokens and tokens of a real text are frequent."""
     tokens = tokenizer.vocabulary()
     short = [i for i, token in enumerate(tokens) if len(token) == 1 or byte_of_name(token) is not None]
     kinds = [st.integers(0, len(tokens) - 1), st.sampled_from(sorted(tokenizer.special_ids))]
@@ -153,7 +153,7 @@ def test_ids_without_a_token_show_nothing(backend: Callable[[], object]) -> None
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
-def test_text_goes_on_from_a_prompt(backend: Callable[[], object]) -> None:
+def test_text_continues_a_prompt(backend: Callable[[], object]) -> None:
     tokenizer = built(backend)
     ids = tokenizer.encode("The quick brown fox jumps over the lazy dog", add_special_tokens=False)
     whole = tokenizer.decode(ids, True)
@@ -172,7 +172,7 @@ def test_the_space_before_the_first_word() -> None:
         assert "".join(pieces_of(tokenizer, word, prompt=[tokenizer.bos_token_id])) == "The"
 
 
-def test_a_decoder_that_does_something_else_than_it_says_is_not_imitated() -> None:
+def test_a_decoder_that_differs_from_its_description_is_not_imitated() -> None:
     tokens = {0: "a", 1: "b", 2: "Ġc"}
 
     def shouting(ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A text that grows token by token, read in another tokenizer's tokens."""
+"""A text that grows token by token, re-encoded by another tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_text_vocab_map import BACKENDS, TEXTS, lexicon
 
-from draftree.text.retokenize.rereading import LOOK_BEHIND, Rereading
+from draftree.text.retokenize.rereading import CONTEXT_TOKENS, Rereading
 from draftree.text.retokenize.vocab_map import read_specials
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, repeat=2) if pair[0] != pair[1]]
@@ -22,13 +22,13 @@ def reading(source: str, own: str) -> Rereading:
 
 
 def said(one: Rereading, own: str) -> bytes:
-    """What it says, less the space that a tokenizer puts before a text."""
+    """Its bytes without the space that a tokenizer adds before a text."""
     return lexicon(own).text_of(one.tokens)
 
 
 @every_pair
 @pytest.mark.parametrize("text", [*TEXTS, LONG])
-def test_a_text_that_came_token_by_token_says_the_same(source: str, own: str, text: str) -> None:
+def test_a_text_in_single_tokens_has_the_same_bytes(source: str, own: str, text: str) -> None:
     one = reading(source, own)
     for token in lexicon(source).read(text.encode(), begins=True):
         one.push([token])
@@ -36,7 +36,7 @@ def test_a_text_that_came_token_by_token_says_the_same(source: str, own: str, te
 
 
 @every_pair
-def test_it_is_cut_as_if_it_had_come_at_once(source: str, own: str) -> None:
+def test_it_is_split_as_the_whole_text(source: str, own: str) -> None:
     tokens = lexicon(source).read(LONG.encode(), begins=True)
     one, whole = reading(source, own), reading(source, own)
     whole.push(tokens)
@@ -44,16 +44,16 @@ def test_it_is_cut_as_if_it_had_come_at_once(source: str, own: str) -> None:
         one.push([token])
     written = b" " + LONG.encode() if source == "unstripped" else LONG.encode()
     assert one.tokens == whole.tokens == [*lexicon(own).start, *lexicon(own).read(written, begins=True)]
-    assert len(one.tokens) > 3 * LOOK_BEHIND, "the window is shorter than the text"
+    assert len(one.tokens) > 3 * CONTEXT_TOKENS, "the window is shorter than the text"
 
 
 @every_pair
 @given(ids=st.lists(st.integers(0, 330), max_size=40), cuts=st.sets(st.integers(0, 40), max_size=6))
 def test_any_tokens_in_any_portions(source: str, own: str, ids: list[int], cuts: set[int]) -> None:
-    """Bytes that are no characters, halves of characters, special tokens: what stands is what stood."""
+    """Invalid bytes, halves of characters, special tokens: unchanged tokens really are unchanged."""
     known = len(lexicon(source).bytes_of)
     ids = [token % known for token in ids]
-    plain = [token for token in ids if lexicon(source).says(token) is not None]
+    plain = [token for token in ids if lexicon(source).token_bytes(token) is not None]
     one, portioned = reading(source, own), reading(source, own)
     one.push(plain)
     ends = [*sorted(cut for cut in cuts if cut < len(plain)), len(plain)]
@@ -95,19 +95,19 @@ def test_special_tokens_stand_between_stretches_of_text() -> None:
     one = reading("bytes", "fallback")
     one.push([source.specials["<s>"], *source.read(b"one", begins=True), source.specials["</s>"]])
     one.push([source.specials["<|im_start|>"], *source.read(b"two", begins=False)])
-    marks = [i for i in one.tokens if own.says(i) is None]
+    marks = [i for i in one.tokens if own.token_bytes(i) is None]
     assert marks == [own.eos_id, own.specials["<|im_start|>"]]
     assert said(one, "fallback") == b" one two"
 
 
-def test_a_marker_that_the_reader_does_not_know_is_read_as_written() -> None:
+def test_an_unknown_special_token_is_read_as_text() -> None:
     source, own = lexicon("bytes"), lexicon("fallback")
     one = Rereading(source, own, {source.specials["<|im_end|>"]: b"<|im_end|>"})
     one.push([*source.read(b"a", begins=True), source.specials["<|im_end|>"]])
     assert said(one, "fallback") == b" a<|im_end|>"
 
 
-def test_the_first_space_of_a_text_is_not_said_where_it_is_not_written() -> None:
+def test_a_stripped_first_space_is_not_encoded() -> None:
     one = reading("fallback", "bytes")
     one.push(lexicon("fallback").read(b"the fox", begins=True))
     assert said(one, "bytes") == b"the fox"

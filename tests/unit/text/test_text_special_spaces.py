@@ -1,4 +1,4 @@
-"""Spaces between special tokens: kept as the tokenizer writes them, or left out as vLLM leaves them out."""
+"""Spaces between special tokens: kept as the tokenizer writes them, or omitted as in vLLM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_they_are_left_out_between_special_tokens_and_nowhere_else() -> None:
     assert text_of(tokenizer, ids, spaces=False) == "The <|im_start|><|im_end|><s> fox <s> dog </s></s>"
 
 
-def test_the_first_token_behind_the_prompt_keeps_its_space() -> None:
+def test_the_first_token_after_the_prompt_keeps_its_space() -> None:
     tokenizer = Tokenizer(words())
     ids = ids_of(tokenizer)
     assert text_of(tokenizer, ids[2:4], spaces=False, prompt=ids[:2]) == " <|im_end|><s>"

@@ -1,4 +1,4 @@
-"""Stop strings against their definition on the whole text."""
+"""Stop strings, compared with their definition on the whole text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pieces_give_what_the_definition_gives(pieces: list[str], stop: list[str
             assert len(read) >= expected.end > len(read) - len(piece)
             break
         held = 0 if include else longest_beginning(read, stop)
-        assert shown == read[: len(read) - held], "not the longest end is held back that could become a stop string"
+        assert shown == read[: len(read) - held], "the longest suffix that could become a stop string is not held back"
     assert checker.matched == expected.matched
     assert shown + checker.flush() == expected.text
     assert checker.flush() == ""
@@ -113,7 +113,7 @@ def test_the_stop_string_can_be_kept() -> None:
     assert (state.text, state.matched) == ("ND", "END")
 
 
-def test_what_was_held_back_is_given_at_the_end() -> None:
+def test_held_back_text_is_returned_at_the_end() -> None:
     checker = StopChecker(["###"], include_in_output=False)
     assert checker.push("text ##").text == "text "
     assert checker.flush() == "##"

@@ -62,7 +62,7 @@ def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("ab\ud83dcd")
 
 
-def test_a_chat_is_written_as_the_template_says(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_encoded_by_the_template(tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 😀"}]
     expected = "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi 😀<|im_end|>\n"
     closed = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
@@ -112,7 +112,7 @@ def test_a_wrong_chat_is_refused(tokenizer: Tokenizer, messages: object, words_o
 def test_without_a_template_there_is_no_chat() -> None:
     tokenizer = Tokenizer(byte_level(chat_template=None), name="base-model")
     assert not tokenizer.has_chat_template
-    with pytest.raises(InvalidRequestError, match=r"base-model, which has no chat template.*--no-chat"):
+    with pytest.raises(InvalidRequestError, match=r"base-model has no chat template.*--no-chat"):
         tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 

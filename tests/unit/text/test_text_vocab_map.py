@@ -1,4 +1,4 @@
-"""Tokenizers as tables of bytes: what tokens say, what two of them share, how text is cut behind what is written."""
+"""Tokenizers as tables of bytes: bytes of tokens, common tokens, and the split of continuations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ every = pytest.mark.parametrize("name", BACKENDS)
 
 @every
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_ids_say_together_is_the_text(name: str, text: str) -> None:
+def test_joined_bytes_of_ids_are_the_text(name: str, text: str) -> None:
     one = lexicon(name)
     assert one.text_of(one.read(text.encode(), begins=False)).decode() == text
     assert one.text_of(one.spell(text.encode())).decode() == text
@@ -47,7 +47,7 @@ def test_what_ids_say_together_is_the_text(name: str, text: str) -> None:
 
 @every
 @given(data=st.binary(max_size=24))
-def test_any_bytes_are_said_byte_by_byte(name: str, data: bytes) -> None:
+def test_any_bytes_can_be_spelled(name: str, data: bytes) -> None:
     one = lexicon(name)
     assert one.text_of(one.read(data, begins=False)) == data
     assert one.text_of(one.spell(data)) == data
@@ -59,10 +59,10 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there() -> None:
     assert [lexicon(name).strips_first_space for name in BACKENDS] == [False, True, False]
 
 
-def test_special_tokens_say_nothing_and_markers_in_text_are_spelled() -> None:
+def test_special_tokens_have_no_bytes_and_are_spelled_in_text() -> None:
     one = lexicon("bytes")
-    assert [one.says(i) for i in one.specials.values()] == [None] * len(one.specials)
-    assert one.says(len(one.bytes_of)) is None
+    assert [one.token_bytes(i) for i in one.specials.values()] == [None] * len(one.specials)
+    assert one.token_bytes(len(one.bytes_of)) is None
     assert not set(one.read(b"a</s>b<|im_end|>", begins=False)) & set(one.specials.values())
 
 
@@ -90,10 +90,12 @@ def test_an_unfinished_character_is_cut_off(data: bytes, kept: bytes) -> None:
     assert complete(data) == kept
 
 
-def test_tokens_in_common_say_the_same() -> None:
+def test_common_tokens_have_equal_bytes() -> None:
     target, draft = lexicon("fallback"), lexicon("bytes")
     common = common_tokens(target, draft, target_size=10_000, draft_size=10_000)
-    said = [(target.says(t), draft.says(d)) for t, d in zip(common.target_ids, common.draft_ids, strict=True)]
+    said = [
+        (target.token_bytes(t), draft.token_bytes(d)) for t, d in zip(common.target_ids, common.draft_ids, strict=True)
+    ]
     assert all(a == b for a, b in said)
     assert len(set(common.target_ids)) == len(set(common.draft_ids)) == len(common)
     assert {b"a", b" ", "日".encode(), b"\xf0"} <= {a for a, _ in said if a}
@@ -117,7 +119,7 @@ def test_a_vocabulary_has_all_tokens_in_common_with_itself() -> None:
     assert common.draft_share == common.target_share == 1
 
 
-def test_special_tokens_are_read_as_what_they_mean() -> None:
+def test_special_tokens_map_to_their_counterparts() -> None:
     target, draft = lexicon("bytes"), lexicon("fallback")
     read = read_specials(target, draft)
     assert read[target.specials["</s>"]] == (draft.eos_id,)
@@ -127,7 +129,7 @@ def test_special_tokens_are_read_as_what_they_mean() -> None:
 
 @every
 @pytest.mark.parametrize("text", TEXTS)
-def test_behind_any_token_the_rest_is_said(name: str, text: str) -> None:
+def test_a_continuation_of_any_token_has_the_exact_bytes(name: str, text: str) -> None:
     one = lexicon(name)
     ids = one.read(text.encode(), begins=True)
     for place in range(1, len(ids)):
@@ -136,7 +138,7 @@ def test_behind_any_token_the_rest_is_said(name: str, text: str) -> None:
 
 
 @every
-def test_behind_its_own_beginning_a_text_is_cut_as_the_whole(name: str) -> None:
+def test_a_continuation_is_split_as_the_whole_text(name: str) -> None:
     one = lexicon(name)
     ids = one.read(b"The quick brown fox jumps over the lazy dog", begins=True)
     for place in range(1, len(ids)):
@@ -144,7 +146,7 @@ def test_behind_its_own_beginning_a_text_is_cut_as_the_whole(name: str) -> None:
 
 
 @every
-def test_a_cut_that_the_tokenizer_would_not_make_is_kept(name: str) -> None:
+def test_an_existing_cut_inside_a_token_is_kept(name: str) -> None:
     one = lexicon(name)
     whole = one.read(b"the fox", begins=False)
     letters = one.spell(b"t") + one.spell(b"h")
@@ -162,11 +164,11 @@ def test_a_draft_that_ends_inside_a_character_ends_before_it(name: str) -> None:
     assert encode_continuation(one, started, "😀".encode()[2:3]) == []
 
 
-def test_nothing_is_said_for_what_no_token_begins_with() -> None:
+def test_bytes_that_start_no_token_are_left_out() -> None:
     one = lexicon_of(Tokenizer(metaspace()))
     assert one.text_of(one.spell("q☃q".encode())) == b"qq"
 
 
-def test_a_tokenizer_whose_tokens_lean_on_their_neighbours_is_refused() -> None:
+def test_a_tokenizer_with_context_dependent_tokens_is_refused() -> None:
     with pytest.raises(VocabularyMismatchError, match="depends on the tokens around them"):
         lexicon_of(Tokenizer(word_piece()))

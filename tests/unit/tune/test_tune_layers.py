@@ -1,4 +1,4 @@
-"""The search for sublayers to leave out: it measures, keeps, goes on where it was, and tells what it did not see."""
+"""The search for sublayers to skip: it measures, stores, continues, and reports held-out prompts."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_a_set_that_loses_is_not_stored(
     line = ["tune", "layers", str(folder), "--prompts", str(prompts), "--trials", "3", "--max-tokens", "4"]
     assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 1
     shown = capfd.readouterr()
-    assert f"not kept: the best set is {number:.2f} times as fast as plain decoding" in shown.err
-    assert "kept in" not in shown.out
+    assert f"not stored: the best set is {number:.2f} times as fast as plain decoding" in shown.err
+    assert "stored in" not in shown.out
     assert not place_of(fingerprint(folder)).exists()
 
 
@@ -138,7 +138,7 @@ def test_a_set_that_loses_does_not_replace_one_that_wins_but_on_request(
     assert stored_set(fingerprint(folder)).speedup == 0.5
 
 
-def test_stopping_keeps_what_was_found(
+def test_stopping_keeps_the_measurements(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     tries = LayerSearch._try
@@ -154,11 +154,11 @@ def test_stopping_keeps_what_was_found(
     assert run([*line, "--kernels", "torch", "--dtype", "float32"]) == 130
     shown = capfd.readouterr()
     assert "interrupted" in shown.err
-    assert "not measured on prompts" in shown.out
+    assert "not measured on unseen prompts" in shown.out
     assert stored_set(fingerprint(folder)).num_trials == 2
 
 
-def test_stopping_at_once_keeps_nothing(
+def test_stopping_before_the_first_set_keeps_nothing(
     folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     def stopping(self: LayerSearch, trial: Any) -> Any:

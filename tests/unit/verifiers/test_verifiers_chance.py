@@ -1,4 +1,4 @@
-"""Coins and draws out of noise: bounds, zeros, and frequencies."""
+"""Coins and draws from noise: bounds, zeros, and frequencies."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_frequencies_are_the_probabilities() -> None:
         assert share == pytest.approx(weight, abs=4 * math.sqrt(weight * (1 - weight) / rounds))
 
 
-def test_a_stream_is_made_when_it_is_first_asked() -> None:
+def test_a_stream_is_derived_on_first_use() -> None:
     named, made = NoiseChance(Noise(5), "verify", 7), NoiseChance(Noise(5).stream("verify", 7))
     weights = torch.tensor([0.2, 0.5, 0.3])
     assert [named.draw(weights) for _ in range(20)] == [made.draw(weights) for _ in range(20)]

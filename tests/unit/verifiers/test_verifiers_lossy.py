@@ -1,4 +1,4 @@
-"""`soft` and `typical`: what their knobs let pass, by hand, and that they do change the distribution."""
+"""`soft` and `typical`: their thresholds, by hand, and that they change the distribution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keeps(name: str, token: int, *, draft: float | None = None, **options: objec
         (2, 0.2, 1.0, False),  # overrated twice
         (2, 0.2, 0.5, True),
         (2, 0.2, 0.51, False),
-        (4, 0.0, 0.01, False),  # the target forbids it, whatever the draft
+        (4, 0.0, 0.01, False),  # the target forbids it, for every draft
         (1, None, 0.249, True),  # without distributions the draft counts as certain
         (1, None, 0.26, False),
     ],
@@ -96,7 +96,7 @@ def test_the_deepest_branch_is_kept_and_the_pick_follows(name: str) -> None:
     ("name", "options", "distance"),
     [("soft", {}, 0.3680), ("soft", {"tolerance": 1.0}, 0.1372), ("typical", {}, 0.3846)],
 )
-def test_the_distribution_is_not_the_targets_and_the_rule_says_so(
+def test_the_distribution_is_not_the_targets_and_the_rule_is_lossy(
     name: str, options: dict[str, float], distance: float
 ) -> None:
     target = hashed(4, 3)

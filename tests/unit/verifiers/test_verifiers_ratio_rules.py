@@ -1,4 +1,4 @@
-"""Rules that compare distributions, by hand: the probability of every verdict on trees small enough for paper."""
+"""Ratio rules by hand: the probability of every verdict on small trees."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def kept(found: dict[tuple[tuple[int, ...], int], float], path: tuple[int, ...])
     return math.fsum(probability for (nodes, _), probability in found.items() if nodes == path)
 
 
-def test_multistep_second_child_meets_what_the_first_left() -> None:
+def test_multistep_second_child_meets_the_residual() -> None:
     """After the first 2 is rejected T is (0.75, 0.25, 0): the second child, 1, is kept with 1, min(1, 0.25/0.2)."""
     found = verdicts("multistep", TokenTree((2, 1), (ROOT, ROOT), draw=IID, distributions=distributions(D, D)))
     assert kept(found, (0,)) == pytest.approx(1 / 3)
@@ -74,13 +74,13 @@ def test_multistep_second_child_meets_what_the_first_left() -> None:
 
 
 def test_multistep_twin_is_never_kept_but_counts() -> None:
-    """The twin takes 0.2 each off 0.75 and 0.25: what is left is (0.55, 0.05) over 0.6."""
+    """The duplicate subtracts 0.2 each from 0.75 and 0.25: the residual is (0.55, 0.05) over 0.6."""
     found = verdicts("multistep", TokenTree((2, 2), (ROOT, ROOT), draw=IID, distributions=distributions(D, D)))
     assert kept(found, (1,)) == 0
     assert found[((), 1)] == pytest.approx(2 / 3 * 0.05 / 0.6)
 
 
-def test_recursive_second_child_has_the_distribution_of_what_was_left() -> None:
+def test_recursive_second_child_has_the_residual_distribution() -> None:
     """D without 2 is (0.5, 0.5, 0): child 1 is kept with 0.25/0.5, and if not the bonus is 0."""
     found = verdicts("recursive", TokenTree((2, 1), (ROOT, ROOT), draw=WOR, distributions=distributions(D, D)))
     assert kept(found, (0,)) == pytest.approx(1 / 3)
@@ -91,7 +91,7 @@ def test_recursive_second_child_has_the_distribution_of_what_was_left() -> None:
 
 @pytest.mark.parametrize("name", ["block", "traversal"])
 def test_block_lends_the_surplus_of_a_later_token(name: str) -> None:
-    """w = 1/3, then min(1, 1/3 * 0.8/0.6) = 4/9; S_1 = 0, since T2/3 lies under D: the first token falls alone.
+    """w = 1/3, then min(1, 1/3 * 0.8/0.6) = 4/9; S_1 = 0, since T2/3 is below D: the first token is rejected alone.
 
     So the chain is kept with 4/9, more than token's 1/3; otherwise the head of one with 0, and nothing with 5/9.
     """

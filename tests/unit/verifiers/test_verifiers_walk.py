@@ -53,7 +53,7 @@ def test_only_coupled_lets_the_drafter_share_the_noise() -> None:
     assert [name for name in VERIFIERS.names() if VERIFIERS.find(name).shares_noise] == ["coupled"]
 
 
-def test_deepest_path_asks_below_kept_nodes_only() -> None:
+def test_deepest_path_visits_below_kept_nodes_only() -> None:
     asked = []
 
     def is_kept(node: int) -> bool:

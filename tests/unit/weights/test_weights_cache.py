@@ -1,4 +1,4 @@
-"""The cache: folders appear whole or not at all."""
+"""The cache: folders appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unfinished(cache: Cache) -> list[str]:
         ({}, Path("/home/of/user/.cache/draftree")),
     ],
 )
-def test_the_root_is_what_the_environment_asks_for(
+def test_the_root_comes_from_the_environment(
     environment: dict[str, str], expected: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("DRAFTREE_CACHE", "XDG_CACHE_HOME"):
@@ -77,8 +77,8 @@ def test_an_interrupted_publication_leaves_nothing_and_keeps_the_old(cache: Cach
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_and_leaves_nothing(cache: Cache, code: int) -> None:
-    with pytest.raises(WeightsError, match=r"ran full while 'one' was being made \(\d+ MB free\)"):  # noqa: SIM117
+def test_a_full_disk_is_reported_and_leaves_nothing(cache: Cache, code: int) -> None:
+    with pytest.raises(WeightsError, match=r"became full while 'one' was being built \(\d+ MB free\)"):  # noqa: SIM117
         with cache.locked("one"), cache.publish("one", {}) as folder:
             (folder / "file").write_text("half")
             raise OSError(code, "full")
@@ -86,13 +86,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(cache: Cache, code: int) -> None
     assert unfinished(cache) == []
 
 
-def test_what_does_not_fit_is_refused_before_it_is_begun(tmp_path: Path) -> None:
+def test_work_that_does_not_fit_is_refused_before_its_start(tmp_path: Path) -> None:
     require_space("small", tmp_path, 1)
     with pytest.raises(WeightsError, match=rf"'huge' needs 1000000000000 MB .*'{tmp_path}' has \d+ MB free"):
         require_space("huge", tmp_path, 10**18)
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(WeightsError, match=r"cannot be written .*set DRAFTREE_CACHE"),
@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         pytest.fail("locked a folder that cannot exist")
 
 
-def test_what_a_dead_process_left_is_removed_when_its_name_is_locked(cache: Cache) -> None:
+def test_leftovers_of_a_dead_process_are_removed_under_the_lock(cache: Cache) -> None:
     leftover = cache.work / "one.part-dead"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("half")
@@ -145,7 +145,7 @@ def test_of_several_workers_on_one_name_one_works_and_the_others_wait(
     assert caplog.text.count("waiting for it") == 2
 
 
-def test_removing_frees_the_folder_and_tells_whether_there_was_one(cache: Cache) -> None:
+def test_removing_returns_whether_there_was_a_folder(cache: Cache) -> None:
     fill(cache, "one")
     assert cache.remove("one")
     assert not cache.remove("one")

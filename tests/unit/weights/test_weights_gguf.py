@@ -1,4 +1,4 @@
-"""GGUF files become plain folders that compute the same; damaged ones are refused in one sentence."""
+"""GGUF files become plain folders that compute the same logits; damaged ones are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_byte_level_vocabulary_cuts_text_by_its_own_rule(
 
 def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
     write_gguf(family_model("llama"), tmp_path / "model.gguf", "llama", tokenizer_model="rwkv")
-    with pytest.raises(UnsupportedModelError, match=r"of the kind 'rwkv' and cuts text by the rule 'None'"):
+    with pytest.raises(UnsupportedModelError, match=r"of the kind 'rwkv' and splits text by the rule 'None'"):
         converted(tmp_path / "model.gguf", tmp_path / "folder")
 
 
@@ -149,7 +149,7 @@ def test_a_factor_per_frequency_is_kept(tmp_path: Path, llama_file: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
-def test_packed_tensors_are_unpacked_to_their_values(kind: str, tmp_path: Path) -> None:
+def test_quantized_tensors_are_dequantized_to_their_values(kind: str, tmp_path: Path) -> None:
     quantisation = gguf.GGMLQuantizationType[kind]
     values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
     packed = gguf.quants.quantize(values, quantisation)
@@ -165,7 +165,7 @@ def test_packed_tensors_are_unpacked_to_their_values(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
-def test_weights_are_rounded_to_the_type_asked_for(
+def test_weights_are_rounded_to_the_requested_type(
     dtype: str, code: torch.dtype, tmp_path: Path, llama_file: Path
 ) -> None:
     back = AutoModelForCausalLM.from_pretrained(converted(llama_file, tmp_path / "folder", dtype))
@@ -213,14 +213,12 @@ def test_flipped_header_bytes_never_give_a_traceback(
         ("llama", {"expert_count": 4}, "mixture of experts"),
         ("llama", {"key_value": ("split.count", 3, gguf.GGUFValueType.UINT16)}, "split into 3 files"),
         ("llama", {"rope_dimension_count": 8}, "rotates only part of each head"),
-        ("llama", {"rope_scaling_type": gguf.RopeScalingType.YARN}, "stretches positions by the rule 'yarn'"),
-        ("llama", {"pad_token_id": 9999}, "its metadata make no model"),
+        ("llama", {"rope_scaling_type": gguf.RopeScalingType.YARN}, "scales positions by the rule 'yarn'"),
+        ("llama", {"pad_token_id": 9999}, "its metadata do not describe a model"),
         ("qwen2", {}, r"lacks the tensor 'blk\.0\.attn_q\.bias'"),
     ],
 )
-def test_what_cannot_be_unpacked_rightly_is_refused(
-    architecture: str, keys: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_unsupported_files_are_refused(architecture: str, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
     model = family_model("llama")
     path = tmp_path / "model.gguf"
     if architecture == "mamba":

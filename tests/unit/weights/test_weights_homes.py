@@ -1,4 +1,4 @@
-"""Machines without a home, with a cache that cannot be written, with a full disk: one sentence, or it works."""
+"""Machines without a home, with a read-only cache, with a full disk: one sentence, or it works."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A user whom the system does not know, and his folder for temporary files."""
+    """A user id without an entry in the system, and its temporary folder."""
 
     def unknown(uid: int) -> Any:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -148,7 +148,7 @@ def test_a_gguf_file_and_a_cache_that_cannot_be_written(gguf: Path, unwritable: 
         resolve_model(gguf)
 
 
-def test_the_command_line_says_so_in_one_sentence(
+def test_the_command_line_reports_it_in_one_sentence(
     gguf: Path, unwritable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from draftree.cli.main import run
@@ -200,7 +200,7 @@ def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("draftree.weights.install.TOKENIZER_BYTES", -(10**9))  # believed to fit
     mount(root, f"size={size}")
     try:
-        with pytest.raises(WeightsError, match=r"ran full .*make room, or set DRAFTREE_CACHE"):
+        with pytest.raises(WeightsError, match=r"became full .*free some space, or set DRAFTREE_CACHE"):
             resolve_model(gguf)
         left = list((root / "work").glob("*.part-*")) if (root / "work").exists() else []
         assert left == []

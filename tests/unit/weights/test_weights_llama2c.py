@@ -1,4 +1,4 @@
-"""A llama2.c checkpoint becomes a transformers model that computes the same."""
+"""A llama2.c checkpoint becomes a transformers model that computes the same logits."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_output_matrix_of_its_own_is_kept(tmp_path: Path) -> None:
     assert torch.equal(model.lm_head.weight, torch.from_numpy(output).reshape(vocab_size, DIM))
 
 
-def test_the_folder_is_plain_and_says_how_texts_end(tmp_path: Path) -> None:
+def test_the_folder_is_plain_and_lists_the_end_tokens(tmp_path: Path) -> None:
     folder = converted(tmp_path, llama2c_file())
     check_model_folder(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -119,8 +119,8 @@ def test_byte_pieces_and_word_starts_are_spelled_out_again(tmp_path: Path) -> No
     ("content", "why"),
     [
         (b"", "it has 0 bytes"),
-        (struct.pack("<7i", 24, 40, 2, 5, 1, 300, 32), "make no model"),
-        (struct.pack("<7i", 0, 0, 0, 0, 0, 0, 0), "make no model"),
+        (struct.pack("<7i", 24, 40, 2, 5, 1, 300, 32), "do not describe a model"),
+        (struct.pack("<7i", 0, 0, 0, 0, 0, 0, 0), "do not describe a model"),
         (llama2c_file()[:5000], "ends within the tensor"),
         (llama2c_file()[:-3], r"tokenizer ends (at|within) piece"),
         (llama2c_file()[:-200], "tokenizer ends at piece"),

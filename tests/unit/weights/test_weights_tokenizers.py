@@ -1,4 +1,4 @@
-"""Tokenizers built from pieces encode as SentencePiece does, and give the text back."""
+"""Tokenizers built from pieces encode as SentencePiece does, and decode to the same text."""
 
 from __future__ import annotations
 

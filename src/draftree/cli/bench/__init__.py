@@ -1,4 +1,4 @@
-"""`draftree bench`: measure, and show what was measured."""
+"""`draftree bench`: benchmark commands and reports of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `draftree bench` have in common: the group, the options, the files they write."""
+"""Shared parts of the commands of `draftree bench`: the group, the options, the results files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from draftree.cli.render import note
 if TYPE_CHECKING:
     from draftree.bench.records import RecordFile, Results
 
-COMPARED = "What is compared"
-PROMPTS = "On what"
-HOW = "How"
+COMPARED = "Methods"
+PROMPTS = "Prompts"
+HOW = "Measurement"
 WIDTH = 160
 DEFAULT_COMMAND = "run"
 
@@ -29,7 +29,7 @@ class BenchGroup(PlainGroup):
     """`draftree bench MODEL` is `draftree bench run MODEL`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command's name where it was left out."""
+        """Insert the default command's name if none is given."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -37,13 +37,15 @@ class BenchGroup(PlainGroup):
 
 Output = Annotated[
     Path | None,
-    typer.Option(help="JSON lines: provenance, then every single measurement.", metavar="FILE", rich_help_panel=HOW),
+    typer.Option(
+        help="Results file, JSON lines: provenance, then every measurement.", metavar="FILE", rich_help_panel=HOW
+    ),
 ]
 Prompts = Annotated[
     Path | None,
     typer.Option(
         help="JSON lines with 'prompt' or 'messages' and 'category', Spec-Bench or HumanEval; "
-        "a small set of our own if not given.",
+        "a small built-in set if not given.",
         metavar="FILE",
         rich_help_panel=PROMPTS,
     ),
@@ -53,32 +55,32 @@ Category = Annotated[
     typer.Option(help="Only prompts of this category; repeatable.", metavar="NAME", rich_help_panel=PROMPTS),
 ]
 Limit = Annotated[
-    int | None, typer.Option(help="Prompts of each category at most.", metavar="N", rich_help_panel=PROMPTS)
+    int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=PROMPTS)
 ]
-MaxTokens = Annotated[int, typer.Option(help="Tokens of a text at most.", metavar="N", rich_help_panel=HOW)]
-Seed = Annotated[int, typer.Option(help="Of every text.", metavar="N", rich_help_panel=HOW)]
+MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per text.", metavar="N", rich_help_panel=HOW)]
+Seed = Annotated[int, typer.Option(help="Seed of every text.", metavar="N", rich_help_panel=HOW)]
 
 
 def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
-    """The numbers that stand between commas.
+    """Parse comma-separated numbers.
 
     Raises:
-        typer.BadParameter: something else stands there.
+        typer.BadParameter: a part is not a number.
     """
     try:
         return tuple(kind(number) for number in text.split(","))
     except ValueError as error:
         named = "whole numbers" if kind is int else "numbers"
-        raise typer.BadParameter(f"'{text}' is no list of {named} such as {example}", param_hint=option) from error
+        raise typer.BadParameter(f"'{text}' is not a list of {named} such as {example}", param_hint=option) from error
 
 
 def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[str, Any]]) -> None:
-    """Write results line by line as they come, then print their tables.
+    """Write results line by line, then print their tables.
 
     Args:
-        output: the file; None: only print.
+        output: the results file; None prints only.
         header: the provenance.
-        lines_of: the kind of each line, and the line.
+        lines_of: pairs of the kind of a line and its record.
     """
     from draftree.bench.benchmark import end_line
 
@@ -92,23 +94,23 @@ def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[st
 
 
 def note_kernels(header: Mapping[str, Any]) -> None:
-    """Say on standard error why passes do not run in C, where that was possible."""
+    """Report on standard error why the native kernels are not used on a CPU."""
     if header.get("kernels_reason") is not None and header.get("device") == "cpu":
         note(f"kernels: {header['kernels']} ({header['kernels_reason']})")
 
 
 def show_results(results: Results) -> None:
-    """Print the tables of results; where they do not go to a terminal, as wide as they are."""
+    """Print the tables of results, at full width if standard output is not a terminal."""
     from draftree.bench.tables import show
 
     console = Console()
-    # a file or a pipe has no width: tables are not to be cut there
+    # a file or a pipe has no width: tables must not be truncated there
     show(results, console if console.is_terminal else Console(width=WIDTH))
 
 
 @contextmanager
 def record_file(output: Path | None) -> Iterator[RecordFile]:
-    """A new results file; without a name, its lines are only kept."""
+    """Open a new results file; without a name, the lines are only kept in memory."""
     from draftree.bench.records import RecordFile
 
     if output is None:

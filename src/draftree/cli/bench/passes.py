@@ -14,7 +14,7 @@ def passes(
     model: Model,
     *,
     rows: Annotated[
-        str, typer.Option(help="Tokens in a pass.", metavar="N,N,...", rich_help_panel=COMPARED)
+        str, typer.Option(help="Numbers of tokens per pass.", metavar="N,N,...", rich_help_panel=COMPARED)
     ] = "1,2,4,8,16,32,64",
     prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
@@ -26,7 +26,7 @@ def passes(
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
-    """Time passes of a model over more and more tokens, beside the floor that memory sets."""
+    """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
     require_new(output)
     counts = listed(rows, "--rows", kind=int, example="1,2,4")
     from draftree.bench.pass_times import PassSettings, measure

@@ -18,19 +18,19 @@ def perplexity(
     weights: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto, float32, bfloat16, float16, float64 or int8; repeatable, and then compared with the first.",
+            help="auto, float32, bfloat16, float16, float64 or int8; repeatable, each is compared with the first.",
             metavar="KIND",
             rich_help_panel=COMPARED,
         ),
     ] = None,
     window: Annotated[
-        int, typer.Option(help="Tokens that are read at once at most.", metavar="N", rich_help_panel=HOW)
+        int, typer.Option(help="Maximum number of tokens per pass.", metavar="N", rich_help_panel=HOW)
     ] = 1024,
     limit: Annotated[
-        int | None, typer.Option(help="Tokens of the text at most.", metavar="N", rich_help_panel=PROMPTS)
+        int | None, typer.Option(help="Maximum number of tokens of the text.", metavar="N", rich_help_panel=PROMPTS)
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of keys and values beside int8 weights.", metavar="NAME", rich_help_panel=HOW)
+        str, typer.Option(help="Dtype of keys and values with int8 weights.", metavar="NAME", rich_help_panel=HOW)
     ] = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",
@@ -38,7 +38,7 @@ def perplexity(
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
 ) -> None:
-    """Read a text, and say how well it was foretold; with several kinds of weights, what the others lose."""
+    """Measure the perplexity of a text; with several kinds of weights, compare each with the first."""
     require_new(output)
     from draftree.bench.perplexity import PerplexitySettings, measure
     from draftree.cli.models import resolve_with_bar

@@ -1,4 +1,4 @@
-"""`draftree bench simulate` and `draftree bench report`: results and traces that are there already."""
+"""`draftree bench simulate` and `draftree bench report`: evaluation of existing results and traces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from draftree.core.extras import require_extra
 def simulate(
     trace: Annotated[
         Path,
-        typer.Argument(help="What --record wrote.", metavar="TRACE", rich_help_panel="Arguments"),
+        typer.Argument(help="A trace from --record.", metavar="TRACE", rich_help_panel="Arguments"),
     ],
     *,
     plan: Annotated[
         list[str] | None,
         typer.Option(
-            help="A planner to try; repeatable. Plain decoding always stands beside.",
+            help="A planner to simulate; repeatable. Plain decoding is always included.",
             metavar="POLICY",
             autocompletion=complete_plan,
             rich_help_panel=COMPARED,
@@ -31,7 +31,7 @@ def simulate(
     sizes: Annotated[
         str,
         typer.Option(
-            help="Nodes a round for the bounds: what a planner that knew the text would accept.",
+            help="Nodes per round for the bounds, which assume a planner with knowledge of the text.",
             metavar="N,N,...",
             rich_help_panel=COMPARED,
         ),
@@ -48,25 +48,25 @@ def simulate(
 def report(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Results that --output wrote.", metavar="FILE...", rich_help_panel="Arguments"),
+        typer.Argument(help="Results files from --output.", metavar="FILE...", rich_help_panel="Arguments"),
     ],
     *,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
     ] = False,
     together: Annotated[
-        bool, typer.Option("--together", help="One table of all runs, side by side.", rich_help_panel="Output")
+        bool, typer.Option("--together", help="One table with all runs side by side.", rich_help_panel="Output")
     ] = False,
     plots: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for plots of all that the files hold together, in place of tables; needs the extra 'plots'.",
+            help="A folder for plots of all files together, instead of tables; needs the extra 'plots'.",
             metavar="DIR",
             rich_help_panel="Output",
         ),
     ] = None,
 ) -> None:
-    """Print the tables of results files, or draw them."""
+    """Print the tables of results files, or plot them."""
     from draftree.bench.records import read_results
     from draftree.bench.tables import markdown as as_markdown
 

@@ -1,4 +1,4 @@
-"""`draftree bench run`: methods against plain decoding and transformers, with what a number needs beside it."""
+"""`draftree bench run`: methods compared with plain decoding and transformers, with provenance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERRUPTED = 130
 Drafts = Annotated[
     list[str] | None,
     typer.Option(
-        help="A method beside plain decoding: ngram, model:NAME,k=4; a planner or verifier of its own behind @ "
+        help="A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
         "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
         metavar="SPEC[@PLAN][@VERIFY]",
         autocompletion=complete_draft,
@@ -47,7 +47,7 @@ Drafts = Annotated[
 Plans = Annotated[
     list[str] | None,
     typer.Option(
-        help="Planner of every draft that names none; repeatable, each makes a method.",
+        help="Planner of every method without its own; repeatable, one method per planner.",
         metavar="POLICY",
         autocompletion=complete_plan,
         rich_help_panel=COMPARED,
@@ -56,7 +56,7 @@ Plans = Annotated[
 Verify = Annotated[
     str,
     typer.Option(
-        help="Rule of every method that names none.",
+        help="Verifier of every method without its own.",
         metavar="RULE",
         autocompletion=complete_verify,
         rich_help_panel=COMPARED,
@@ -64,11 +64,13 @@ Verify = Annotated[
 ]
 Peer = Annotated[
     bool,
-    typer.Option("--peer/--no-peer", help="The same jobs done by transformers, in turns.", rich_help_panel=COMPARED),
+    typer.Option(
+        "--peer/--no-peer", help="Run the same jobs with transformers, interleaved.", rich_help_panel=COMPARED
+    ),
 ]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", metavar="X", rich_help_panel=HOW)]
-Repeats = Annotated[int, typer.Option(help="How often each text is written.", metavar="N", rich_help_panel=HOW)]
-Batch = Annotated[int, typer.Option(help="Prompts that are written at once.", metavar="N", rich_help_panel=HOW)]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=HOW)]
+Repeats = Annotated[int, typer.Option(help="Number of repetitions of each text.", metavar="N", rich_help_panel=HOW)]
+Batch = Annotated[int, typer.Option(help="Number of concurrent prompts.", metavar="N", rich_help_panel=HOW)]
 Record = Annotated[
     Path | None,
     typer.Option(
@@ -101,10 +103,10 @@ def run(
     output: Output = None,
     record: Record = None,
 ) -> None:
-    """Write every prompt by every method, in turns, and compare."""
+    """Run every prompt with every method, interleaved, and compare the speeds."""
     require_new(output)
     if record is not None and record.exists():
-        raise ConfigurationError(f"'{record}' is there already, and traces are never overwritten: give another name")
+        raise ConfigurationError(f"'{record}' already exists, and traces are never overwritten: choose another path")
     from draftree.bench.benchmark import BenchSettings
 
     settings = BenchSettings(
@@ -132,7 +134,7 @@ def run(
 
 
 def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
-    """Measure, write what was measured and print its tables; Ctrl-C keeps what is whole."""
+    """Measure, write the results and print their tables; Ctrl-C keeps complete prompts."""
     from draftree.bench.benchmark import end_line, prepare
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.recording import Recordings
@@ -150,7 +152,7 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
             write_all(ready, lines)
             complete = True
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted: prompts that were not done by all methods are left out\n")
+            sys.stderr.write("interrupted: prompts that some methods did not finish are left out\n")
         lines.add("end", end_line(complete=complete))
     results = lines.results("this run")
     if results.records:
@@ -160,7 +162,7 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
 
 
 def write_all(ready: Benchmark, lines: RecordFile) -> None:
-    """Measure every prompt by every method, with a bar."""
+    """Measure every prompt with every method, with a progress bar."""
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=sum(len(group) for group in ready.groups))

@@ -21,7 +21,7 @@ from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import LanguageModel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
-from draftree.text.retokenize.vocab_map import LOOK_BEHIND, encode_continuation
+from draftree.text.retokenize.vocab_map import CONTEXT_TOKENS, encode_continuation
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class StringGrowth:
         return said
 
     def _said(self, state: SpelledSequence, tree: TokenTree, budget: Budget) -> TokenTree:
-        before = state.view.history.tokens[-LOOK_BEHIND:].tolist()
+        before = state.view.history.tokens[-CONTEXT_TOKENS:].tolist()
         trie = _Trie()
         inner = set(tree.parents)
         for leaf in range(len(tree)):
@@ -151,7 +151,7 @@ class StringGrowth:
             if tree.tokens[node] == own.eos_id:
                 eos_score = tree.scores[node]
                 break
-            data += own.says(tree.tokens[node]) or b""
+            data += own.token_bytes(tree.tokens[node]) or b""
             ends.append((len(data), tree.scores[node]))
         ids: list[int] = []
         scores: list[float] = []
@@ -159,7 +159,7 @@ class StringGrowth:
         for token_id in encode_continuation(target, before, bytes(data)):
             if token_id >= self._translation.target_size:
                 return ids, scores
-            place += len(target.says(token_id) or b"")
+            place += len(target.token_bytes(token_id) or b"")
             ids.append(token_id)
             scores.append(next((score for end, score in ends if end >= place), ends[-1][1]))
         if eos_score is not None and target.eos_id is not None and place == len(data):

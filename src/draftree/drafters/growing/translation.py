@@ -177,7 +177,7 @@ class OwnReader(Reader):
     def __init__(self, translation: Translation, own_size: int) -> None:
         self._translation = translation
         own = translation.own
-        silent = (i for i in range(own_size) if not own.says(i) and i != own.eos_id)
+        silent = (i for i in range(own_size) if not own.token_bytes(i) and i != own.eos_id)
         self._silent = torch.tensor(list(silent), dtype=torch.long)
 
     def open(self, view: SequenceView) -> Reading:

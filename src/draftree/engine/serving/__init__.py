@@ -1,1 +1,1 @@
-"""The engine on a thread of its own, for asyncio."""
+"""The engine on its own thread, for asyncio."""

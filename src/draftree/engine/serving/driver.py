@@ -1,21 +1,21 @@
-"""One thread that steps an engine for coroutines elsewhere. Only this thread touches the engine and what is below.
+"""One thread that steps an engine for coroutines on other threads. Only this thread uses the engine and its parts.
 
-A request is in one place at a time:
+A request has one state at a time:
 
-    asked      in the mailbox                 by `ask`, from any thread
-    in line    in `_line`                     until the engine's queue has room for all of it, or not at all (`wait`)
+    submitted  in the mailbox                 by `ask`, from any thread
+    in line    in `_line`                     until the engine's queue has room for all of it; skipped without `wait`
     served     in the engine, and each of its unfinished sequences has a listener in `_listeners`
-    over       nowhere; its sequences are finished and its listeners are notified
+    over       its sequences are finished and its listeners are notified
 
-A request ends in one way: its sequences are finished, then its listeners are notified. The engine finishes sequences
-that are served; `Request.refuse` finishes the others. Each cause is one short path:
+A request always ends in the same way: its sequences are finished, then its listeners are notified. The engine finishes
+sequences that are served; `Request.refuse` finishes the others. Each cause has one path:
 
     completed, or failed alone         `Engine.step`
-    the client left                    `leave`; `_tell` if its event loop is gone
+    the client left                    `leave`; `_tell` if its event loop is closed
     refused                            `_join` and `_enter`
-    closed, or the thread broke down   `_end`, and the mailbox from then on
+    closed, or the thread failed       `_end`, and the mailbox from then on
 
-A slow reader needs no path of its own: updates are sent without waiting.
+Slow readers need no extra path: updates are sent without waiting.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from draftree.engine.serving.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
-CLOSED = "the engine was closed, or is being drained: it takes no requests; make another one"
+CLOSED = "the engine is closed or draining and accepts no requests: create a new one"
 
 
 @final
 class Driver:
-    """Steps an engine on a thread of its own.
+    """Steps an engine on its own thread.
 
     Args:
-        engine: only this driver may use it from now on.
+        engine: used only by this driver from now on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -60,17 +60,17 @@ class Driver:
 
         Args:
             request: a new one.
-            wait: whether it stands in line while the engine's queue is full, or is refused with QueueFullError.
+            wait: whether it waits in line while the engine's queue is full, or is refused with QueueFullError.
         """
         self._mailbox.put(lambda: self._join(request, wait=wait), otherwise=request.refuse)
 
     def leave(self, request: Request) -> None:
-        """Abort the unfinished sequences of a request that has no reader any more. Does not wait."""
+        """Abort the unfinished sequences of a request without a reader. Does not wait."""
         if not request.is_over:
             self._mailbox.put(lambda: self._drop(request), otherwise=lambda reason: None)
 
     def call(self, action: Callable[[], Any]) -> Future[Any]:
-        """Let the engine's thread do something between two steps. What it returns or raises is in the future."""
+        """Run an action on the engine's thread between two steps. The future holds its result or error."""
         future = _promise()
 
         def act() -> None:
@@ -85,7 +85,7 @@ class Driver:
         return future
 
     def drain(self) -> Future[None]:
-        """Take no more requests; the future is done when all are written."""
+        """Accept no more requests; the future is done when all are finished."""
         drained = _promise()
 
         def begin() -> None:
@@ -96,7 +96,7 @@ class Driver:
         return drained
 
     def close(self) -> None:
-        """End everything and wait for the thread."""
+        """End all requests and wait for the thread."""
 
         def end() -> None:
             self._is_closing = True
@@ -105,7 +105,7 @@ class Driver:
         self._thread.join()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if requests are lost, twice there, or out of order. For `call`: between two turns."""
+        """Raise AssertionError if requests are lost, duplicated, or out of order. For `call`: between two turns."""
         in_line = [id(sequence) for request in self._line for sequence in request.sequences]
         listened_to = [id(listener.sequence) for listener in self._listeners]
         served = [id(sequence) for sequence in (*self._engine.running, *self._engine.waiting)]
@@ -123,12 +123,12 @@ class Driver:
             while not self._is_closing:
                 self._turn()
         except BaseException as error:
-            logger.exception("the engine's thread broke down")
-            reason = f"the engine broke down with {error!r}: make another one"
+            logger.exception("the engine's thread failed")
+            reason = f"the engine failed with {error!r}: create a new one"
         self._end(reason)
 
     def _turn(self) -> None:
-        """Do one thing that was asked for, or else a step; then bring line, listeners and drains up to date."""
+        """Run one submitted action, or else a step; then update line, listeners and drains."""
         action = self._mailbox.get(wait=self._engine.is_idle)
         if action is not None:
             action()
@@ -154,7 +154,9 @@ class Driver:
             # as in the engine's queue: lower numbers first, then first come, first served
             bisect.insort(self._line, request, key=lambda other: other.priority)
         elif self._line:
-            request.refuse(QueueFullError(f"{len(self._line)} requests wait for room in the queue: try again later"))
+            request.refuse(
+                QueueFullError(f"{len(self._line)} requests are waiting for room in the queue: try again later")
+            )
         else:
             self._enter(request)
 
@@ -172,14 +174,14 @@ class Driver:
         self._engine.abort(request.sequences)
 
     def _tell(self) -> None:
-        """Send updates. Abort sequences whose event loop is gone; forget listeners after their last update."""
+        """Send updates. Abort sequences whose event loop is closed; drop listeners after their last update."""
         for listener in self._listeners:
             if not listener.tell():
                 self._engine.abort([listener.sequence])
         self._listeners = [listener for listener in self._listeners if not listener.sequence.is_finished]
 
     def _end(self, reason: str) -> None:
-        """Notify all listeners why nothing more will come; requests outside of the engine first."""
+        """Notify all listeners of the end with its reason; requests outside of the engine first."""
         self._mailbox.shut(reason)
         for request in self._line:
             request.refuse(EngineClosedError(reason))
@@ -193,7 +195,7 @@ class Driver:
 
 
 def _promise() -> Future[Any]:
-    """A future that its reader cannot cancel: the action runs even if the reader is gone."""
+    """Return a future that its reader cannot cancel: the action runs even without a reader."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -1,7 +1,7 @@
-"""Requests from coroutines, with one listener for each sequence.
+"""Requests of coroutines, with one listener for each sequence.
 
-Updates go one way, from the engine's thread to the event loop of the client, and never block: a listener
-buffers what is not read yet, at most one text.
+Updates are sent from the engine's thread to the event loop of the client, and never block: a listener
+buffers unread updates, at most one text.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from draftree.engine.sequence import Piece, WritingSequence
 
 @final
 class Listener:
-    """News of one sequence on their way to a coroutine. `tell` is for the engine's thread, all else for the loop's.
+    """Channel for updates of one sequence to a coroutine. `tell` is for the engine's thread, the rest for the loop's.
 
     Args:
-        sequence: whose news.
-        loop: where the coroutine runs.
+        sequence: the sequence.
+        loop: event loop of the coroutine.
     """
 
     def __init__(self, sequence: WritingSequence, loop: asyncio.AbstractEventLoop) -> None:
         self.sequence = sequence
         self.is_over = False
-        """Whether the last news are here."""
+        """Whether the last update has arrived."""
         self._loop = loop
         self._arrived = asyncio.Event()
         self._pieces: list[Piece] = []
 
     def tell(self) -> bool:
-        """Send what is new of the sequence; False if the loop is gone. After its end, once."""
+        """Send new text and the end of the sequence; False if the loop is closed. After the end, once."""
         pieces, is_last = self.sequence.take_pieces(), self.sequence.is_finished
         if pieces or is_last:
             try:
@@ -47,7 +47,7 @@ class Listener:
         self._arrived.set()
 
     async def next(self) -> Update:
-        """All that is new since the last call; waits until something is."""
+        """Return all updates since the last call; waits for one."""
         await self._arrived.wait()
         self._arrived.clear()
         pieces, self._pieces = tuple(self._pieces), []
@@ -56,11 +56,11 @@ class Listener:
 
 @final
 class Request:
-    """What one coroutine asked for.
+    """The request of one coroutine.
 
     Args:
-        sequences: all of one priority; no other request has them.
-        loop: where the coroutine runs.
+        sequences: its sequences, all of one priority; owned by this request.
+        loop: event loop of the coroutine.
     """
 
     def __init__(self, sequences: Sequence[WritingSequence], loop: asyncio.AbstractEventLoop) -> None:
@@ -74,7 +74,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last news of all sequences are here; for the loop's thread."""
+        """Whether the last updates of all sequences have arrived; for the loop's thread."""
         return all(listener.is_over for listener in self.listeners)
 
     def refuse(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What a thread is asked to do by others. The only lock between them is in here."""
+"""Actions submitted to a thread by others. Contains the only lock between them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Refuse = Callable[[EngineClosedError], None]
 
 @final
 class Mailbox:
-    """Actions for one thread, in the order in which they came.
+    """Actions for one thread, in order of submission.
 
-    Of what is put in, exactly one thing is called, once: the action, by the thread that reads; or, if the mailbox was
-    shut before, what was named for that case, with an error of its own.
+    For every entry exactly one callable is called, once: the action, by the reading thread; or, if the mailbox was shut
+    before, the entry's alternative, with an error.
     """
 
     def __init__(self) -> None:
@@ -29,23 +29,23 @@ class Mailbox:
         return self._letters.qsize()
 
     def put(self, action: Callable[[], None], *, otherwise: Refuse) -> None:
-        """Ask for an action; does not wait. `otherwise` is called with the reason if the action will never run."""
+        """Submit an action; does not wait. `otherwise` is called with the reason if the action will never run."""
         with self._lock:
-            # under the lock: or it could be put in behind the back of `shut`
+            # under the lock: otherwise it could be added after `shut` emptied the queue
             if self._reason is None:
                 self._letters.put((action, otherwise))
                 return
         otherwise(EngineClosedError(self._reason))
 
     def get(self, *, wait: bool) -> Callable[[], None] | None:
-        """The next action; None if there is none, and `wait` is False."""
+        """Return the next action; None if there is none, and `wait` is False."""
         try:
             return self._letters.get(block=wait)[0]
         except queue.Empty:
             return None
 
     def shut(self, reason: str) -> None:
-        """Nothing that is in here, or comes later, is done."""
+        """Refuse all queued and later actions."""
         with self._lock:
             self._reason = reason
         while not self._letters.empty():

@@ -1,1 +1,1 @@
-"""Records of first loads, from which later loads start without transformers."""
+"""Records of first loads, which let later loads start without transformers."""

@@ -1,6 +1,6 @@
-"""Record of a first start of a model: the next start needs neither to read nor to check it anew.
+"""Record of a model's first start: the next start needs no transformers and no self-check.
 
-The weights themselves are not kept: packing them from their files takes as long as reading packed ones would.
+The weights themselves are not recorded: packing them from their files takes as long as reading packed ones would.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from draftree.models.native.weights import StoredWeight
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is kept of a model.
+    """The recorded facts of a model.
 
     Attributes:
-        blueprint: how it is built.
-        places: where its weights lie.
-        check: what the self-check found.
+        blueprint: structure of the native model.
+        places: locations of its weights in files.
+        check: result of the self-check.
         eos_ids: tokens that end a text.
-        digest: of logits that it gave.
+        digest: hash of logits that it computed.
     """
 
     blueprint: Blueprint
@@ -35,10 +35,10 @@ class Record:
 
 
 def parsed(found: Mapping[str, Any]) -> Record:
-    """A record as `dataclasses.asdict` and JSON made a dictionary of it.
+    """Return a record from its `dataclasses.asdict` form after JSON.
 
     Raises:
-        KeyError, TypeError: it is none.
+        KeyError, TypeError: it is malformed.
     """
     places = found["places"].items()
     return Record(

@@ -1,4 +1,4 @@
-"""A model whose first start was recorded, made from its record and its files. No module of transformers is needed."""
+"""Start of a model from the record of its first start and its files. No module of transformers is needed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class StartKey:
-    """What is about to be loaded, and how.
+    """The model to be loaded, and its options.
 
     Attributes:
-        name: of its record.
-        folder: of the model's files.
+        name: name of its record.
+        folder: folder of the model's files.
         quantization: of its packed weights; None for none.
-        facts: all that a record of it depends on.
+        facts: all facts that the record depends on.
     """
 
     name: str
@@ -56,7 +56,7 @@ class StartKey:
 
 
 def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> StartKey | None:
-    """What a start with passes in C is recorded under; None if nothing is to be recorded."""
+    """Return the key under which a native start is recorded; None if nothing is to be recorded."""
     if not Store().is_on:
         return None
     where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
@@ -71,7 +71,7 @@ def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> S
             "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),
         }
     except (NativeUnavailableError, OSError) as error:
-        logger.info("%s: nothing is kept of it: %s", folder, error)
+        logger.info("%s: its start is not recorded: %s", folder, error)
         return None
     key = hashlib.sha256("\0".join((where, kind, str(quantization))).encode()).hexdigest()
     return StartKey(f"{folder.name}-{key[:16]}", folder, quantization, facts)
@@ -85,14 +85,14 @@ def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A model and what was kept of it."""
+    """A model and its record."""
 
     model: NativeModel
     record: Record
 
 
 def load_start(occasion: StartKey) -> Recalled | None:
-    """The model, if it was loaded in this way before and still computes the very same; else None."""
+    """Return the model from its record, if it still computes the same logits; else None."""
     kept = Store().get(occasion.name, occasion.facts)
     if kept is None:
         return None
@@ -104,10 +104,10 @@ def load_start(occasion: StartKey) -> Recalled | None:
         finally:
             weights.close()
     except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
-        logger.info("%s: nothing is recalled: %s", occasion.folder, error)
+        logger.info("%s: its record is not usable: %s", occasion.folder, error)
         return None
     if digest(model) != record.digest:
-        logger.warning("%s: what was kept of it gives other logits now: its files are checked", occasion.folder)
+        logger.warning("%s: its record gives different logits now: its files are checked", occasion.folder)
         distrust(occasion.folder, Cache().root)
         return None
     model.is_exact, model.self_check = record.check.is_exact, record.check
@@ -123,14 +123,14 @@ def save_start(
     check: CheckResult,
     eos_ids: tuple[int, ...],
 ) -> None:
-    """Keep what the next start needs.
+    """Record everything that the next start needs.
 
     Args:
-        occasion: what was loaded.
-        model: as it came out.
-        blueprint: of it.
-        places: of its weights.
-        check: what the self-check found.
+        occasion: key of the start.
+        model: the loaded model.
+        blueprint: its structure.
+        places: locations of its weights.
+        check: result of the self-check.
         eos_ids: tokens that end a text.
     """
     record = Record(blueprint, places, check, eos_ids, digest(model))
@@ -140,9 +140,9 @@ def save_start(
 
 @torch.inference_mode()
 def digest(model: NativeModel) -> str:
-    """Of the logits behind a prefix, and in a tree beside another sequence.
+    """Return a hash of the logits after a prefix, and in a tree batched with another sequence.
 
-    The first start compared these passes bit by bit with others (`check.rounds_alike`): as long as their bits are the
+    The first start compared these passes bit by bit with others (`check.rounds_alike`): while their bits stay the
     same, `is_exact` holds.
     """
     tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))

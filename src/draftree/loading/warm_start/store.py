@@ -41,17 +41,17 @@ class Store:
         self.is_on = given == "1"
 
     def get(self, name: str, made_for: Mapping[str, Any]) -> Any | None:
-        """The content of that name, if it is whole and was made for just this."""
+        """Return the content of that name, if it is undamaged and was made for exactly these facts."""
         place = self.folder / f"{name}{SUFFIX}"
         try:
             found = _parsed(place.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.info("'%s' cannot be read (%s): it is made anew", place, error)
+            logger.info("'%s' cannot be read (%s): it will be replaced", place, error)
             return None
         if found["made_for"] != made_for:
-            logger.info("'%s' was made for something else: it is made anew", place)
+            logger.info("'%s' was made for other facts: it will be replaced", place)
             return None
         return found["content"]
 
@@ -70,18 +70,18 @@ class Store:
                     Path(part.name).unlink(missing_ok=True)
                     raise
         except OSError as error:
-            logger.info("results of the first start are not kept in '%s': %s", self.folder, error)
+            logger.info("the record of the first start is not stored in '%s': %s", self.folder, error)
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """All records and their status, the newest first."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):  # another process may take it away
+            with contextlib.suppress(OSError):  # another process may remove it
                 found.append((path, path.stat()))
         return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
-        """What a record was made for; nothing if it cannot be read."""
+        """Return the facts that a record was made for; empty if it is unreadable."""
         try:
             found: Mapping[str, Any] = _parsed(path.read_bytes())["made_for"]
             return found
@@ -102,12 +102,12 @@ def _parsed(whole: bytes) -> dict[str, Any]:
         raise ValueError("it is damaged")
     found = json.loads(text)
     if not isinstance(found, dict) or not {"made_for", "content"} <= found.keys():
-        raise ValueError("it is something else")
+        raise ValueError("it is not a record")
     return found
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Of the contents of files."""
+    """Return a hash of the contents of files."""
     found = hashlib.sha256()
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())

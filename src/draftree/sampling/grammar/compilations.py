@@ -1,8 +1,8 @@
-"""Compiling in bounded time: each grammar on a thread of its own, which a request waits for as long as it may.
+"""Grammar compilation with a time limit: each grammar compiles on its own thread, and a request waits up to the limit.
 
-xgrammar cannot be interrupted. A grammar that takes too long goes on compiling on its thread after its request was
-refused, and is kept when it is done; the bounds of a grammar's size see to it that it ends. It compiles without the
-interpreter's lock, so other threads go on meanwhile.
+xgrammar cannot be interrupted. A grammar that exceeds the limit continues to compile on its thread after its request
+was refused, and its result is cached; the limits on a grammar's size ensure that it terminates. Compilation releases
+the interpreter lock, so other threads continue meanwhile.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, final
 from draftree.core.errors import QueueFullError
 
 COMPILE_SECONDS = 20.0
-"""A request waits so long for its grammar."""
+"""The longest time that a request waits for its grammar."""
 MAX_COMPILING = 2
-"""Grammars of one vocabulary that compile at the same time, those of refused requests included."""
+"""Concurrent compilations per vocabulary, including those of refused requests."""
 CACHE_BYTES = 128 * 2**20
-"""Compiled grammars of one vocabulary that are kept, least recently used first to go."""
+"""Size of the cache of compiled grammars per vocabulary; the least recently used is evicted first."""
 
 Key = tuple[str, str]
 
 
 @final
 class Compilations:
-    """Runs compilations, and keeps their results. Its methods may be called from any thread."""
+    """Runs compilations and caches their results. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -36,17 +36,17 @@ class Compilations:
         self._done: OrderedDict[Key, Any] = OrderedDict()
 
     def is_done(self, key: Key) -> bool:
-        """Whether a result is kept."""
+        """Return whether a result is cached."""
         with self._changed:
             return key in self._done
 
     def get(self, key: Key, task: Callable[[], Any]) -> Any:
-        """The result for a key: kept, on its way, or made by the task.
+        """Return the result for a key: from the cache, from a running task, or from this task.
 
         Raises:
-            TimeoutError: the task took longer than COMPILE_SECONDS; it goes on.
-            QueueFullError: as many tasks as may run for longer than that already.
-            Exception: whatever the task raises.
+            TimeoutError: the task took longer than COMPILE_SECONDS; it continues.
+            QueueFullError: the maximum number of tasks has been running for longer than that.
+            Exception: any error that the task raises.
         """
         deadline = time.monotonic() + COMPILE_SECONDS
         with self._changed:
@@ -58,12 +58,10 @@ class Compilations:
                 self._done.move_to_end(key)
                 return self._done[key]
             if not has_room:
-                raise QueueFullError(
-                    f"{len(self._running)} grammars are being compiled, and take long: try again later"
-                )
+                raise QueueFullError(f"{len(self._running)} grammars are still compiling: try again later")
             if key not in self._running:
                 self._running[key] = Future()
-                # a daemon: a process may end while it compiles
+                # a daemon, so that the process can exit during a compilation
                 threading.Thread(target=self._run, args=(key, task), name="draftree-grammar", daemon=True).start()
             running = self._running[key]
         return running.result(max(0.0, deadline - time.monotonic()))

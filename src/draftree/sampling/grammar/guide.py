@@ -1,9 +1,9 @@
-"""One text's way through a grammar: which tokens may follow, at every node of a tree, and which must.
+"""The grammar matcher of one sequence: allowed and forced tokens at every node of a tree.
 
-A matcher has read what is written. For the rows of a tree it goes down each way token by token and back up again;
-what it says of a place is kept until the text goes on, so that a drafter's rows and the target's are asked for once.
+The matcher's base state is the written text. For the rows of a tree it advances along each path token by token and
+rolls back; each path's result is cached until the text grows, so the drafter's and target's rows are computed once.
 
-Costs about 15 microseconds a row with 49,000 tokens: 10 for the matcher, the rest to make a list of its bits.
+Costs about 15 microseconds per row with 49,000 tokens: 10 for the matcher, the rest to convert its bits to a list.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from draftree.sampling.processors import Processor, RowContext
 
 BITS = 32
 MOST_SPELLINGS = 64
-"""Allowed tokens at most that are looked at to find out whether all begin the same text."""
+"""Maximum number of allowed tokens that are compared to determine whether all begin the same text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allowed:
-    """Which tokens a grammar allows at a place, told by the shorter list.
+    """The tokens that a grammar allows at a node, stored as the shorter of two lists.
 
     Attributes:
         tokens: ids, ascending.
-        forbids: whether these are the forbidden ones, and all others are allowed.
+        forbids: True if `tokens` are the forbidden ones, and all others are allowed.
     """
 
     tokens: np.ndarray
     forbids: bool
 
     def restrict(self, row: Tensor) -> None:
-        """Set the logits of what is not allowed to -inf, in place."""
+        """Set the logits of forbidden tokens to -inf, in place."""
         tokens = torch.from_numpy(self.tokens).to(row.device, non_blocking=True)
         if self.forbids:
             row.index_fill_(0, tokens, -math.inf)
@@ -51,13 +51,13 @@ ANYTHING = Allowed(np.zeros(0, dtype=np.int64), forbids=True)
 
 
 class Guide:
-    """Leads one sequence. Mutated whenever it is asked: its matcher moves.
+    """The grammar state of one sequence. Every query moves its matcher.
 
     Args:
-        matcher: of xgrammar, at the beginning of the text; it knows the tokens that end a text.
-        bytes_of: what each token says; nothing where it may not stand in a text.
+        matcher: an xgrammar matcher at the beginning of the text, with the tokens that end a text.
+        bytes_of: bytes of each token; empty for a token that may not occur in a text.
         vocab_size: width of the logits.
-        ends: the tokens that end a text, the likeliest first.
+        ends: the tokens that end a text, the most likely first.
     """
 
     def __init__(self, matcher: Any, bytes_of: Sequence[bytes], *, vocab_size: int, ends: Sequence[int]) -> None:
@@ -72,20 +72,21 @@ class Guide:
         self._known: dict[tuple[int, ...], Allowed | None] = {}
 
     def allowed(self, history: History, paths: Sequence[Sequence[int]]) -> list[Allowed | None]:
-        """What may follow each path behind the text; None where the grammar does not go, and no text ever will.
+        """Return the allowed tokens after each path; None for a path that violates the grammar.
 
         Args:
-            history: prompt and text; the prompt is not looked at.
-            paths: tokens behind it.
+            history: prompt and text; the prompt is ignored.
+            paths: tokens after the history.
         """
         self._follow(history)
         return [self._at(tuple(path)) for path in paths]
 
     def forced(self, history: History, path: Sequence[int], most: int, *, certain: bool = False) -> list[int]:
-        """The tokens, at most so many, that follow a path because nothing else may.
+        """Return the run of at most `most` tokens that the grammar forces after a path.
 
-        One that is alone is certain. Of several that are beginnings of each other the longest is taken: a tokenizer's
-        usual choice, and a guess, since a model may cut the text elsewhere; with `certain` the run ends before it.
+        A single allowed token is certain. Among several that are prefixes of each other the longest is taken: a
+        tokenizer's usual choice, and a guess, since a model may split the text differently; with `certain` the run
+        ends before it.
         """
         self._follow(history)
         run: list[int] = []
@@ -109,7 +110,7 @@ class Guide:
         return longest if is_one_text else None
 
     def _follow(self, history: History) -> None:
-        """Read what was written since."""
+        """Advance the matcher to the newly written text."""
         if history is self._history and history.num_output_tokens == len(self._written):
             return
         self._history = history
@@ -123,7 +124,7 @@ class Guide:
         del self._written[stands:]
         for token in output[stands:]:
             accepted = self._accepts(token)
-            assert accepted, f"token {token} was written, and the grammar does not allow it"
+            assert accepted, f"token {token} was written but is not allowed by the grammar"
             self._written.append(token)
 
     def _at(self, path: tuple[int, ...]) -> Allowed | None:
@@ -133,7 +134,7 @@ class Guide:
         return self._known[path]
 
     def _move(self, path: Sequence[int]) -> bool:
-        """Stand behind a path; whether the grammar goes there."""
+        """Move the matcher to a path; returns whether the grammar allows it."""
         stands = _common(path, self._path)
         if len(self._path) > stands:
             self._matcher.rollback(len(self._path) - stands)
@@ -145,23 +146,23 @@ class Guide:
         return True
 
     def _accepts(self, token: int) -> bool:
-        # the matcher complains aloud of tokens that say nothing
+        # the matcher logs a warning for tokens without text
         is_word = token in self._ends or (token < len(self._bytes_of) and bool(self._bytes_of[token]))
         return is_word and not self._matcher.is_terminated() and bool(self._matcher.accept_token(token))
 
     def _next(self) -> Allowed:
         if self._matcher.is_terminated():
-            # the text is over: no control looks at what a model says behind its end
+            # the text is complete: logits after its end are not used
             return ANYTHING
         self._matcher.fill_next_token_bitmask(self._bits)
         return _listed(self._bits[0].numpy(), self._vocab_size)
 
 
 class GrammarMask(Processor):
-    """Forbids what a grammar does not allow behind history and path.
+    """Forbids tokens that the grammar does not allow after history and path.
 
     Args:
-        guide: the sequence's own.
+        guide: the sequence's guide.
     """
 
     __slots__ = ("_guide",)
@@ -170,7 +171,7 @@ class GrammarMask(Processor):
         self._guide = guide
 
     def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Logits with such tokens at -inf; rows that no text comes to stay as they are."""
+        """Set the logits of such tokens to -inf; rows of paths that violate the grammar stay unchanged."""
         for row, allowed in zip(logits, self._guide.allowed(context.history, context.paths), strict=True):
             if allowed is not None:
                 allowed.restrict(row)
@@ -178,7 +179,7 @@ class GrammarMask(Processor):
 
 
 def _listed(words: np.ndarray, vocab_size: int) -> Allowed:
-    """Lists from bits, a token a bit; most words are all ones or all zeros, and are not looked into."""
+    """Convert a bit mask, one bit per token, to a list; most words are all ones or all zeros and are skipped."""
     some, gaps = np.flatnonzero(words), np.flatnonzero(words != -1)
     forbids = len(gaps) < len(some)
     places = gaps if forbids else some
@@ -189,7 +190,7 @@ def _listed(words: np.ndarray, vocab_size: int) -> Allowed:
 
 
 def _common(one: Sequence[int], other: Collection[int]) -> int:
-    """How many tokens two rows begin with alike."""
+    """Return the length of the common prefix of two token sequences."""
     count = 0
     for left, right in zip(one, other, strict=False):
         if left != right:

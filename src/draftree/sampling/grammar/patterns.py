@@ -1,7 +1,7 @@
-"""Bounds of regular expressions and EBNF, and what of a regular expression no grammar enforces.
+"""Limits for regular expressions and EBNF, and detection of regular expression features that are not enforced.
 
-xgrammar reads an escape that it does not know as the letter, a group's flags or look-ahead as nothing in patterns of
-strings, and a quotation mark in them as itself, which would end the string of JSON.
+xgrammar reads an unknown escape as its letter, ignores a group's flags or look-ahead in patterns of strings, and keeps
+a quotation mark in them, which would end the JSON string.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 
 MAX_CHARACTERS = 2**15
-"""Characters of a regular expression or of a grammar."""
+"""Maximum length of a regular expression or of a grammar."""
 MAX_DEPTH = 128
-"""Brackets of a regular expression or of a grammar within each other."""
+"""Maximum nesting of brackets in a regular expression or in a grammar."""
 
 MAX_OPTIONAL = 48
-"""Optional parts of an expression or of one rule of a grammar; compiling takes time in the square of them."""
+"""Optional parts of an expression or of one rule of a grammar; compile time is quadratic in them."""
 MAX_PARTS = 4096
-"""Repeated parts of an expression, each counted as often as it may stand in a text; * and + count once."""
+"""Repeated parts of an expression, each counted with its maximum number of repetitions; * and + count once."""
 
 _ESCAPES_AND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", flags=re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", flags=re.DOTALL)
@@ -30,14 +30,14 @@ _CODE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]
 _CODE_POINT = re.compile(
     r"\\(?:\\|x([0-9a-fA-F]+)|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|U([0-9a-fA-F]{8})|.)", flags=re.DOTALL
 )
-"""Escapes as xgrammar reads them: all digits behind an x are one number."""
+"""Escapes as xgrammar reads them: all digits after an x are one number."""
 _OPTIONAL = re.compile(r"\?|[(|]\s*(?=[)|])")
 _CONTROL = re.compile(r"\\[nrtfv0c]")
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 
 
 def require_bounded_regex(text: str) -> None:
-    """Raise ValueError for a regular expression that is too long, too deep or no text."""
+    """Raise ValueError for a regular expression that is too long, too deep or not valid Unicode."""
     bare = _ESCAPES_AND_CLASSES.sub(".", text)
     _require_bounded(text, bare)
     expression = re.sub(r"\(\?(?:[:=!]|<\w*>)", "(", bare)
@@ -46,7 +46,7 @@ def require_bounded_regex(text: str) -> None:
 
 
 def require_bounded_grammar(text: str) -> None:
-    """Raise ValueError for EBNF that is too long, too deep or no text."""
+    """Raise ValueError for EBNF that is too long, too deep or not valid Unicode."""
     bare = _LITERALS.sub(lambda found: "" if found[0][0] == "#" else ".", text)
     _require_bounded(text, bare)
     for rule in bare.split("::="):
@@ -60,15 +60,15 @@ def _require_bounded(text: str, bare: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no character") from error
+        raise ValueError(f"character {error.start} is half of a surrogate pair, which is not a character") from error
     for found in _CODE_POINT.finditer(text):
         digits = next(filter(None, found.groups()), "").lstrip("0")
         if len(digits) == 4 and 0xD800 <= int(digits, 16) <= 0xDFFF:
             raise ValueError(
-                f"{found[0]} is half of a surrogate pair, which is no character: write the character that is meant"
+                f"{found[0]} is half of a surrogate pair, which is not a character: write the intended character"
             )
     if "\0" in text:
-        raise ValueError(f"character {text.index(chr(0))} is null, which no text may have: leave it out")
+        raise ValueError(f"character {text.index(chr(0))} is a null character, which is not allowed: leave it out")
     depth = 0
     for bracket in bare:
         depth += (bracket in "([{") - (bracket in ")]}")
@@ -87,7 +87,7 @@ def _require_few_optional(expression: str) -> None:
 
 
 def _require_few_parts(symbols: re.Pattern[str], bare: str) -> None:
-    """Bound what repetitions make of an expression, in which literals are single characters."""
+    """Bound the expanded size of repetitions in an expression, in which literals are single characters."""
     sizes, last, parts = [0], 0, 0
     for symbol in symbols.finditer(bare):
         if symbol[0] == "(":
@@ -108,12 +108,12 @@ def _require_few_parts(symbols: re.Pattern[str], bare: str) -> None:
 
 
 def unenforced(pattern: str) -> str | None:
-    """What of a regular expression a grammar would read over; None if nothing."""
+    """Return the part of a regular expression that a grammar would ignore; None if there is none."""
     bare = _bare(pattern)
     if "^" in bare[1:] or "$" in bare[:-1]:
-        return "^ and $ may stand at its ends only, where they say what holds anyway"
+        return "^ and $ are allowed only at its ends, where they have no effect"
     if any(len(found[1] or "") > 2 for found in _CODE_POINT.finditer(pattern)):
-        return "the escape \\x with more than two digits behind it is read as one number: write \\u and four digits"
+        return "the escape \\x followed by more than two digits is read as one number: write \\u and four digits"
     letters = (found[1] for found in _ESCAPE.finditer(pattern) if found[1].isascii() and found[1].isalpha())
     letter = next((letter for letter in letters if letter not in _KNOWN_ESCAPES), None)
     if letter is not None:
@@ -127,7 +127,7 @@ def unenforced(pattern: str) -> str | None:
 
 
 def unenforced_in_string(pattern: str) -> str | None:
-    """As `unenforced`, for a pattern of JSON strings, in which quotation marks and backslashes are escaped."""
+    """Return the same for a pattern of JSON strings, in which quotation marks and backslashes are escaped."""
     if '"' in pattern or "\\\\" in pattern or any(ord(character) < 0x20 for character in pattern):
         return "a quotation mark, a backslash and a control character cannot stand for themselves in JSON"
     try:

@@ -1,7 +1,7 @@
-"""Grammars that texts must follow: JSON schemas, regular expressions and EBNF, compiled for one vocabulary.
+"""Compilation of grammars for one vocabulary: JSON schemas, regular expressions and EBNF.
 
-Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compiling takes some milliseconds, or minutes for a grammar
-made for that; `compilations.py` bounds what a request waits for it, and keeps what was compiled.
+Source: xgrammar (Dong et al., arXiv 2411.15100), an extra. Compilation takes some milliseconds, or minutes for an
+adversarial grammar; `compilations.py` limits the waiting time of a request and caches the results.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from draftree.sampling.params import SamplingParams
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Texts may be compiled by several threads at the same time.
+    """Compiler of grammars for one vocabulary. Thread-safe.
 
     Args:
-        bytes_of: what each token says; None for special tokens.
+        bytes_of: bytes of each token; None for special tokens.
         vocab_size: width of the logits.
 
     Raises:
@@ -43,16 +43,16 @@ class Grammars:
         self._compilations = Compilations()
 
     def open(self, params: SamplingParams, ends: Sequence[int]) -> Guide:
-        """A guide for one text.
+        """Create a guide for one sequence.
 
         Args:
-            params: which name a grammar.
-            ends: tokens that end a text, the likeliest first.
+            params: sampling parameters with a grammar.
+            ends: tokens that end a text, the most likely first.
 
         Raises:
-            InvalidRequestError: no grammar, one that no text follows or that takes too long to compile, or nothing
-                that could end a text.
-            QueueFullError: other grammars are being compiled, and take too long.
+            InvalidRequestError: an invalid grammar, one without a matching text or with a too long compile time, or no
+                token that ends the text.
+            QueueFullError: other grammars are still compiling.
         """
         kind, text = params.constraint or ("grammar", "")
         ends = [token for token in ends if token < self._vocab_size]
@@ -66,19 +66,19 @@ class Grammars:
         guide = Guide(matcher, said, vocab_size=self._vocab_size, ends=ends)
         (first,) = guide.allowed(History([0]), [()])
         if first is None or (not first.forbids and not len(first.tokens)):
-            raise _refused(kind, text, "no text follows it in this model's vocabulary")
+            raise _refused(kind, text, "no text in this model's vocabulary matches it")
         return guide
 
     def is_compiled(self, params: SamplingParams) -> bool:
-        """Whether the grammar that parameters name is at hand."""
+        """Whether the compiled grammar of these parameters is cached."""
         return params.constraint is not None and self._compilations.is_done(params.constraint)
 
     def compile(self, params: SamplingParams) -> Any:
-        """The compiled grammar that parameters name; kept for the next call.
+        """Return the compiled grammar of these parameters; it is cached.
 
         Raises:
-            InvalidRequestError: no grammar, or one that takes too long to compile.
-            QueueFullError: other grammars are being compiled, and take too long.
+            InvalidRequestError: an invalid grammar, or one with a too long compile time.
+            QueueFullError: other grammars are still compiling.
         """
         kind, text = params.constraint or ("grammar", "")
 
@@ -88,12 +88,10 @@ class Grammars:
         try:
             return self._compilations.get((kind, text), task)
         except TimeoutError as error:
-            raise _refused(
-                kind, text, f"it is not compiled after {COMPILE_SECONDS:.0f} seconds: simplify it"
-            ) from error
+            raise _refused(kind, text, f"its compilation exceeds {COMPILE_SECONDS:.0f} seconds: simplify it") from error
 
     def _vocabulary(self, *, of_json: bool) -> _Vocabulary:
-        """Made when first asked for."""
+        """Return the vocabulary for a kind of grammar; built on first use."""
         with self._lock:
             if of_json not in self._vocabularies:
                 # JSON on one line has no control characters, but xgrammar allows some in strings of bounded length
@@ -109,7 +107,7 @@ class Grammars:
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """What each token says, nothing where no grammar may use it, and what compiles for that."""
+    """The bytes of each token, empty for unusable tokens, and the compiler for them."""
 
     said: list[bytes]
     compiler: Any
@@ -118,7 +116,7 @@ class _Vocabulary:
 def _compiled(compiler: Any, kind: str, text: str) -> Any:
     try:
         if kind == "json_schema":
-            # fixed white space: what has no meaning is not the model's to choose, and comes without a pass
+            # fixed white space: it has no meaning, so it is forced and costs no pass
             return compiler.compile_json_schema(prepare_schema(text), any_whitespace=False)
         if kind == "regex":
             gap = unenforced(text)
@@ -140,7 +138,7 @@ def _refused(kind: str, text: str, reason: str) -> InvalidRequestError:
 
 
 def _reason(error: Exception) -> str:
-    """What xgrammar says, less the place in its own source."""
+    """Return xgrammar's message without the location in its source code."""
     line = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
     reason = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", line).rstrip(". ")
     return reason if len(reason) <= 300 else reason[:297] + "..."

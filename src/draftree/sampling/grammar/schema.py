@@ -1,9 +1,9 @@
-"""JSON schemas as users give them: read, bounded, and prepared for the grammar compiler.
+"""JSON schemas of users: parsed, bounded, and prepared for the grammar compiler.
 
-A schema comes from a request, so its size is bounded before anything recursive touches it. What is allowed compiles in
-the end: for 49,000 tokens (xgrammar 0.2.8, one busy core of an AMD EPYC) 64 nested arrays take 0.1 s, an enum of 5,000
-strings 0.14 s, 300 properties beside additional ones 7 s, and 1,000 of them would take 52 s. What takes longer than a
-request waits goes on in the background (`compilations.py`).
+A schema comes from a request, so its size is bounded before any recursive code processes it. Every allowed schema
+compiles eventually: for 49,000 tokens (xgrammar 0.2.8, one busy core of an AMD EPYC) 64 nested arrays take 0.1 s, an
+enum of 5,000 strings 0.14 s, 300 properties with additional ones 7 s, and 1,000 of them would take 52 s. A compilation
+that exceeds a request's waiting time continues in the background (`compilations.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from draftree.sampling.grammar.schema_refs import References, SchemaError
 MAX_DEPTH = 64
 """Levels of objects and arrays in a schema; a nested object takes two, one for its 'properties'."""
 MAX_VALUES = 8192
-"""Objects, arrays, strings, numbers and constants in a schema, keywords not counted."""
+"""Objects, arrays, strings, numbers and constants in a schema; keywords are not counted."""
 MAX_CHARACTERS = 2**18
-"""Characters of a schema, as JSON text."""
+"""Length of a schema as JSON text."""
 MAX_FREE = 512
 """Properties of a schema in objects that allow additional ones."""
 MAX_COUNTED = 2048
@@ -36,12 +36,12 @@ _DATE = (
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 EXACT_FORMATS = {"date": _DATE, "date-time": f"{_DATE}T{_TIME}", "time": _TIME, "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}"}
-"""Formats that xgrammar enforces too loosely (it writes 2021-02-30 and 037.0.0.1), as patterns."""
+"""Patterns for formats that xgrammar enforces too loosely (it allows 2021-02-30 and 037.0.0.1)."""
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', flags=re.DOTALL)
 
 
 def schema_text(value: Any) -> str:
-    """A schema as JSON: of a mapping, of JSON text, or of a class with `model_json_schema`, as pydantic's models have.
+    """Return a schema as JSON text: from a mapping, JSON text, or a class with `model_json_schema` (pydantic models).
 
     Raises:
         ValueError: the value is none of them, or the schema is too deep, too large or not valid Unicode.
@@ -50,7 +50,7 @@ def schema_text(value: Any) -> str:
     if callable(tells):
         try:
             value = tells()
-        except Exception as error:  # a class of the user's, which may raise anything
+        except Exception as error:  # user code, which may raise anything
             raise ValueError(f"model_json_schema() raised {error!r}") from error
     if isinstance(value, str):
         _require_bounded_text(value)
@@ -65,19 +65,19 @@ def schema_text(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{text[error.start]!r} is half of a surrogate pair, which is no character") from error
+        raise ValueError(f"{text[error.start]!r} is half of a surrogate pair, which is not a character") from error
     _require_length(text)
     return text
 
 
 def prepare_schema(text: str) -> str:
-    """The same schema with every reference in the one form that the grammar compiler resolves.
+    """Return the schema with every reference in the one form that the grammar compiler resolves.
 
     Args:
         text: JSON, from `schema_text`.
 
     Raises:
-        SchemaError: a reference leads nowhere, or the grammar would not enforce a part of the schema.
+        SchemaError: a reference has no target, or the grammar would not enforce a part of the schema.
     """
     references = References(json.loads(text))
     schemas = list(references.reachable())
@@ -97,10 +97,10 @@ def prepare_schema(text: str) -> str:
 
 
 def _require_few_properties(schemas: Iterable[dict[str, Any]]) -> None:
-    """Bound what compiles in more than linear time.
+    """Bound the parts whose compile time is more than linear.
 
     Raises:
-        SchemaError: there is more of it.
+        SchemaError: a limit is exceeded.
     """
     free = counted = 0
     for schema in schemas:
@@ -109,11 +109,11 @@ def _require_few_properties(schemas: Iterable[dict[str, Any]]) -> None:
         if any(schema.get(word, False) is not False for word in ("additionalProperties", "unevaluatedProperties")):
             free += count
         bounds = [schema.get(word, 0) for word in ("minProperties", "maxProperties")]
-        # a bound above the number of properties costs no more than that number
+        # a bound above the number of properties costs the same as that number
         most = max(min(bound, count) for bound in [*bounds, 0] if isinstance(bound, int)) if count else 0
         counted += count * most if most > 1 else 0
     if free > MAX_FREE:
-        raise SchemaError("#", f"{free} properties stand beside additional ones, and at most {MAX_FREE} are compiled")
+        raise SchemaError("#", f"{free} properties are combined with additional ones: at most {MAX_FREE} are allowed")
     if counted > MAX_COUNTED:
         raise SchemaError(
             "#",
@@ -123,7 +123,7 @@ def _require_few_properties(schemas: Iterable[dict[str, Any]]) -> None:
 
 
 def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema in words that xgrammar enforces to the letter."""
+    """Return the schema rewritten in keywords that xgrammar enforces exactly."""
     pattern = EXACT_FORMATS.get(schema.get("format", ""))
     if pattern is not None:
         schema = {word: part for word, part in schema.items() if word != "format"} | {"pattern": pattern}
@@ -133,7 +133,7 @@ def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_bounded_text(text: str) -> None:
-    """Bound the depth of JSON text before the recursive parser reads it."""
+    """Bound the depth of JSON text before the recursive parser."""
     _require_length(text)
     depth = 0
     for match in _STRINGS_AND_BRACKETS.finditer(text):

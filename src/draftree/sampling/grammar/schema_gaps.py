@@ -1,7 +1,7 @@
-"""What of a JSON schema no grammar enforces: a text of such a grammar might break the schema, so it is refused.
+"""Detection of JSON schema features that no grammar enforces; such a schema is refused, since a text could violate it.
 
-xgrammar enforces a part of JSON Schema 2020-12 and reads over the rest. What is named here was found by compiling a
-schema for every keyword, and for pairs of them, and by matching texts that break it
+xgrammar enforces a part of JSON Schema 2020-12 and ignores the rest. The lists here were found by compiling a
+schema for every keyword, and for pairs of them, and by matching texts that violate it
 (`tests/unit/sampling/test_schemas.py` repeats that). Only keywords that are known to be enforced pass.
 """
 
@@ -33,7 +33,7 @@ OBJECTS = frozenset(
 )
 KEYWORDS_OF = {"string": STRINGS, "number": NUMBERS, "array": ARRAYS, "object": OBJECTS}
 COMBINING = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Of these xgrammar reads one, and nothing beside it."""
+"""xgrammar reads one of these and ignores all keywords next to it."""
 ANNOTATIONS = frozenset(
     {
         "$anchor",
@@ -55,7 +55,7 @@ ANNOTATIONS = frozenset(
         "writeOnly",
     }
 )
-"""Keywords that no text can break. A keyword that begins with 'x-' is one as well."""
+"""Keywords that cannot be violated. A keyword that begins with 'x-' counts as one."""
 KNOWN = frozenset({"type", *COMBINING, *ANNOTATIONS}).union(*KEYWORDS_OF.values())
 UNENFORCED = frozenset(
     {
@@ -79,7 +79,7 @@ UNENFORCED = frozenset(
         "uniqueItems",
     }
 )
-"""Keywords of JSON Schema that are refused by name; so is every word that is none."""
+"""Keywords of JSON Schema that are refused without a suggestion; unknown words are refused with one."""
 FORMATS = frozenset(
     {
         "date",
@@ -98,17 +98,17 @@ FORMATS = frozenset(
     }
 )
 MAX_MULTIPLE = 1024
-"""xgrammar reads over a larger 'multipleOf'."""
+"""xgrammar ignores a larger 'multipleOf'."""
 MAX_INTEGER = 2**63 - 1
 
 
 def gaps(schema: dict[str, Any], follow: Follow, *, is_name: bool = False) -> Iterator[str]:
-    """What of a schema's own keywords its grammar would not enforce, as sentences.
+    """Describe the keywords of a schema that its grammar would not enforce.
 
     Args:
-        schema: one schema; those within it are not looked at.
-        follow: gives the schema at the end of a chain of references.
-        is_name: whether it stands under 'propertyNames', where every value is a string.
+        schema: one schema; nested schemas are not checked.
+        follow: returns the schema at the end of a chain of references.
+        is_name: whether it is under 'propertyNames', where every value is a string.
     """
     yield from _unknown(schema)
     yield from _combinations(schema, follow)
@@ -183,7 +183,7 @@ def _of_strings(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_pattern(pattern: Any, what: str) -> Iterator[str]:
-    reason = unenforced_in_string(pattern) if isinstance(pattern, str) else "it is no text"
+    reason = unenforced_in_string(pattern) if isinstance(pattern, str) else "it is not a string"
     if reason is not None:
         shown = repr(pattern)
         yield f"{what} {shown if len(shown) <= 60 else shown[:57] + '...'} is not enforced ({reason})"

@@ -1,4 +1,4 @@
-"""Whether schemas exclude each other, so that `oneOf` is what `anyOf` is, which a grammar can enforce."""
+"""Mutual exclusion of schemas: if they exclude each other, `oneOf` equals `anyOf`, which a grammar can enforce."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, final
 
 ALL_TYPES = frozenset({"string", "integer", "number", "array", "object", "boolean", "null"})
 IMPLY_OBJECT = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Without a 'type', xgrammar takes a schema with one of these for an object's."""
+"""Without a 'type', xgrammar treats a schema with one of these as an object's."""
 IMPLY_ARRAY = frozenset({"items", "prefixItems", "unevaluatedItems"})
 MAX_STEPS = 20_000
-"""Comparisons of two schemas at most for one 'oneOf', which takes about half a second."""
+"""Maximum comparisons of two schemas for one 'oneOf', about half a second."""
 MAX_LEVELS = 8
-"""Levels of objects and alternatives at most that are compared."""
+"""Maximum levels of objects and alternatives that are compared."""
 
 
 @final
@@ -21,7 +21,7 @@ class Exclusion:
     """Compares schemas by type, by constants and by required properties.
 
     Args:
-        follow: gives the schema at the end of a chain of references.
+        follow: returns the schema at the end of a chain of references.
     """
 
     def __init__(self, follow: Callable[[Any], Any]) -> None:
@@ -30,7 +30,7 @@ class Exclusion:
         self._keys: dict[int, set[str]] = {}
 
     def overlap(self, branches: list[Any]) -> tuple[int, int] | None:
-        """Places of two schemas that one value may fit, as far as this can tell; None if there are none."""
+        """Return the indices of two schemas that one value may fit, as far as this can tell; None if there are none."""
         self._steps = 0
         pairs = ((first, second) for second in range(len(branches)) for first in range(second))
         return next((pair for pair in pairs if not self._exclude(branches[pair[0]], branches[pair[1]], 0)), None)
@@ -71,7 +71,7 @@ def values_of(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def types_of(schema: dict[str, Any]) -> set[str]:
-    """Types of the values that may fit a schema; where numbers do, integers do."""
+    """Return the types of the values that may fit a schema; 'number' includes 'integer'."""
     given, values = schema.get("type"), values_of(schema)
     if given is None and values is not None:
         return set(map(type_of, values))
@@ -81,14 +81,14 @@ def types_of(schema: dict[str, Any]) -> set[str]:
 
 
 def implied_type(schema: dict[str, Any]) -> str | None:
-    """The type that xgrammar gives to a schema without one; None for every type."""
+    """Return the type that xgrammar assumes for a schema without one; None for every type."""
     if IMPLY_OBJECT & set(schema):
         return "object"
     return "array" if IMPLY_ARRAY & set(schema) else None
 
 
 def type_of(value: Any) -> str:
-    """The name that JSON Schema has for the type of a value; 'integer' for 1.0."""
+    """Return the JSON Schema type of a value; 'integer' for 1.0."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -103,7 +103,7 @@ def _required(schema: dict[str, Any]) -> set[str]:
 
 
 def _key(value: Any) -> str:
-    """The same text for values that JSON Schema takes for equal: 1 and 1.0, but not 1 and true."""
+    """Return the same text for values that JSON Schema treats as equal: 1 and 1.0, but not 1 and true."""
     return json.dumps(_plain(value), sort_keys=True)
 
 

@@ -1,7 +1,7 @@
 """References of JSON Schema (`$ref`, `$id`, `$anchor`, JSON pointers), resolved within one document.
 
-xgrammar resolves `#` and `#/name/name` only, and accepts any value where another reference stands. So every schema
-that is referred to moves to the root's `$defs` under a plain name, and references name it there.
+xgrammar resolves `#` and `#/name/name` only, and accepts any value in place of another reference. So every referenced
+schema moves to the root's `$defs` under a plain name, and references use that name.
 
 Source: JSON Schema 2020-12 core, sections 8.2 and 9; JSON Pointer, RFC 6901.
 """
@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords under which schemas stand by name."""
+"""Keywords that map names to schemas."""
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
-"""Keywords under which schemas stand in a list."""
+"""Keywords that hold a list of schemas."""
 SINGLE = (
     "items",
     "additionalProperties",
@@ -37,7 +37,7 @@ _DROPPED = STORES | {"$id", "$anchor", "$dynamicAnchor", "$schema"}
 
 
 class SchemaError(ValueError):
-    """A schema that a grammar cannot stand for.
+    """A schema that cannot be represented by a grammar.
 
     Args:
         path: JSON pointer of the part at fault, as in `#/properties/name`.
@@ -68,10 +68,10 @@ class References:
         self._index(root, "", "#")
 
     def reachable(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Every schema that texts depend on, with its path: from the root, and along references.
+        """Yield every schema that texts depend on, with its path: from the root, and along references.
 
         Raises:
-            SchemaError: a reference leads nowhere.
+            SchemaError: a reference has no target.
         """
         seen: set[int] = set()
         pending: list[Any] = [self._root]
@@ -86,26 +86,26 @@ class References:
                 pending.append(self._target(schema))
 
     def follow(self, schema: Any) -> Any:
-        """The schema at the end of a chain of references.
+        """Return the schema at the end of a chain of references.
 
         Raises:
-            SchemaError: a reference leads nowhere, or back to itself.
+            SchemaError: a reference has no target, or refers to itself.
         """
         seen: set[int] = set()
         while isinstance(schema, dict) and "$ref" in schema:
             if id(schema) in seen:
                 raise SchemaError(self._paths[id(schema)], f"'$ref' {schema['$ref']!r} refers to itself")
             seen.add(id(schema))
-            # what was followed before ends the chain at once: chains are long where each part refers to the next
+            # the cached end of a chain is used at once: chains are long where each part refers to the next
             schema = self._ends[id(schema)] if id(schema) in self._ends else self._target(schema)
         self._ends.update(dict.fromkeys(seen, schema))
         return schema
 
     def resolved(self, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """The document with all references of the form `#` or `#/$defs/NAME`, and nothing in it that is not used.
+        """Return the document with all references of the form `#` or `#/$defs/NAME`, without unused parts.
 
         Args:
-            rewrite: applied to every schema, after those within it.
+            rewrite: applied to every schema, after its nested schemas.
         """
         names: dict[int, str] = {id(self._root): "#"}
         pending: list[tuple[str, Any]] = []
@@ -142,7 +142,7 @@ class References:
         return body | ({"$defs": definitions} if definitions else {})
 
     def _index(self, schema: Any, base: str, path: str) -> None:
-        """Note base URIs and paths of a schema and of all within it, and what can be referred to by name."""
+        """Record base URIs, paths and names of a schema and of all nested schemas."""
         if not isinstance(schema, dict) or id(schema) in self._bases:
             return
         given = schema.get("$id")
@@ -162,7 +162,7 @@ class References:
     def _name(self, uri: str, schema: Any, path: str) -> None:
         other = self._by_uri.setdefault(uri, schema)
         if other is not schema:
-            raise SchemaError(path, f"{uri!r} is the name of another part of the schema as well")
+            raise SchemaError(path, f"{uri!r} is also the name of another part of the schema")
 
     def _target(self, schema: dict[str, Any]) -> Any:
         if id(schema) not in self._targets:
@@ -193,23 +193,23 @@ class References:
         base, place = self._bases[id(resource)], self._paths[id(resource)]
         for escaped in pointer.split("/")[1:]:
             if re.search("~(?![01])", escaped):
-                raise SchemaError(path, f"{what} has '~' without 0 or 1 behind it: write ~0 for '~', ~1 for '/'")
+                raise SchemaError(path, f"{what} has '~' that is not followed by 0 or 1: write ~0 for '~', ~1 for '/'")
             key = escaped.replace("~1", "/").replace("~0", "~")
             found = _member(found, key)
             if found is None:
-                raise SchemaError(path, f"{what} leads nowhere: there is no {key!r}")
+                raise SchemaError(path, f"{what} has no target: there is no {key!r}")
             place = f"{place}/{escaped}"
             if isinstance(found, dict):
                 base = self._bases.get(id(found), base)
         if not isinstance(found, dict | bool):
-            raise SchemaError(path, f"{what} leads to {type(found).__name__}, which is no schema")
-        # schemas under other keywords than those of JSON Schema are known once something refers to them
+            raise SchemaError(path, f"{what} leads to {type(found).__name__}, which is not a schema")
+        # schemas under keywords outside JSON Schema are indexed once a reference leads to them
         self._index(found, base, place)
         return found
 
 
 def _parts(schema: dict[str, Any], *, stores: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The schemas directly within a schema, with the keys that lead to them."""
+    """Yield the schemas directly inside a schema, with the keys that lead to them."""
     for word, part in schema.items():
         if word in NAMED and isinstance(part, dict) and (stores or word not in STORES):
             yield from (((word, name), one) for name, one in part.items())

@@ -1,12 +1,12 @@
-"""Conversations encoded literally: a control token typed in a message is text, and ends no message.
+"""Literal encoding of conversations: a control token typed in a message is encoded as plain text.
 
-A chat template joins messages into one text, in which `<|im_end|>` of a message looks as that of the template does. So
-the template is given a mark for every control token in a message. The marks tell the two apart in its text. A second
-tokenizer then reads that text: it has the model, normalizer and pre-tokenizer of the first, but other strings stand
-for control tokens, so the typed ones are spelled like any text, with the same text around them.
+A chat template joins messages into one text, in which a typed `<|im_end|>` looks like one of the template. So
+the template is rendered with a placeholder for every control token in a message, which separates the two. A second
+tokenizer then encodes that text: it has the model, normalizer and pre-tokenizer of the first, but other strings for its
+control tokens, so the typed ones are spelled like any text, with the same text around them.
 
 Messages without control tokens are encoded as transformers does. Unigram models have control tokens among their pieces
-and write them for that text; such conversations are refused.
+and produce them for that text; such conversations are refused.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from draftree.core.errors import InvalidRequestError
 
 Messages = Sequence[Mapping[str, str]]
 ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
-"""Roles that templates know; others must not look like a control token's name."""
+"""Common roles of templates; other roles must not look like the name of a control token."""
 ALIAS = "\U0010f000{}\U0010f001"
-"""Stands for a control token in the second tokenizer."""
+"""The string of a control token in the second tokenizer."""
 PRIVATE = range(0xE000, 0xF8FF)
 OPTION = "allow_control_tokens=True (on the command line: --allow-control-tokens) reads them as control tokens"
 
 
 @final
 class LiteralEncoder:
-    """Encodes conversations in which control tokens are spelled.
+    """Encoder of conversations that spells control tokens in messages.
 
     Args:
-        name: of the model, for messages.
-        backend: a tokenizer object of transformers, or what behaves as one.
+        name: name of the model, for error messages.
+        backend: a tokenizer object of transformers, or an object with the same interface.
         encode: text to ids, as `Tokenizer.encode` without special tokens added.
-        render: messages to the text of the template.
+        render: messages to the text that the template renders.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class LiteralEncoder:
         self._render = render
 
     def ids(self, messages: Messages, text: str) -> list[int]:
-        """Token ids of a conversation.
+        """Encode a conversation.
 
         Args:
             messages: checked, with role and content.
-            text: what the template makes of them.
+            text: the conversation as the template renders it.
 
         Raises:
-            InvalidRequestError: a role names a control token, or control tokens in a message cannot be told from those
-                of the template.
+            InvalidRequestError: a role names a control token, or control tokens in a message cannot be distinguished
+                from those of the template.
         """
         self._check_roles(messages)
         contents = [message["content"] for message in messages]
@@ -84,7 +84,7 @@ class LiteralEncoder:
         marks = re.compile(f"{mark}([0-9]+){mark}")
         if marks.sub(lambda found: tokens[int(found[1])], rendered) != text:
             raise self._refused("the chat template changes a message that has a control token")
-        # an added token that is not special is a control token where the template writes it
+        # an added token that is not special counts as a control token only if the template writes it
         written = {token for token in tokens if token in self._specials or token in rendered}
         rendered = marks.sub(
             lambda found: found[0] if tokens[int(found[1])] in written else tokens[int(found[1])], rendered
@@ -117,7 +117,7 @@ class LiteralEncoder:
 
     @cached_property
     def _second_tokenizer(self) -> tuple[Any, dict[int, int]]:
-        """The tokenizer with other strings for control tokens, and the ids of added tokens by its own."""
+        """The tokenizer with other strings for control tokens, and the original ids by its added-token ids."""
         if not self._backend.is_fast:
             raise self._refused("this tokenizer cannot spell a control token")
         from tokenizers import AddedToken
@@ -135,7 +135,7 @@ class LiteralEncoder:
             names[token_id] = ALIAS.format(number) if is_control else token.content
             flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
             tokens[token.special].append(AddedToken(names[token_id], **flags))
-        # all at once: every call reads all that were added before
+        # one call per kind: every call processes all tokens added before
         second.add_special_tokens(tokens[True])
         second.add_tokens(tokens[False])
         ids: dict[int, int] = {int(second.token_to_id(name) or 0): token_id for token_id, name in names.items()}
@@ -151,7 +151,7 @@ class LiteralEncoder:
 
     @cached_property
     def _all_tokens(self) -> re.Pattern[str]:
-        """Special tokens, and other added tokens that the template may write."""
+        """A pattern of special tokens, and of other added tokens that the template may write."""
         template = str(self._backend.chat_template)
         others = (t.content for t in self._added.values() if t.content.strip() and t.content in template)
         return _any_of({*self._specials, *others})
@@ -161,7 +161,7 @@ class LiteralEncoder:
         return frozenset(i for i, token in self._added.items() if self._all_tokens.fullmatch(token.content))
 
     def _controls(self, ids: Iterable[int]) -> list[int]:
-        # the unknown token stands for any text without tokens of its own
+        # the unknown token can stand for any text that has no tokens
         unknown = self._backend.unk_token_id
         return [token for token in ids if token in self._control_ids and token != unknown]
 
@@ -170,7 +170,7 @@ class LiteralEncoder:
         return _Edges(self._specials)
 
     def _hidden(self, contents: Iterable[str]) -> bool:
-        """Whether the tokenizer reads control tokens where their strings are not, as after normalization."""
+        """Return whether the tokenizer finds control tokens that are not in the text verbatim (normalization)."""
         is_exact = not any(token.normalized for token in self._added.values() if token.special)
         return not is_exact and any(self._controls(self._encode(content)) for content in contents)
 
@@ -187,16 +187,16 @@ class LiteralEncoder:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """The longest of the tokens first, as tokenizers match them; nothing if there are none."""
+    """Return a pattern of the tokens, longest first, as tokenizers match them; it never matches if there are none."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
 
 @final
 class _Edges:
-    """Whether a text is a part of a token, or begins or ends with one.
+    """Detector of texts that could be part of a token.
 
     Args:
-        tokens: not empty each.
+        tokens: non-empty strings.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -207,7 +207,7 @@ class _Edges:
         self._ends = {token[size:] for token in known for size in range(1, len(token))}
 
     def meet(self, text: str) -> bool:
-        """Whether other text around this one could complete a token."""
+        """Return whether surrounding text could complete a token."""
         if not text:
             return False
         return text in self._joined or any(

@@ -1,7 +1,7 @@
-"""What the operations of a chat template cost at most, in characters, before they are done.
+"""Upper bounds on the cost of chat template operations in characters, computed before each operation runs.
 
-A cost is an upper bound of what the operation adds to memory; elements of a list cost `ELEMENT` each. Operations that
-cannot make anything longer than their operands cost nothing here: their results are charged when they are there.
+A cost bounds what the operation adds to memory; each element of a list costs `ELEMENT`. Operations whose result cannot
+be longer than their operands cost nothing here: their results are charged afterwards.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 BASE_BUDGET = 100_000_000
-"""Characters; about 100 MB at one byte each, and a second of work."""
+"""In characters; about 100 MB at one byte each, and a second of work."""
 BUDGET_PER_CHAR = 50
-"""What every character of the messages adds."""
+"""Characters added to the budget for each character of the messages."""
 MAX_TEMPLATE_CHARS = 1_000_000
 MAX_NUMBER = 1_000_000
-"""Of an argument that is a width, a count or a precision."""
+"""Largest argument that is a width, a count or a precision."""
 MAX_BITS = 4_096
-"""Of an integer."""
+"""Longest integer, in bits."""
 ELEMENT = 16
 MAX_VISITS = 1_000_000
 TEXTS = (str, bytes)
@@ -39,7 +39,7 @@ NUMBER = re.compile(r"\d+")
 TAKES_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
 """A format whose width is an argument."""
 ANY_NUMBER = frozenset({"default", "d", "int", "float", "select", "reject", "selectattr", "rejectattr", "map", "attr"})
-"""Filters whose arguments are values and no sizes."""
+"""Filters whose numeric arguments are values, not sizes."""
 WRITES_OUT = frozenset(
     [
         "capitalize",
@@ -69,30 +69,30 @@ WRITES_OUT = frozenset(
         "xmlattr",
     ]
 )
-"""Filters that make a text of their value first."""
+"""Filters that convert their value to text first."""
 MULTIPLIES = frozenset({"format", "indent", "replace", "tojson", "wordwrap"})
-"""Filters that may add an argument at many places of the text."""
+"""Filters that may insert an argument at many places of the text."""
 
 
 class LimitError(Exception):
-    """A template computes too much; the message completes "the template was stopped, because …"."""
+    """A template exceeds its limits; the message completes "the template was stopped, because …"."""
 
 
 class Budget:
-    """What one rendering may still spend. Mutated by `pay`.
+    """The remaining budget of one rendering. Mutated by `pay`.
 
     Args:
-        num_chars: of the messages.
+        num_chars: number of characters in the messages.
     """
 
     def __init__(self, num_chars: int) -> None:
         self._left = BASE_BUDGET + BUDGET_PER_CHAR * num_chars
 
     def pay(self, units: int) -> None:
-        """Take units away.
+        """Deduct units.
 
         Raises:
-            LimitError: nothing is left.
+            LimitError: the budget is exhausted.
         """
         self._left -= units
         if self._left < 0:
@@ -100,17 +100,17 @@ class Budget:
 
 
 def size_of(value: Any) -> int:
-    """What a value takes, without what lies in its elements."""
+    """Return the size of a value without the contents of its elements."""
     if isinstance(value, TEXTS):
         return len(value)
     return ELEMENT * len(value) if isinstance(value, (*LISTS, Mapping, set, frozenset)) else 1
 
 
 def text_size(value: Any) -> int:
-    """What a value takes when it is written out, with all that lies in it.
+    """Return the size of a value converted to text, with all its nested values.
 
     Raises:
-        LimitError: too many values lie in it.
+            LimitError: too many nested values.
     """
     total, visits, todo = 0, 0, [value]
     while todo:
@@ -120,16 +120,16 @@ def text_size(value: Any) -> int:
             todo += [*one.keys(), *one.values()]
         elif isinstance(one, (*LISTS, set, frozenset)):
             todo += one
-        if visits > MAX_VISITS:  # a few nested lists can hold one another without end
+        if visits > MAX_VISITS:  # nested lists may contain each other
             raise LimitError(f"it writes out more than {MAX_VISITS} values")
     return total
 
 
 def cost_of_operator(operator: str, left: Any, right: Any) -> int:
-    """Of `left operator right`.
+    """Return the cost of `left operator right`.
 
     Raises:
-        LimitError: the result would be a number that is too long.
+        LimitError: the result would be too long a number.
     """
     if operator == "%":
         return cost_of_format(left, [right]) if isinstance(left, TEXTS) else 1
@@ -148,7 +148,7 @@ def cost_of_operator(operator: str, left: Any, right: Any) -> int:
 
 
 def cost_of_format(form: str | bytes, arguments: Sequence[Any]) -> int:
-    """Of `form % arguments` or `form.format(arguments)`."""
+    """Return the cost of `form % arguments` or `form.format(arguments)`."""
     text = form.decode("latin-1") if isinstance(form, bytes) else form
     fields = text.count("%") + text.count("{") + 1
     widths = sum(_number(int(run[:10])) for run in NUMBER.findall(text))
@@ -158,7 +158,7 @@ def cost_of_format(form: str | bytes, arguments: Sequence[Any]) -> int:
 
 
 def cost_of_call(called: Any, arguments: Sequence[Any]) -> int:
-    """Of a call; methods of texts that make them longer, and arguments that a recursive loop runs over.
+    """Return the cost of a call: text methods with longer results, and arguments that a recursive loop iterates over.
 
     Raises:
         LimitError: a number is too large for a method of a built-in type.
@@ -186,10 +186,10 @@ def _cost_of_method(name: str, text: str | bytes, arguments: Sequence[Any]) -> i
 
 
 def cost_of_filter(name: str, values: Sequence[Any], named: Mapping[str, Any]) -> int:
-    """Of a filter: its value is first among the values.
+    """Return the cost of a filter; the filtered value is the first of `values`.
 
     Raises:
-        LimitError: a number is too large, or a sum is not of numbers.
+        LimitError: a number is too large, or a sum has operands that are not numbers.
     """
     if not values:
         return 1
@@ -204,14 +204,14 @@ def cost_of_filter(name: str, values: Sequence[Any], named: Mapping[str, Any]) -
     if name == "format" and isinstance(value, str):
         return cost_of_format(value, arguments)
     if name == "sum" and any(not isinstance(one, int | float) for one in [*values[2:], *_given(named, "start")]):
-        raise LimitError("it adds up what is no number")
+        raise LimitError("it sums values that are not numbers")
     return written * (1 + amount) if name in MULTIPLIES else written + amount
 
 
 def _cost_of_replace(text: Any, arguments: Sequence[Any]) -> int:
     texts: list[Any] = [argument for argument in arguments if isinstance(argument, type(text))]
     if len(texts) < 2:
-        return 1  # it is refused when it is called
+        return 1  # the call itself raises
     return len(text) + text.count(texts[0]) * len(texts[1])
 
 
@@ -232,5 +232,5 @@ def _numbers(values: Sequence[Any]) -> list[int]:
 
 def _number(value: int) -> int:
     if value > MAX_NUMBER:
-        raise LimitError(f"it asks for a width or count of {value}")
+        raise LimitError(f"it uses a width or count of {value}")
     return value

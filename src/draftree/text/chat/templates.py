@@ -1,8 +1,8 @@
-"""Chat templates, rendered in a sandbox that also bounds what they compute.
+"""Chat template rendering in a sandbox with a bounded amount of work.
 
-A template is a program by the author of the model. The sandbox of jinja2 keeps it from Python's internals, but lets it
-allocate and loop without end. Here every operation that can make a text or list longer, and every step of a loop, is
-paid from a budget before it is done.
+A template is a program by the author of the model. The sandbox of jinja2 shields Python's internals, but allows
+unbounded allocation and loops. Here every operation that can lengthen a text or list, and every step of a loop, is
+charged to a budget before it runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from draftree.text.chat.template_costs import (
 __all__ = ["TemplateStoppedError", "render_chat"]
 
 OLDEST_JINJA = (3, 1, 6)
-"""Older ones let templates out of their sandbox."""
+"""Older versions have sandbox escapes."""
 STEP, CALL = 10, 20
 """Cost of one step of a loop, and of one call; a character costs 1."""
 
@@ -45,7 +45,7 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 class TemplateStoppedError(TemplateRuntimeError):
-    """A template was stopped, because it computes too much."""
+    """A template was stopped because it exceeded its budget."""
 
 
 def render_chat(
@@ -55,17 +55,17 @@ def render_chat(
     add_generation_prompt: bool,
     special_tokens: Mapping[str, Any],
 ) -> str:
-    """The text of a conversation.
+    """Render a conversation to text.
 
     Args:
-        template: of the model.
-        messages: of the conversation.
-        add_generation_prompt: end with what opens the assistant's answer.
-        special_tokens: by their role, for the template.
+        template: the model's chat template.
+        messages: the conversation.
+        add_generation_prompt: append the header of the assistant's answer.
+        special_tokens: special tokens by role, as variables of the template.
 
     Raises:
-        TemplateStoppedError: the template computes too much.
-        Exception: whatever else the template raises.
+        TemplateStoppedError: the template exceeds its budget.
+        Exception: any error that the template raises.
     """
     token = _budget.set(Budget(text_size(messages)))
     try:
@@ -85,10 +85,10 @@ def render_chat(
 
 
 def pay(units: int) -> None:
-    """Take units from the budget of the template that is being rendered.
+    """Charge units to the budget of the current rendering.
 
     Raises:
-        LimitError: nothing is left.
+        LimitError: the budget is exhausted.
     """
     budget = _budget.get(None)
     if budget is not None:
@@ -105,7 +105,7 @@ def _compiled(template: str) -> Any:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox for chat templates, with the globals and filters that transformers gives them."""
+    """The sandbox for chat templates, with the globals and filters that transformers provides."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -129,7 +129,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Join output; compiled templates call it."""
+        """Join output; called by compiled templates."""
         found = []
         for piece in pieces:
             pay(1 + len(piece))
@@ -140,19 +140,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.concat(str(_written(piece)) for piece in pieces)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """An operator that can make its operands longer."""
+        """Charge and apply an operator whose result can be longer than its operands."""
         pay(cost_of_operator(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """A call of a method, macro or function."""
+        """Charge and perform a call of a method, macro or function."""
         if getattr(__obj, "__name__", "") == "join" and len(args) == 1:
             args = (_listed(args[0]),)
         pay(CALL + cost_of_call(__obj, [*args, *kwargs.values()]))
         return _charged(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """`str.format`, which can pad to any width."""
+        """Wrap `str.format`, which can pad to any width, with a charge."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -166,27 +166,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class Counting(NodeTransformer):
-    """Puts loops, joined texts and slices of a parsed template behind filters that pay for them."""
+    """Transformer that wraps loops, joined texts and slices of a parsed template in filters that charge for them."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802, by the node
-        """Every step is paid."""
+        """Charge every step."""
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_counted")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802, by the node
-        """`~` is no operator that a sandbox can intercept."""
+        """Charge `~`, which the sandbox cannot intercept as an operator."""
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802, by the node
-        """A slice is a copy."""
+        """Charge a slice, which is a copy."""
         self.generic_visit(node)
         return _filtered(node, "_charged") if isinstance(node.arg, nodes.Slice) else node
 
 
 class Counted:
-    """What a loop runs over; every step is paid. Its length is known where the original's is."""
+    """The iterable of a loop with a charge per step. It has a length if the original has one."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
@@ -201,12 +201,12 @@ class Counted:
 
 
 class Generation(Extension):
-    """The tag that marks what the assistant wrote: its content as it is."""
+    """The tag that marks the assistant's text; it renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
     def parse(self, parser: Any) -> list[nodes.Node]:
-        """The statements inside of the tag."""
+        """Return the statements inside the tag."""
         next(parser.stream)
         found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return found
@@ -216,16 +216,16 @@ class TemplateDict:
     """`dict` for templates, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """As `dict`."""
+        """Return `dict(...)`."""
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As `dict.fromkeys`."""
+        """Return `dict.fromkeys(...)`."""
         return dict.fromkeys(*args)
 
 
 class TemplateNamespace(Namespace):
-    """Variables of a template that outlive a block; none begins with an underscore."""
+    """Template variables that outlive a block; names with a leading underscore are refused."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # an attribute may be called self
         self, rest = args[0], args[1:]
@@ -249,14 +249,14 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
 
 
 def _written(value: Any) -> Any:
-    """A value that is about to be written out."""
+    """Charge a value that is about to be converted to text."""
     if isinstance(value, list | tuple | dict | set):
         pay(text_size(value))
     return value
 
 
 def _listed(values: Any) -> Any:
-    """What is joined: its length is known only where it is a list."""
+    """Return the operand of a join as a list, because only a list has a known length."""
     return list(Counted(values)) if isinstance(values, Iterator) else values
 
 
@@ -266,7 +266,7 @@ def _charged(value: Any) -> Any:
 
 
 def _paying(name: str, function: Any) -> Any:
-    @wraps(function)  # keeps the mark of those that take the context first
+    @wraps(function)  # keeps the marker of filters whose first argument is the context
     def paid(*args: Any, **kwargs: Any) -> Any:
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
         if name == "join" and len(args) > first:

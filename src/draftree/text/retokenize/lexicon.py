@@ -1,7 +1,7 @@
-"""A tokenizer as a table of bytes: what each id says inside of a text, and which ids say given bytes.
+"""A tokenizer as a table of bytes: the bytes of each id inside a text, and the id of given bytes.
 
-Two tokenizers have nothing in common but the text that they stand for. Text is bytes here, not characters, since a
-token may end inside of a character.
+The only thing that two tokenizers share is the text. Text is bytes here, not characters, since a token may end inside a
+character.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from draftree.text.tokenizer import Tokenizer
 
 SPACE = b" "
 NUM_CHECKS, CHECK_LENGTH = 16, 64
-"""Random rows of tokens whose decoding is compared with the table when a lexicon is made."""
+"""Random rows of tokens whose decoding is compared with the table when a lexicon is built."""
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """What must be known of a tokenizer to carry text into it or out of it.
+    """The properties of a tokenizer that are needed to translate text into or out of it.
 
     Attributes:
-        name: whose it is, in messages.
-        bytes_of: what each id says inside of a text; None for special tokens and ids without a token.
+        name: name of the tokenizer, for error messages.
+        bytes_of: bytes of each id inside a text; None for special tokens and ids without a token.
         byte_ids: ids of single bytes by name (<0xE6>), the last resort of tokenizers that have them.
         specials: ids of special tokens by their written form.
-        encode: text to ids, nothing added, markers in it spelled.
-        start: what the tokenizer puts before a text of its own accord.
-        eos_id: ends a text; None if the tokenizer has no such token.
-        bos_id: begins a text; None if the tokenizer has no such token.
-        ignored_ids: special tokens that say nothing to a reader: padding, unknown, begin of text.
-        strips_first_space: whether the first space of a text is not written.
+        encode: text to ids, without added tokens, special tokens in it spelled.
+        start: ids that the tokenizer adds before a text.
+        eos_id: end-of-text token; None if the tokenizer has none.
+        bos_id: begin-of-text token; None if the tokenizer has none.
+        ignored_ids: special tokens without text: padding, unknown, begin of text.
+        strips_first_space: whether decoding drops the first space of a text.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Lexicon:
 
     @cached_property
     def ids_of(self) -> dict[bytes, int]:
-        """The id that says these bytes; of several one that is not a named byte, then the lowest."""
+        """Ids by their bytes; among several, one that is not a named byte, then the lowest."""
         found: dict[bytes, int] = {}
         for token_id, data in enumerate(self.bytes_of):
             if data and (data not in found or (found[data] in self.byte_ids and token_id not in self.byte_ids)):
@@ -61,16 +61,16 @@ class Lexicon:
     def _longest(self) -> int:
         return max(map(len, self.ids_of), default=0)
 
-    def says(self, token_id: int) -> bytes | None:
-        """What an id says; None for special tokens and ids outside of the table."""
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of an id; None for special tokens and ids outside the table."""
         return self.bytes_of[token_id] if 0 <= token_id < len(self.bytes_of) else None
 
     def text_of(self, ids: Iterable[int]) -> bytes:
-        """What ids say together; special tokens say nothing."""
-        return b"".join(self.says(i) or b"" for i in ids)
+        """Return the joined bytes of ids; special tokens have none."""
+        return b"".join(self.token_bytes(i) or b"" for i in ids)
 
     def spell(self, data: bytes) -> list[int]:
-        """Ids that say exactly these bytes: the longest token first; what no token begins with is left out."""
+        """Return ids with exactly these bytes, longest match first; bytes that start no token are left out."""
         ids: list[int] = []
         place = 0
         while place < len(data):
@@ -83,11 +83,11 @@ class Lexicon:
         return ids
 
     def read(self, data: bytes, *, begins: bool) -> list[int]:
-        """Ids for bytes, cut as the tokenizer cuts text; bytes that are no characters are spelled.
+        """Encode bytes as the tokenizer splits text; bytes that are not valid UTF-8 are spelled.
 
         Args:
             data: any bytes.
-            begins: whether a text begins here: many tokenizers put a space before it, which does not belong inside.
+            begins: whether a text begins here: many tokenizers add a space there, which does not belong inside a text.
         """
         ids: list[int] = []
         for number, part in enumerate(_parts(data)):
@@ -101,14 +101,14 @@ class Lexicon:
         ids, data = self.encode(text), text.encode("utf-8")
         if not ids or self.text_of(ids) != SPACE + data:
             return ids
-        return self.spell((self.says(ids[0]) or b"").removeprefix(SPACE)) + ids[1:]
+        return self.spell((self.token_bytes(ids[0]) or b"").removeprefix(SPACE)) + ids[1:]
 
 
 def lexicon_of(tokenizer: Tokenizer) -> Lexicon:
-    """The table of a tokenizer.
+    """Build the table of a tokenizer.
 
     Raises:
-        VocabularyMismatchError: what a token says depends on the tokens around it.
+        VocabularyMismatchError: the text of a token depends on the tokens around it.
     """
     names = tokenizer.vocabulary()
     bytes_of = _table(tokenizer, names)
@@ -132,7 +132,7 @@ def lexicon_of(tokenizer: Tokenizer) -> Lexicon:
 
 
 def complete(data: bytes) -> bytes:
-    """The bytes without the unfinished character at their end, if there is one."""
+    """Return the bytes without an unfinished character at their end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte >= 0xC0:
@@ -144,12 +144,12 @@ def complete(data: bytes) -> bytes:
 
 
 def is_inside_character(data: bytes) -> bool:
-    """Whether these bytes begin in the middle of a character."""
+    """Return whether these bytes begin in the middle of a character."""
     return bool(data) and 0x80 <= data[0] < 0xC0
 
 
 def _parts(data: bytes) -> Iterator[str | bytes]:
-    """Stretches of text, and between them the bytes that are none."""
+    """Split bytes into valid text and the invalid bytes between."""
     while data:
         try:
             yield data.decode("utf-8")
@@ -167,21 +167,21 @@ def _table(tokenizer: Tokenizer, names: Sequence[str]) -> list[bytes | None]:
         return [known(name) if name and i not in special else None for i, name in enumerate(names)]
     anchor = next((i for i, name in enumerate(names) if len(name) == 1 and name.isascii() and name.isalpha()), None)
     if anchor is None:
-        raise _unmappable(tokenizer, "it has no token for a letter that others can be put behind")
+        raise _unmappable(tokenizer, "it has no single-letter token that can precede others")
     before = tokenizer.decode([anchor], False)
     pairs = (tokenizer.decode([anchor, i], False) if i not in special else "" for i in range(len(names)))
     return [text[len(before) :].encode() if text.startswith(before) else None for text in pairs]
 
 
 def _require_plain(tokenizer: Tokenizer, bytes_of: Sequence[bytes | None]) -> None:
-    """Texts of the table's entries, put together, must be what the tokenizer says."""
+    """Raise unless the joined bytes of random tokens equal their decoding."""
     whole = [i for i, data in enumerate(bytes_of) if data and all(isinstance(part, str) for part in _parts(data))]
     source = random.Random(0)
     for _ in range(NUM_CHECKS):
         ids = source.choices(whole, k=CHECK_LENGTH) if whole else []
         said = b"".join(bytes_of[i] or b"" for i in ids)
         if not said or tokenizer.decode(ids, True).lstrip(" ").encode() != said.lstrip(SPACE):
-            raise _unmappable(tokenizer, "what its tokens say depends on the tokens around them")
+            raise _unmappable(tokenizer, "the text of its tokens depends on the tokens around them")
 
 
 def _unmappable(tokenizer: Tokenizer, reason: str) -> VocabularyMismatchError:

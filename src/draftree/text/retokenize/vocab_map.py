@@ -1,4 +1,4 @@
-"""What two vocabularies have in common, and how text that one of them cuts is said in the other.
+"""The tokens that two vocabularies share, and translation of text between them.
 
 Sources: intersection of vocabularies: Timor et al., arXiv 2502.05202, algorithm 4 (token-level intersection); drafts
 as strings: the same, algorithm 2 (string-level exact match).
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from draftree.text.retokenize.lexicon import Lexicon, complete, is_inside_character
 
-LOOK_BEHIND = 12
-"""Tokens before a draft that take part in cutting it."""
+CONTEXT_TOKENS = 12
+"""Tokens before a draft that are encoded together with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonTokens:
-    """Tokens that two vocabularies share: they say the same bytes, or are the same special token.
+    """Tokens that two vocabularies share: equal bytes, or the same special token.
 
     Attributes:
-        target_ids: one to one with `draft_ids`, ascending.
+        target_ids: the target's ids, ascending, one to one with `draft_ids`.
         draft_ids: the drafter's ids of the same tokens.
-        draft_share: of the drafter's tokens.
-        target_share: of the target's tokens.
+        draft_share: share of the drafter's tokens that are common.
+        target_share: share of the target's tokens that are common.
     """
 
     target_ids: tuple[int, ...]
@@ -36,18 +36,18 @@ class CommonTokens:
 
 
 def common_tokens(target: Lexicon, draft: Lexicon, *, target_size: int, draft_size: int) -> CommonTokens:
-    """The intersection of two vocabularies.
+    """Return the intersection of two vocabularies.
 
     Args:
-        target: the target's.
-        draft: the drafter's.
-        target_size: width of the target's logits; ids beyond are left out.
-        draft_size: width of the drafter's logits.
+        target: the target's lexicon.
+        draft: the drafter's lexicon.
+        target_size: width of the target's logits; larger ids are left out.
+        draft_size: width of the drafter's logits; larger ids are left out.
     """
     pairs = {target.ids_of[data]: i for data, i in draft.ids_of.items() if data in target.ids_of}
     pairs |= {target.specials[name]: i for name, i in draft.specials.items() if name in target.specials}
     if target.eos_id is not None and draft.eos_id is not None:
-        # two names of one thing; none of them may mean another token as well
+        # the end-of-text tokens correspond; neither may also map to another token
         pairs = {t: d for t, d in pairs.items() if t != target.eos_id and d != draft.eos_id}
         pairs[target.eos_id] = draft.eos_id
     kept = sorted((t, d) for t, d in pairs.items() if t < target_size and d < draft_size)
@@ -60,10 +60,10 @@ def common_tokens(target: Lexicon, draft: Lexicon, *, target_size: int, draft_si
 
 
 def read_specials(target: Lexicon, draft: Lexicon) -> Mapping[int, bytes | tuple[int, ...]]:
-    """What a drafter reads where the target's text has a special token: bytes, or ids of its own.
+    """Return the drafter's input for each special token of the target: bytes, or ids of the drafter.
 
-    The end of a text is the end of a text; a token of the same name is itself; padding and the begin of a text say
-    nothing; any other marker is read as it is written.
+    The end-of-text token maps to the drafter's; a token of the same name maps to itself; padding and the begin-of-text
+    token map to nothing; any other special token is read as its written form.
     """
     found: dict[int, bytes | tuple[int, ...]] = {}
     for name, token_id in target.specials.items():
@@ -79,10 +79,10 @@ def read_specials(target: Lexicon, draft: Lexicon) -> Mapping[int, bytes | tuple
 
 
 def encode_continuation(lexicon: Lexicon, before: Sequence[int], data: bytes) -> list[int]:
-    """Ids that say these bytes behind other ids, cut as the tokenizer cuts the whole where it can.
+    """Return ids of the bytes `data` after other ids, split as the tokenizer splits the whole text if possible.
 
-    What is written stays as it was cut, so a new token must begin where it ends. Where the tokenizer would have cut
-    across that place, the bytes up to its next cut are spelled. An unfinished character at the end is left out.
+    The ids in `before` are fixed, so a new token must begin where they end. If the tokenizer would have a token across
+    that place, the bytes up to the end of that token are spelled. An unfinished character at the end is left out.
     """
     context = _context(lexicon, before)
     data = complete(context + data)[len(context) :]
@@ -91,15 +91,15 @@ def encode_continuation(lexicon: Lexicon, before: Sequence[int], data: bytes) ->
         return lexicon.spell(data)
     place = first = 0
     while place < len(context) and first < len(ids):
-        place += len(lexicon.says(ids[first]) or b"")
+        place += len(lexicon.token_bytes(ids[first]) or b"")
         first += 1
     return lexicon.spell(data[: place - len(context)]) + ids[first:]
 
 
 def _context(lexicon: Lexicon, before: Sequence[int]) -> bytes:
-    """What the last tokens say, from the beginning of a character on, and not from before a special token."""
+    """Return the bytes of the last tokens after any special token, from the beginning of a character on."""
     first = len(before)
-    while first and len(before) - first < LOOK_BEHIND and lexicon.says(before[first - 1]) is not None:
+    while first and len(before) - first < CONTEXT_TOKENS and lexicon.token_bytes(before[first - 1]) is not None:
         first -= 1
     context = lexicon.text_of(before[first:])
     while is_inside_character(context):

@@ -1,1 +1,1 @@
-"""How token ids become text piece by piece: one file for each kind of tokenizer."""
+"""Incremental detokenization streams: one file for each kind of tokenizer."""

@@ -1,4 +1,4 @@
-"""A stream of text: a token goes in, the text that it completed comes out, and what came out never changes."""
+"""The interface of a text stream: each token returns the text that it completes; returned text never changes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 
 
 class TextStream(ABC):
-    """The text of one sequence, piece by piece."""
+    """The text of one sequence, in pieces."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before."""
+        """Return the text that this token completes."""
 
     @abstractmethod
     def finish(self) -> str:
-        """What is left when no token follows; the stream is not used again."""
+        """Return the remaining text; the stream is not used again."""
 
     @abstractmethod
     def follow(self, ids: Sequence[int]) -> None:
-        """Go on from the text of these ids, which is not given out, instead of beginning one; before any push."""
+        """Continue the text of these ids, which is not returned, instead of starting a text; call before any push."""
 
 
 def byte_of_name(token: str) -> int | None:
-    """The byte that a token of the form <0xE6> stands for; None for any other token."""
+    """Return the byte of a token of the form <0xE6>; None for any other token."""
     if len(token) != 6:
         return None
     match = BYTE_NAME.fullmatch(token)
@@ -37,5 +37,5 @@ def byte_of_name(token: str) -> int | None:
 
 
 def text_after(shown: str, text: str) -> str:
-    """What `text` has beyond `shown`; nothing if it is not a continuation of it."""
+    """Return the part of `text` after `shown`; "" if `text` does not start with it."""
     return text[len(shown) :] if text.startswith(shown) else ""

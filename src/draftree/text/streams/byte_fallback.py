@@ -11,12 +11,12 @@ from draftree.text.streams.base import BROKEN, TextStream, byte_of_name
 
 @dataclass(frozen=True, slots=True)
 class FallbackDecoding:
-    """How a byte-fallback tokenizer writes its text.
+    """The decoding rules of a byte-fallback tokenizer.
 
     Attributes:
         replacements: (old, new) pairs, applied to each token in this order.
-        strip_character: this character is taken from the beginning of the text …
-        strip_count: … up to so many times.
+        strip_character: character that is removed from the beginning of the text.
+        strip_count: maximum number of removed characters.
     """
 
     replacements: tuple[tuple[str, str], ...]
@@ -24,7 +24,7 @@ class FallbackDecoding:
     strip_count: int
 
     def part_of(self, token: str) -> str | int:
-        """The text or, as a number, the byte that a token, as the vocabulary writes it, stands for."""
+        """Return the text or, as a number, the byte of a token in its vocabulary form."""
         for old, new in self.replacements:
             token = token.replace(old, new)
         byte = byte_of_name(token)
@@ -32,7 +32,7 @@ class FallbackDecoding:
 
 
 class ByteFallbackStream(TextStream):
-    """A token stands for text, or, named <0x00> to <0xFF>, for one byte.
+    """Stream in which a token is text or, if named <0x00> to <0xFF>, one byte.
 
     A run of byte tokens is text only if all of its bytes together are UTF-8; if not, each becomes U+FFFD, even
     those that form characters. So a run is held back until it ends.
@@ -46,7 +46,7 @@ class ByteFallbackStream(TextStream):
 
     @classmethod
     def opener(cls, tokens: Mapping[int, str], decoding: FallbackDecoding) -> Callable[[], TextStream]:
-        """Opens streams that share one table of what the ids stand for."""
+        """Return an opener of streams that share one table of ids."""
 
         @cache
         def part_of(token_id: int) -> str | int | None:
@@ -56,7 +56,7 @@ class ByteFallbackStream(TextStream):
         return lambda: cls(part_of, decoding)
 
     def push(self, token_id: int) -> str:
-        """The run of bytes that this token ends, and its own text."""
+        """Return the run of bytes that this token ends, and its own text."""
         part = self._part_of(token_id)
         if part is None:
             return ""
@@ -66,11 +66,11 @@ class ByteFallbackStream(TextStream):
         return self._stripped(self._end_run() + part)
 
     def finish(self) -> str:
-        """The run of bytes that the sequence ends with."""
+        """Return the run of bytes at the end of the sequence."""
         return self._stripped(self._end_run())
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Only the beginning of a text is stripped."""
+        """Turn stripping off: only the beginning of a text is stripped."""
         if ids:
             self._strip_left = 0
 

@@ -10,7 +10,7 @@ from draftree.text.streams.base import TextStream
 
 
 class ByteLevelStream(TextStream):
-    """Every token stands for bytes, and the text is these bytes read as UTF-8."""
+    """Stream in which every token is bytes, and the text is these bytes decoded as UTF-8."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -18,7 +18,7 @@ class ByteLevelStream(TextStream):
 
     @classmethod
     def opener(cls, tokens: Mapping[int, str]) -> Callable[[], TextStream]:
-        """Opens streams that share one table of what the ids stand for."""
+        """Return an opener of streams that share one table of ids."""
 
         @cache
         def bytes_of(token_id: int) -> bytes:
@@ -27,28 +27,28 @@ class ByteLevelStream(TextStream):
         return lambda: cls(bytes_of)
 
     def push(self, token_id: int) -> str:
-        """The characters whose last byte this token brought."""
+        """Return the characters whose last byte is in this token."""
         return self._reader.decode(self._bytes_of(token_id))
 
     def finish(self) -> str:
-        """U+FFFD if the last character is incomplete."""
+        """Return U+FFFD if the last character is incomplete."""
         return self._reader.decode(b"", final=True)
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The beginning of a text is like any other place."""
+        """No-op: the beginning of a text is not special."""
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes that a token, as the vocabulary writes it, stands for."""
+    """Return the bytes of a token in its vocabulary form."""
     alphabet = byte_alphabet()
     if all(character in alphabet for character in token):
         return bytes(alphabet[character] for character in token)
-    return token.encode("utf-8")  # an added token, written as it is
+    return token.encode("utf-8")  # an added token is stored verbatim
 
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level tokenizers write for bytes.
+    """Return the bytes by the characters that byte-level tokenizers write for them.
 
     A printable character of Latin-1 stands for its own code; the other bytes, in order, are written as the
     characters from 256 on.

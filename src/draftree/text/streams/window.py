@@ -1,4 +1,4 @@
-"""Tokenizers that are not known more closely: the text of a short window of ids is asked for."""
+"""Tokenizers of an unknown kind: a short window of the last ids is decoded for every token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftree.text.streams.base import BROKEN, Decode, TextStream, text_after
 
 
 class WindowStream(TextStream):
-    """Asks the tokenizer for the text of the last few ids: for tokenizers that are not known more closely.
+    """Stream that decodes the last few ids for every token; for tokenizers of an unknown kind.
 
     Assumes that text depends on ids nearby only, that at most three U+FFFD at its end may still become a
     character, and that nothing before them changes.
@@ -21,19 +21,19 @@ class WindowStream(TextStream):
         self._decode = decode
         self._byte_ids = byte_ids
         self._window: list[int] = []
-        self._shown = ""  # the window's text as far as it was given out
+        self._shown = ""  # the part of the window's text that was returned
         self._slide_beyond = 2 * self.CONTEXT
 
     @classmethod
     def opener(cls, decode: Decode, byte_ids: frozenset[int]) -> Callable[[], TextStream]:
-        """Opens streams over this decoding; `byte_ids` are the tokens <0x00> to <0xFF>."""
+        """Return an opener of streams over this decoding; `byte_ids` are the tokens <0x00> to <0xFF>."""
         return lambda: cls(decode, byte_ids)
 
     def push(self, token_id: int) -> str:
-        """What the window's text has now, less what may still change."""
+        """Return the new text of the window, without the end that may still change."""
         self._window.append(token_id)
         if token_id in self._byte_ids:
-            return ""  # as in ByteFallbackStream: what the run says is known at its end
+            return ""  # as in ByteFallbackStream: a run has text only at its end
         text = self._decode(self._window)
         certain = text
         for _ in range(3):
@@ -45,16 +45,16 @@ class WindowStream(TextStream):
         return piece
 
     def finish(self) -> str:
-        """What the window's text has beyond what was given out."""
+        """Return the rest of the window's text."""
         return text_after(self._shown, self._decode(self._window)) if self._window else ""
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The window begins with these ids."""
+        """Fill the window with these ids."""
         self._window = list(ids[-self.CONTEXT :])
         self._shown = self._decode(self._window) if self._window else ""
 
     def _slide(self, text: str) -> None:
-        """Forgets the oldest ids, if the text goes on in the same way without them."""
+        """Drop the oldest ids if the text continues in the same way without them."""
         rest = text_after(self._shown, text)
         shorter = self._decode(self._window[self.CONTEXT :])
         shown = shorter.removesuffix(rest)

@@ -1,4 +1,4 @@
-"""Tokenizers whose text changes as tokens follow: it is given out when it is complete."""
+"""Tokenizers whose text changes as tokens follow: the text is returned when it is complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftree.text.streams.base import Decode, TextStream, text_after
 
 
 class WithheldStream(TextStream):
-    """Gives the whole text at the end: for tokenizers whose text changes as tokens follow."""
+    """Stream that returns the whole text at the end; for tokenizers whose text changes as tokens follow."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -16,16 +16,16 @@ class WithheldStream(TextStream):
         self._ids: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Nothing yet."""
+        """Store the id; returns no text."""
         self._ids.append(token_id)
         return ""
 
     def finish(self) -> str:
-        """The whole text."""
+        """Return the whole text."""
         if not self._ids:
             return ""
         return text_after(self._decode(self._before), self._decode(self._before + self._ids))
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The whole text is taken from behind theirs."""
+        """Set the ids whose text precedes the returned text."""
         self._before = list(ids)

@@ -1,1 +1,1 @@
-"""Random decisions and probability ratios shared by verification rules."""
+"""Random decisions and probability ratios shared by verifiers."""

@@ -1,7 +1,7 @@
-"""Where a rule's own random decisions come from: an interface narrow enough to be enumerated.
+"""Random decisions of verifiers, behind an interface that tests can enumerate.
 
-Rules that compare two distributions toss coins and draw residual tokens. They take both from a `Chance` and from
-nowhere else, so that the exact tests can put every outcome, with its probability, in the place of noise.
+Verifiers that compare two distributions toss coins and draw residual tokens. They use only a `Chance` for both, so that
+the exact tests can replace the noise by every outcome with its probability.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Chance(ABC):
 
     @abstractmethod
     def accepts(self, probability: float) -> bool:
-        """A coin that shows True with this probability; always at 1 and more, never at 0."""
+        """Toss a coin with this probability of True; always True at 1 and more, never at 0."""
 
     @abstractmethod
     def draw(self, weights: Tensor) -> int:
-        """An index with probability proportional to its weight; weights are not negative, their sum is positive."""
+        """Draw an index with probability proportional to its weight; weights are nonnegative with a positive sum."""
 
 
 class NoiseChance(Chance):
-    """Decisions out of a noise, numbered from 0. Mutable: one instance serves one verification.
+    """Decisions from a noise stream, numbered from 0. Mutable: one instance serves one verification.
 
     Args:
-        noise: a stream of this round alone, apart from the one that drafted and from the request's own.
-        salts: name that stream, where `noise` is another; it is made when a rule first decides by chance.
+        noise: a stream for this round only, independent of the draft's and of the request's own.
+        salts: name of that stream within `noise`; if given, it is derived at the first decision.
     """
 
     __slots__ = ("_noise", "_salts", "_taken")
@@ -50,13 +50,13 @@ class NoiseChance(Chance):
         return value
 
     def accepts(self, probability: float) -> bool:
-        """A coin: the next uniform lies below the probability."""
+        """Toss a coin: the next uniform is below the probability."""
         return self._uniform() < probability
 
     def draw(self, weights: Tensor) -> int:
-        """Inverse of the cumulated weights, in float64: 52 bits of the next uniform decide."""
+        """Invert the cumulative weights in float64, with 52 bits of the next uniform."""
         cumulated = torch.cumsum(weights.to(torch.float64), dim=0)
         total = cumulated[-1].item()
-        # a product that rounds up to the total would name an index behind the last weight
+        # a product that rounds up to the total would give an index after the last weight
         aim = min(total * self._uniform(), math.nextafter(total, 0.0))
         return int(torch.searchsorted(cumulated, aim, right=True))

@@ -1,7 +1,7 @@
-"""What the rules that compare the target's distribution with the draft distribution have in common.
+"""Shared computations of verifiers that compare the target's distribution with the draft distribution.
 
-All in float64 on the host: ratios and residuals of float32 distributions lose digits that decide rare tokens, and sums
-there depend on the device.
+All in float64 on the host: ratios and residuals of float32 distributions lose digits that decide rare tokens, and
+float32 sums depend on the device.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from draftree.sampling.distributions import NodeDistributions
 from draftree.verifiers.common.chance import Chance
 
 WITH_DISTRIBUTIONS = frozenset({Draw.IID, Draw.POINT, Draw.WITHOUT_REPLACEMENT})
-"""All draws of which a distribution is known."""
+"""All draws with a known distribution."""
 
 
 def require_chain(tree: TokenTree, rule: str) -> None:
-    """Refuse a tree with branches.
+    """Raise for a tree with branches.
 
     Raises:
         ConfigurationError: a node has two children.
     """
     if not is_chain(tree.parents):
         raise ConfigurationError(
-            f"verifier '{rule}' reads chains, and was given a tree with branches: "
+            f"verifier '{rule}' accepts chains only, but got a tree with branches: "
             "draft a chain, or verify with coupled, multistep, recursive or traversal"
         )
 
 
 def target_distribution(distributions: NodeDistributions, row: int) -> Tensor:
-    """The target's distribution at a row (0 the root, 1 + i node i); float64, sums to 1 up to the rounding of its
-    logits.
+    """Return the target's distribution at a row (0 the root, 1 + i node i); float64, sums to 1 up to the rounding of
+    its logits.
     """
     return distributions.probs(slice(row, row + 1))[0].to("cpu", torch.float64)
 
 
 def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
-    """The distribution that a node was drawn from once the tokens in `used` were gone; float64, sums to 1 as its row
-    does.
+    """Return the distribution that a node was drawn from after the tokens in `used` were removed; float64, sums to 1
+    as its row does.
 
-    A token to which its distribution gives nothing (float32 may be too small for what was left) counts as chosen with
-    certainty, as a point draw does: a distribution all on that token, under which every rule is right for any choice.
+    A token with probability 0 in its distribution (float32 may underflow) is treated as a point draw: a one-hot
+    distribution, under which every rule is correct for any choice.
 
     Raises:
-        ConfigurationError: the tree's draw has a distribution, and the tree carries none.
+        ConfigurationError: the tree's draw requires distributions, and the tree has none.
     """
     token = tree.tokens[node]
     if tree.draw is Draw.POINT:
         distribution = torch.zeros(vocab_size, dtype=torch.float64)
     elif tree.distributions is None:
         raise ConfigurationError(
-            f"a tree of {tree.draw.value} draws came without the draft distributions that this verifier compares with: "
-            "take a drafter that gives them, or verify with coupled or match"
+            f"a tree of {tree.draw.value} draws has no draft distributions, which this verifier needs: "
+            "use a drafter that supplies them, or verify with coupled or match"
         )
     else:
         distribution = tree.distributions[node].to("cpu", torch.float64, copy=bool(used))
@@ -71,7 +71,7 @@ def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Seq
 
 
 def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[int]:
-    """Tokens that were gone from the draft distribution when the index-th of these siblings was drawn."""
+    """Return the tokens that were removed from the draft distribution when the index-th sibling was drawn."""
     if tree.draw is not Draw.WITHOUT_REPLACEMENT:
         return []
     return [tree.tokens[node] for node in siblings[:index]]
@@ -83,25 +83,25 @@ def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0
 
 
 def residual(target: Tensor, draft: Tensor, *, weight: float = 1.0) -> Tensor:
-    """What is left of the target's distribution once the draft's share is taken: (weight * T - D)+, not normalised."""
+    """Return the residual of the target's distribution: (weight * T - D)+, not normalised."""
     return torch.mul(target, weight).sub_(draft).clamp_(min=0.0)
 
 
 def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
-    """Weights over their sum; `otherwise` where nothing is left.
+    """Return weights divided by their sum; `otherwise` if the sum is 0.
 
-    Nothing is left of a distribution that equals the draft's: then the reject that led here was a rounding error, and
-    any distribution is as right as another.
+    The sum is 0 if the distribution equals the draft's: then the preceding rejection was a rounding error, and
+    any distribution is equally correct.
     """
     total = weights.sum().item()
     return weights / total if total > 0 else otherwise
 
 
 def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
-    """Try the children of a node in draw order, each against what the rejected ones left; go down where one is kept.
+    """Try the children of a node in draw order, each against the residual after the rejected ones; descend if accepted.
 
-    Child x_i, drawn from D_i, is kept with probability min(1, T(x_i) / D_i(x_i)), or T becomes norm((T - D_i)+).
-    Where children were drawn without replacement, D_i is the draft distribution without the earlier children.
+    Child x_i, drawn from D_i, is accepted with probability min(1, T(x_i) / D_i(x_i)), else T becomes norm((T - D_i)+).
+    For children drawn without replacement, D_i is the draft distribution without the earlier children.
     """
     children = tree.children()
     path: list[int] = []
@@ -121,7 +121,7 @@ def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: Cha
 
 
 def share_left(rest: Tensor, weight: float) -> float:
-    """Chance to stop at a node once all below it is rejected: s / (s + 1 - weight), s the sum of its residual."""
+    """Probability to stop at a node whose descendants were all rejected: s / (s + 1 - weight), s the residual's sum."""
     total = rest.sum().item()
     # grouped so that a small sum is not lost beside 1 where the weight is 1
     rejected = total + (1.0 - weight)
