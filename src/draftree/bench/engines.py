@@ -81,7 +81,7 @@ class OurWriter(Writer):
         batch: int,
         on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
-        heard = on_round or (lambda name: None)
+        callback_of = on_round or (lambda name: None)
         self._llms = {
             method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))
             for method in methods
