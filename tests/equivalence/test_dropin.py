@@ -133,7 +133,7 @@ def test_users_criteria_see_every_token_and_cut_after_the_stop(inputs: dict[str,
 
 @pytest.mark.parametrize("inputs", [ONE, BATCH], ids=["one", "batch"])
 def test_a_bound_streamer_gets_what_generate_puts(inputs: dict[str, Any]) -> None:
-    wanted, heard = Listener(), Listener()
+    wanted, received = Listener(), Listener()
     plain(model_of(), inputs, streamer=wanted, eos_token_id=EOS)
     ours(model_of(), inputs, streamer=received, eos_token_id=EOS)
     assert received.calls == wanted.calls
