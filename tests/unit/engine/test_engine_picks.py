@@ -34,7 +34,7 @@ class Listener(SequenceDrafter[SequenceView]):
     def __init__(self, tree: TokenTree, *, wants_picks: bool) -> None:
         self.tree = tree
         self.traits = self.describe(wants_picks)
-        self.heard: Heard = []
+        self.observations: Observations = []
 
     @classmethod
     def describe(cls, config: bool) -> DraftTraits:
@@ -51,7 +51,7 @@ class Listener(SequenceDrafter[SequenceView]):
             history, verdict = observation.state.history, observation.verdict
             assert verdict is not None, "these prompts are read in a round"
             before = len(history) - len(verdict.path) - 1
-            self.heard.append((history.tokens[:before].tolist(), observation.tree, verdict))
+            self.observations.append((history.tokens[:before].tolist(), observation.tree, verdict))
 
 
 def merged_of(*drafters: Listener) -> MergedDrafter:
@@ -87,7 +87,7 @@ def expected(model: TableLM, before: Sequence[int], tokens: Sequence[int], tempe
 def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: float) -> None:
     drafter = Listener(TREE, wants_picks=True)
     model = write(drafter, drafter.traits, verify=verify, temperature=temperature)
-    drafted = [entry for entry in drafter.heard if len(entry[1])]
+    drafted = [entry for entry in drafter.observations if len(entry[1])]
     assert drafted
     for before, tree, verdict in drafter.observed:
         ways = [path(tree.parents, node) for node in range(-1, len(tree))]
@@ -99,7 +99,7 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
 def test_drafters_without_wants_picks_get_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, drafter.traits, verify=verify, temperature=0.8)
-    assert {verdict.picks for _, _, verdict in drafter.heard} == {()}
+    assert {verdict.picks for _, _, verdict in drafter.observations} == {()}
 
 
 def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +119,8 @@ def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:
     assert traits.wants_picks
     assert not MergedDrafter.describe([one.traits, one.traits]).wants_picks
     model = write(merged_of(one, other), traits, verify="coupled", temperature=0.8)
-    assert {verdict.picks for _, _, verdict in one.heard} == {()}
-    drafted = [entry for entry in other.heard if len(entry[1])]
+    assert {verdict.picks for _, _, verdict in one.observations} == {()}
+    drafted = [entry for entry in other.observations if len(entry[1])]
     assert drafted
     for before, tree, verdict in drafted:
         # the merged tree has 7 nodes and room for 8: every node was scored
@@ -137,7 +137,7 @@ def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
     assert tree.tokens == (2, 6, 1, 3, 1)
     view.history.append([7])
     merged.observe([Observation(state, 1, tree, Verdict((), 7, picks=(7, 10, 11, 12, 13, 14)))])
-    ((_, part, verdict),) = other.heard
+    ((_, part, verdict),) = other.observations
     assert part is TREE
     assert verdict.picks == (7, 12, 10, 13, 14, None)
 
