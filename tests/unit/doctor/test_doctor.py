@@ -108,8 +108,8 @@ def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatc
     assert found.memory.num_slots == engine.num_slots(found.length) > 1
     fitting = found.memory.num_slots
     sequences = [SimpleNamespace(limit=found.length, history=range(found.length)) for _ in range(fitting + 1)]
-    assert engine._places.fits(sequences[:fitting])
-    assert not engine._places.fits(sequences)
+    assert engine._allocator.fits(sequences[:fitting])
+    assert not engine._allocator.fits(sequences)
 
 
 def test_the_printed_report(folder, capsys, small_buffers) -> None:
