@@ -17,6 +17,7 @@ from draftree.models.table import TableLM, hashed, near
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from method_files import described
 
@@ -84,7 +85,7 @@ class Rig:
         except ConfigurationError as error:
             pytest.fail(f"drafter '{spec}' cannot be built by this name alone: add specs of it to SPECS here ({error})")
         self.models: list[TableLM] = []
-        self.target = TableLM(TABLE, sketched=near(TABLE, seed=2, distance=1.0))
+        self.target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0))
         context = DraftContext(self.target, None, draw, shares_noise, self._load)
         self.drafter: Drafter[Any] = cls(config, context)
         self.states: list[Any] = []
@@ -280,4 +281,4 @@ def test_a_drafter_that_must_not_know_the_noise_does_not_follow_it(spec: str) ->
 
 def pick(view: SequenceView) -> int:
     logits = TABLE(tuple(view.history.tokens.tolist()))[None]
-    return Distributions(logits, [DistributionRows(view.history, view.controls, [()])]).picks()[0]
+    return Distributions(TensorLogits(logits), [DistributionRows(view.history, view.controls, [()])]).picks()[0]

@@ -7,8 +7,8 @@ sequence of its own. Drafting is compared with the passes in it: what is left is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 from draftree.bench.records import TreeRecord
 from draftree.bench.runner import collector_off
@@ -19,7 +19,7 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.models.base import Extend, LanguageModel, Scores, Slot
+from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.sequential import SequentialModel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
@@ -156,15 +156,12 @@ class TimedModel(LanguageModel):
         self.device, self.dtype = model.device, model.dtype
         self.seconds = 0.0
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    def run(self, pass_: Pass) -> PassResult:
         """The model's pass, timed."""
-        return self._timed(lambda: self._model.extend(jobs))
-
-    def _timed(self, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        done = work()
+        result = self._model.run(pass_)
         self.seconds += time.perf_counter() - start
-        return done
+        return result
 
     def reserve(self, num_slots: int, length: int) -> None:
         """As the model."""
@@ -174,22 +171,6 @@ class TimedModel(LanguageModel):
         """As the model."""
         return self._model.open()
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         """As the model."""
-        self._model.commit(slot, path)
-
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """As the model."""
-        self._model.prune(slot, keep)
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        """As the model."""
-        self._model.truncate(slot, length)
-
-    def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """As the model."""
-        return self._model.fork(slot, length)
-
-    def close(self, slot: Slot) -> None:
-        """As the model."""
-        self._model.close(slot)
+        return self._model.apply(edits)

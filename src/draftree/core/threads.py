@@ -1,8 +1,8 @@
-"""Torch's operations by the calling thread alone, where others need the processors next.
+"""Torch's operations in the calling thread alone, where others need the processors next.
 
-Behind an operation that torch shares among threads these wait for more, awake, for some milliseconds, and hold up
-whatever else has threads of its own: a pass in C took 14.1 ms in place of 11.1 behind a copy of one row of logits.
-Torch's own setter is not used, since it speaks for threads that start meanwhile as well.
+After an operation that torch shares among threads, these wait for more, awake, for some milliseconds, and hold up
+whatever else has threads of its own: a pass in C took 14.1 ms in place of 11.1 after a copy of one row of logits.
+Torch's own setter is not used, since it applies to threads that start meanwhile as well.
 """
 
 from __future__ import annotations
@@ -24,51 +24,22 @@ class Libraries(NamedTuple):
     mkl: Any
 
 
-class Alone:
-    """Inside, this thread computes alone from `begin` on; other threads are left as they are.
-
-    Args:
-        where: False changes nothing.
-    """
-
-    __slots__ = ("_before", "_where")
-
-    def __init__(self, *, where: bool = True) -> None:
-        self._where = where
-        self._before: tuple[Libraries, int, int] | None = None
-
-    def begin(self) -> None:
-        """From now on; a second time changes nothing."""
-        found = libraries() if self._where and self._before is None else None
-        if found is None:
-            return
-        before = found.openmp.omp_get_max_threads()
-        found.openmp.omp_set_num_threads(1)
-        self._before = found, before, found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
-
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            return
-        found, threads, own = self._before
-        self._before = None
-        found.openmp.omp_set_num_threads(threads)
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Inside, the calling thread computes alone; other threads are left as they are. May be nested."""
+    found = libraries()
+    if found is None:
+        yield
+        return
+    before = found.openmp.omp_get_max_threads()
+    found.openmp.omp_set_num_threads(1)
+    own = found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
+    try:
+        yield
+    finally:
+        found.openmp.omp_set_num_threads(before)
         if found.mkl:
             found.mkl.MKL_Set_Num_Threads_Local(own)
-
-
-@contextmanager
-def one_thread(*, where: bool = True) -> Iterator[None]:
-    """Inside, this thread computes alone; other threads are left as they are.
-
-    Args:
-        where: False changes nothing.
-    """
-    with Alone(where=where) as alone:
-        alone.begin()
-        yield
 
 
 @functools.cache

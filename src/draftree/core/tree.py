@@ -128,10 +128,10 @@ def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
     )
 
 
-def is_rooted(parents: Sequence[int], nodes: Sequence[int]) -> bool:
-    """Whether these are nodes of the tree, in their order, each with its parent among them or at the root."""
+def is_rooted(parents: Sequence[int], nodes: Sequence[int], root: int = ROOT) -> bool:
+    """Whether these are nodes of the tree, in their order, each with its parent among them or equal to `root`."""
     return all(
-        0 <= node < len(parents) and before < node and (parents[node] == ROOT or parents[node] in nodes)
+        0 <= node < len(parents) and before < node and (parents[node] == root or parents[node] in nodes)
         for node, before in zip(nodes, (ROOT, *nodes), strict=False)
     )
 

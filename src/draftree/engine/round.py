@@ -8,14 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.core.threads import Alone, one_thread
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain, prune
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches
 from draftree.engine.sequence import WritingSequence
-from draftree.models.base import Extend, Scores, Slot
+from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.verifiers.common.chance import NoiseChance
 
@@ -88,16 +87,14 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     _trim(parts, turns, states, times[2] - times[1])
     times.append(parts.clock())
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    scores = parts.target.extend(jobs)
+    result = parts.target.run(Pass(jobs))
     times.append(parts.clock())
-    with Alone(where=parts.target.own_threads) as alone:
-        own = scores.first(len(turns))
-        distributions = Distributions(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
+    with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
         _verify(parts, turns, distributions)
         times.append(parts.clock())
         rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
-        _score_prompts(parts, chunks, scores, first=len(turns))
-        _commit(parts, turns, chunks)
+    _score_prompts(chunks, result, first=len(turns))
+    _commit(parts, turns, chunks)
     times.append(parts.clock())
     record = _record(parts, times, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
@@ -132,9 +129,9 @@ def _record(
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
     """A pass of prompt chunks only."""
     start = parts.clock()
-    scores = parts.target.extend([_chunk_job(chunk) for chunk in chunks])
-    _score_prompts(parts, chunks, scores, first=0)
-    parts.target.commit_many([_slot(c.sequence) for c in chunks], [range(c.num_tokens) for c in chunks])
+    result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks]))
+    _score_prompts(chunks, result, first=0)
+    parts.target.apply([Commit(_slot(chunk.sequence), range(chunk.num_tokens)) for chunk in chunks])
     seconds = parts.clock() - start
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += seconds
@@ -149,14 +146,15 @@ def _chunk_job(chunk: Chunk) -> Extend:
     return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=range(first, len(tokens)))
 
 
-def _score_prompts(parts: Parts, chunks: Series[Chunk], scores: Scores, *, first: int) -> None:
+def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> None:
     """Note log-probabilities of prompt tokens where they are wanted; the chunks' jobs begin at `first`."""
     for job, chunk in enumerate(chunks, first):
-        if scores.starts[job] == scores.starts[job + 1]:
+        logits = result.of(job)
+        if not logits.num_rows:
             continue
         try:
-            with one_thread(where=parts.target.own_threads):
-                score_prompt(chunk.sequence, scores.of(job))
+            with logits.computing():
+                score_prompt(chunk.sequence, logits.tensor())
         except AssertionError:
             raise  # a mistake of ours, not the request's
         except Exception as error:
@@ -281,11 +279,10 @@ def _write_tokens(
 
 def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk]) -> None:
     going = [turn for turn in turns if turn.verdict is not None and not turn.sequence.is_finished]
-    slots, paths = [_slot(turn.sequence) for turn in going], [_committed(turn) for turn in going]
-    if going or chunks:
-        parts.target.commit_many(
-            [*slots, *(_slot(c.sequence) for c in chunks)], [*paths, *(range(c.num_tokens) for c in chunks)]
-        )
+    edits = [Commit(_slot(turn.sequence), _committed(turn)) for turn in going]
+    edits += [Commit(_slot(chunk.sequence), range(chunk.num_tokens)) for chunk in chunks]
+    if edits:
+        parts.target.apply(edits)
     if going and parts.drafter is not None:
         states = [turn.sequence.draft_state for turn in going]
         parts.drafter.observe(states, [turn.drafted for turn in going], [turn.verdict_on_drafted for turn in going])

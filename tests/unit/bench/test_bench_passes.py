@@ -11,7 +11,7 @@ from draftree.bench.pass_times import PassSettings, measure, time_passes, weight
 from draftree.bench.speeds import read_bandwidth
 from draftree.bench.trees import time_scoring
 from draftree.core.errors import ConfigurationError
-from draftree.models.base import Extend, LanguageModel, Scores
+from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
 
 
@@ -33,13 +33,13 @@ def test_settings_are_checked(field, value):
 def test_passes_are_timed_in_turns_behind_the_prefix(monkeypatch):
     model = TableLM(hashed(8, 0), order=2)
     seen: list[tuple[int, int]] = []
-    extend = TableLM.extend
+    run = TableLM.run
 
-    def watched(self: LanguageModel, jobs) -> Scores:
-        seen.append((jobs[0].slot.length, len(jobs[0].tokens)))
-        return extend(self, jobs)
+    def watched(self: LanguageModel, pass_: Pass) -> PassResult:
+        seen.append((pass_.jobs[0].slot.length, len(pass_.jobs[0].tokens)))
+        return run(self, pass_)
 
-    monkeypatch.setattr(TableLM, "extend", watched)
+    monkeypatch.setattr(TableLM, "run", watched)
     records = time_passes(model, (1, 4), prefix=5, repeats=3)
     assert seen == [(0, 5), *[(5, 1), (5, 4)] * (3 + 2)]
     assert [(r.rows, r.prefix, len(r.milliseconds)) for r in records] == [(1, 5, 3), (4, 5, 3)]
@@ -84,17 +84,17 @@ def test_measuring_a_folder(tmp_path):
 def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
     model = TableLM(hashed(8, 0), order=2)
     seen: list[list[int]] = []
-    extend = TableLM.extend
+    run = TableLM.run
 
-    def watched(self: LanguageModel, jobs) -> Scores:
-        seen.append(list(jobs[0].parents))
-        return extend(self, jobs)
+    def watched(self: LanguageModel, pass_: Pass) -> PassResult:
+        seen.append(list(pass_.jobs[0].parents))
+        return run(self, pass_)
 
-    monkeypatch.setattr(TableLM, "extend", watched)
+    monkeypatch.setattr(TableLM, "run", watched)
     time_scoring(model, ("2-2",), prefix=3, repeats=1)
     assert [-1, -1, 0, 0, 1, 1] in seen
     assert list(range(-1, 5)) in seen
-    assert model.extend([Extend(model.open(), [1], [-1])]).logits.shape == (1, 8)
+    assert model.run(Pass([Extend(model.open(), [1], [-1])])).logits.tensor().shape == (1, 8)
 
 
 def test_trees_that_only_a_drafter_can_place_are_refused():

@@ -105,7 +105,7 @@ A_TOKEN, A_ROUND, A_TREE = 1000, 50_000, 64
 def priced(monkeypatch: pytest.MonkeyPatch) -> SequenceMemory:
     """Tables cost nothing; here they do."""
     memory = SequenceMemory(A_TOKEN, A_ROUND, A_TREE)
-    for module in ("engine", "places"):
+    for module in ("engine", "slot_allocator"):
         monkeypatch.setattr(f"draftree.engine.{module}.memory_of_sequence", lambda parts: memory)
     return memory
 

@@ -1,8 +1,8 @@
-"""Sketches: what a part of a model's layers has made of tokens that may be drafted, and what a pass makes of it.
+"""Partial nodes: tokens that a part of a model's layers has computed, and how a whole pass continues from them.
 
-A sketched node's keys and values lie in its slot where a tentative node's would. If the part is the first layers,
-a pass that is given the same token behind the same ancestors starts from the hidden state that the sketch kept, and
-runs the other layers only.
+A partial node's keys and values lie in its slot where a tentative node's would. If the part is the first layers, a
+pass over the same token after the same ancestors starts from the hidden state that was kept, and runs the other layers
+only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT
 from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import KVSlot
-from draftree.sampling.searcher import RowsAt
+from draftree.sampling.logits import Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class LayerRange:
         part: names attentions and perceptrons that are left out; None for none.
         hidden: what goes into the first layer, shape (rows, hidden); None for the tokens' embeddings.
         keeps_hidden: whether what comes out of the last layer is wanted.
+        capture: layers whose input is wanted; `end` stands for what comes out of the last layer.
     """
 
     first: int
@@ -37,6 +38,7 @@ class LayerRange:
     part: LayerSubset | None = None
     hidden: Tensor | None = None
     keeps_hidden: bool = False
+    capture: tuple[int, ...] = ()
 
     @property
     def num_sublayers(self) -> int:
@@ -47,7 +49,8 @@ class LayerRange:
 
     def is_whole(self, num_layers: int) -> bool:
         """Whether the rows run through all of so many layers, from tokens to logits, and nothing else is wanted."""
-        return (self.first, self.end) == (0, num_layers) and self.part is None and not self.keeps_hidden
+        wants_more = self.keeps_hidden or bool(self.capture)
+        return (self.first, self.end) == (0, num_layers) and self.part is None and not wants_more
 
     def skipped(self, num_layers: int) -> np.ndarray | None:
         """Two flags a layer: whether its attention, and its perceptron, are left out."""
@@ -60,28 +63,29 @@ class LayerRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pass gave.
+class RangeOutput:
+    """What the layers of a range, the norm and the head computed.
 
     Attributes:
-        logits: of the asked rows, shape (asked rows, vocab); None if `at` alone knows them.
-        hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
-        at: where the logits lie, if that is known.
+        logits: of the requested rows.
+        hidden: what came out of the last layer, shape (rows, hidden); None if it was not requested.
+        captured: what went into the captured layers, shape (rows, captured layers, hidden); None if nothing was
+            captured.
     """
 
-    logits: Tensor | None
-    hidden: Tensor | None
-    at: RowsAt | None = None
+    logits: Logits
+    hidden: Tensor | None = None
+    captured: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What of a tree was sketched.
+    """Which nodes of a tree are partial nodes already.
 
     Attributes:
-        places: its nodes that were.
-        sources: for each of them the sketched node.
-        missing: its nodes that were not.
+        places: the nodes of the tree that are.
+        sources: for each of them the partial node.
+        missing: the nodes of the tree that are not.
     """
 
     places: list[int]
@@ -90,10 +94,10 @@ class Found:
 
 
 class PartialTree:
-    """The sketched nodes of one slot. Mutated by the slot's model only.
+    """The partial nodes of one slot. Mutated by the slot's model only.
 
     Args:
-        slot: whose sketch it is.
+        slot: whose nodes they are.
         part: the layers that it goes through.
     """
 
@@ -130,7 +134,7 @@ class PartialTree:
         return torch.cat(self._hidden)
 
     def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
-        """Which nodes of a tree have the same tokens from the prefix on as a sketched node."""
+        """Which nodes of a tree have the same tokens from the prefix on as a partial node."""
         nodes: list[int | None] = []
         for token, parent in zip(tokens, parents, strict=True):
             above = ROOT if parent == ROOT else nodes[parent]

@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
-from draftree.models.kv.partial import LayerRange, Outcome
+from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.kv.slotted import SlottedModel, asked_rows
@@ -32,6 +32,7 @@ from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inp
 from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.static.buckets import WORD_BITS, Shapes
 from draftree.models.torch.static.runner import StaticPasses
+from draftree.sampling.logits import TensorLogits
 
 
 class HFModel(SlottedModel):
@@ -190,14 +191,14 @@ class HFModel(SlottedModel):
         return slot
 
     @torch.inference_mode()
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
         if self.static is not None and stretch.is_whole(self.num_layers):
             bucket = self.static.bucket(slots, nodes)
         if self.static is None or bucket is None:
             return self._run(jobs, nodes, stretch)
         tokens, asked = [job.tokens for job in jobs], asked_rows(jobs, range(len(jobs)))
-        return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
+        return RangeOutput(TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked)))
 
     def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
@@ -207,7 +208,7 @@ class HFModel(SlottedModel):
             )
         self._layers.require(part)
 
-    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []
@@ -224,14 +225,14 @@ class HFModel(SlottedModel):
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
         if stretch.first == 0 and stretch.end == self.num_layers and stretch.part is None:
             with announced(current):
-                return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
+                return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(asked)]))
         place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
         if stretch.hidden is not None:
             stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
         with announced(current), self._layers.running(stretch) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
         hidden = caught.hidden[place] if stretch.keeps_hidden and caught.hidden is not None else None
-        return Outcome(logits[: len(asked)], hidden)
+        return RangeOutput(TensorLogits(logits[: len(asked)]), hidden)
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
