@@ -31,10 +31,11 @@ from draftree.core.noise import Noise
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
 from draftree.loading.resolve import resolve_model
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.search import leading
 from draftree.text.tokenizer import Tokenizer
@@ -209,7 +210,9 @@ def read_distributions(
             chunk = tokens[start : start + CHUNK_ROWS]
             wanted = range(max(0, len(prompt) - 1 - start), len(chunk))
             known = [token if token < model.vocab_size else 0 for token in chunk]
-            logits.append(model.extend([Extend(slot, known, range(-1, len(chunk) - 1), logits_at=wanted)]).logits)
+            logits.append(
+                model.run(Pass([Extend(slot, known, range(-1, len(chunk) - 1), logits_at=wanted)])).logits.tensor()
+            )
             model.commit(slot, range(len(chunk)))
     finally:
         model.close(slot)
@@ -217,7 +220,7 @@ def read_distributions(
     missing = vocab_size - rows.shape[-1]
     rows = torch.nn.functional.pad(rows, (0, missing), value=float("-inf"))
     paths = [tuple(text[:length]) for length in range(len(text))]
-    return Distributions(rows, [DistributionRows(History(prompt), controls, paths)])
+    return Distributions(TensorLogits(rows), [DistributionRows(History(prompt), controls, paths)])
 
 
 def shared_ranks(target: Distributions, draft: Distributions, noise: Noise) -> list[int]:

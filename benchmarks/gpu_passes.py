@@ -30,7 +30,7 @@ from draftree.bench.runner import collector_off
 from draftree.bench.speeds import read_bandwidth
 from draftree.core.transfer import synchronize
 from draftree.loading.load import LoadedModel, wrap_model
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Commit, Extend, LanguageModel, Pass
 from draftree.models.torch.static.buckets import Shapes
 
 WARM_UP = 3
@@ -103,7 +103,7 @@ def time_passes(
     model.reserve(max(batches), prefix + max(rows))
     slots = [model.open() for _ in range(max(batches))]
     for index, slot in enumerate(slots):
-        model.extend([Extend(slot, ids(prefix, model.vocab_size, index), range(-1, prefix - 1), logits_at=())])
+        model.run(Pass([Extend(slot, ids(prefix, model.vocab_size, index), range(-1, prefix - 1), logits_at=())]))
         model.commit(slot, range(prefix))
     for batch in batches:
         for count in rows:
@@ -123,8 +123,8 @@ def one_pass(model: LanguageModel, slots: Sequence[Any], tokens: Sequence[int]) 
     parents = range(-1, len(tokens) - 1)
 
     def work() -> None:
-        model.extend([Extend(slot, tokens, parents) for slot in slots])
-        model.commit_many(slots, [()] * len(slots))
+        model.run(Pass([Extend(slot, tokens, parents) for slot in slots]))
+        model.apply([Commit(slot, ()) for slot in slots])
 
     return work
 

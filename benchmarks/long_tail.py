@@ -203,7 +203,7 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
 def batches(given: Any) -> Iterator[dict[str, Any]]:
     """A pass over one token of each of so many texts, and over eight of each, after 256 tokens."""
     from draftree.loading.load import load_model
-    from draftree.models.base import Extend
+    from draftree.models.base import Extend, Pass
 
     prefix = 256
     for kind in given.kinds.split(","):
@@ -212,7 +212,7 @@ def batches(given: Any) -> Iterator[dict[str, Any]]:
         model.reserve(BATCHES[-1], prefix + 8)
         slots = [model.open() for _ in range(BATCHES[-1])]
         for slot in slots:
-            model.extend([Extend(slot, token_ids(prefix), range(-1, prefix - 1), logits_at=())])
+            model.run(Pass([Extend(slot, token_ids(prefix), range(-1, prefix - 1), logits_at=())]))
             model.commit(slot, range(prefix))
         for rows in (1, 8):
             for count in BATCHES:
@@ -221,9 +221,9 @@ def batches(given: Any) -> Iterator[dict[str, Any]]:
 
 
 def batch_pass(model: Any, slots: list[Any], rows: int) -> None:
-    from draftree.models.base import Extend
+    from draftree.models.base import Extend, Pass
 
-    model.extend([Extend(slot, token_ids(rows), range(-1, rows - 1)) for slot in slots])
+    model.run(Pass([Extend(slot, token_ids(rows), range(-1, rows - 1)) for slot in slots]))
     for slot in slots:
         model.commit(slot, ())
 

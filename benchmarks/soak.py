@@ -103,7 +103,7 @@ def faulty(function: Callable[..., Any], rng: random.Random, rate: float, counts
 def break_now_and_then(llm: LLM, rng: random.Random, rate: float, counts: Counter[str]) -> None:
     """Let every phase of a round raise with this probability."""
     parts = llm.engine.parts
-    places = [(parts.target, "extend"), (parts.target, "commit_many"), (parts.verifier, "verify_many")]
+    places = [(parts.target, "run"), (parts.target, "apply"), (parts.verifier, "verify_many")]
     places += [(parts.planner, "budgets"), (parts.planner, "observe")]
     if parts.drafter is not None:
         places += [(parts.drafter, "draft"), (parts.drafter, "observe")]

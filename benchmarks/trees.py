@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -29,7 +29,7 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.models.base import Extend, LanguageModel, Scores, Slot
+from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
@@ -169,15 +169,12 @@ class TimedModel(LanguageModel):
         self.device, self.dtype = model.device, model.dtype
         self.seconds = 0.0
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    def run(self, pass_: Pass) -> PassResult:
         """Run the model's pass and time it."""
-        return self._timed(lambda: self._model.extend(jobs))
-
-    def _timed(self, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        done = work()
+        result = self._model.run(pass_)
         self.seconds += time.perf_counter() - start
-        return done
+        return result
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Delegate to the model."""
@@ -187,25 +184,9 @@ class TimedModel(LanguageModel):
         """Delegate to the model."""
         return self._model.open()
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         """Delegate to the model."""
-        self._model.commit(slot, path)
-
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Delegate to the model."""
-        self._model.prune(slot, keep)
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Delegate to the model."""
-        self._model.truncate(slot, length)
-
-    def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """Delegate to the model."""
-        return self._model.fork(slot, length)
-
-    def close(self, slot: Slot) -> None:
-        """Delegate to the model."""
-        self._model.close(slot)
+        return self._model.apply(edits)
 
 
 def measure(settings: PassSettings, trees: Sequence[str], drafts: Sequence[str]) -> tuple[Any, list[TreeRecord]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.models.base import Extend
+from draftree.models.base import Commit, Extend, Pass
 
 
 def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
@@ -22,14 +22,14 @@ def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[
     for batch, prefix, rows in grid:
         slots = [model.open() for _ in range(batch)]
         for slot in slots:
-            model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
+            model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
             model.commit(slot, range(prefix))
         seconds = []
         for _ in range(2 + 5):
             start = time.perf_counter()
-            model.extend([Extend(slot, [0] * rows, range(-1, rows - 1)) for slot in slots])
+            model.run(Pass([Extend(slot, [0] * rows, range(-1, rows - 1)) for slot in slots]))
             seconds.append(time.perf_counter() - start)
-            model.commit_many(slots, [()] * batch)
+            model.apply([Commit(slot, ()) for slot in slots])
         for slot in slots:
             model.close(slot)
         milliseconds = [1000 * value for value in seconds[2:]]

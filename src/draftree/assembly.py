@@ -227,12 +227,14 @@ def build_parts(
 def _require_layers(layers: Sequence[int], target: LoadedModel) -> None:
     """Refuse a drafter that needs hidden states of layers that the target does not have."""
     count = target.model.num_layers
-    strange = [layer for layer in layers if not -count <= layer < count]
+    strange = [layer for layer in layers if not -count - 1 <= layer <= count]
     if strange:
         raise ConfigurationError(
             f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
             "that can be told apart: use another target, or another drafter"
         )
+    if layers:
+        target.model.require_capture([layer if layer >= 0 else count + 1 + layer for layer in layers])
 
 
 def _drafter(

@@ -27,6 +27,7 @@ from draftree.drafters.base import DRAFTERS, SequenceView
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from method_files import described
 
@@ -174,4 +175,4 @@ def test_a_drafter_without_shared_noise_does_not_follow_it(spec: str) -> None:
 
 def pick(view: SequenceView) -> int:
     logits = TABLE(tuple(view.history.tokens.tolist()))[None]
-    return Distributions(logits, [DistributionRows(view.history, view.controls, [()])]).picks()[0]
+    return Distributions(TensorLogits(logits), [DistributionRows(view.history, view.controls, [()])]).picks()[0]

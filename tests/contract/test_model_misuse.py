@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.models.base import Extend
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.base import Extend, Pass
 from model_subjects import (
     PARENTS,
     PREFIX,
@@ -34,7 +35,7 @@ def test_a_slot_is_closed_once_and_not_used_again(name: str) -> None:
     model.close(slot)
     for misuse in (
         lambda: model.close(slot),
-        lambda: model.extend([Extend(slot, [3], [-1])]),
+        lambda: model.run(Pass([Extend(slot, [3], [-1])])),
         lambda: model.commit(slot, []),
         lambda: model.truncate(slot, 1),
         lambda: model.fork(slot),
@@ -48,7 +49,7 @@ def test_a_slot_of_another_model_is_refused(name: str) -> None:
     model, other = subject(name).model, subject("table" if name != "table" else "llama").model
     slot = other.open()
     with pytest.raises(MISUSE):
-        model.extend([Extend(slot, [3], [-1])])
+        model.run(Pass([Extend(slot, [3], [-1])]))
     other.close(slot)
 
 
@@ -58,7 +59,7 @@ def test_parents_name_earlier_nodes(name: str) -> None:
     for parents in ([-1, 1], [0], [-2], [-1, 5]):
         slot = filled(model, PREFIX)
         with pytest.raises((*MISUSE, IndexError)):
-            model.extend([Extend(slot, TREE[: len(parents)], parents)])
+            model.run(Pass([Extend(slot, TREE[: len(parents)], parents)]))
         model.close(slot)
 
 
@@ -67,7 +68,7 @@ def test_a_slot_takes_one_job_a_pass(name: str) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
     with pytest.raises(MISUSE):
-        model.extend([Extend(slot, [3], [-1]), Extend(slot, [4], [0])])
+        model.run(Pass([Extend(slot, [3], [-1]), Extend(slot, [4], [0])]))
     model.close(slot)
 
 
@@ -76,7 +77,7 @@ def test_a_slot_takes_one_job_a_pass(name: str) -> None:
 def test_only_a_path_can_be_committed(name: str, way: list[int]) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
-    model.extend([Extend(slot, TREE, subject(name).parents)])
+    model.run(Pass([Extend(slot, TREE, subject(name).parents)]))
     with pytest.raises(MISUSE):
         model.commit(slot, way)
     model.close(slot)
@@ -87,9 +88,32 @@ def test_only_a_path_can_be_committed(name: str, way: list[int]) -> None:
 def test_kept_nodes_must_be_connected(name: str, keep: list[int]) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
-    model.extend([Extend(slot, TREE, subject(name).parents)])
+    model.run(Pass([Extend(slot, TREE, subject(name).parents)]))
     with pytest.raises(MISUSE):
-        model.prune(slot, keep)
+        model.commit(slot, [], keep)
+    model.close(slot)
+
+
+@any_model
+@pytest.mark.parametrize(("way", "keep"), [([0], [3]), ([0, 2], [1]), ([0], [0, 1]), ([3], [2])])
+def test_what_a_commit_keeps_hangs_on_the_end_of_its_path(name: str, way: list[int], keep: list[int]) -> None:
+    one = subject(name)
+    if not one.model.supports_trees:
+        way, keep = [0, 1], [3]
+    slot = filled(one.model, PREFIX)
+    one.model.run(Pass([Extend(slot, TREE, one.parents)]))
+    with pytest.raises(MISUSE):
+        one.model.commit(slot, way, keep)
+    one.model.close(slot)
+
+
+@any_model
+def test_layers_that_cannot_be_captured_are_refused(name: str) -> None:
+    model = subject(name).model
+    slot = filled(model, PREFIX)
+    with pytest.raises(UnsupportedModelError):
+        model.run(Pass([Extend(slot, [3], [-1])], capture=(99,)))
+    assert slot.num_tentative == 0
     model.close(slot)
 
 
@@ -98,5 +122,5 @@ def test_a_model_of_chains_refuses_a_tree(name: str) -> None:
     model = subject(name).model
     slot = filled(model, PREFIX)
     with pytest.raises(MISUSE, match="chains only"):
-        model.extend([Extend(slot, TREE, PARENTS)])
+        model.run(Pass([Extend(slot, TREE, PARENTS)]))
     model.close(slot)

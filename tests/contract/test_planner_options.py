@@ -65,7 +65,7 @@ class FirstAllowed:
 
 def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Tokens and parents of the first tree, and the nodes that it may have."""
-    target = TableLM(TABLE, sketched=near(TABLE, seed=2, distance=1.0))
+    target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0))
     parts = build_parts(
         methods, LoadedModel(target, None, (), "table"), None, dtype=target.dtype, device="cpu", load_draft=load
     )

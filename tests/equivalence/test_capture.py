@@ -70,7 +70,7 @@ def expected_in_tree(model: Any) -> Tensor:
 
 
 def captured(model: SlottedModel, jobs: Sequence[Extend], capture: tuple[int, ...] = ALL) -> Tensor:
-    found = model.extend_and_capture(jobs, capture).captured
+    found = model.run(Pass(jobs, capture=capture)).hidden
     assert found is not None
     return found
 
@@ -133,17 +133,19 @@ def test_captured_rows_in_c_are_bit_identical_in_every_pass(kind: str) -> None:
     model = through_c(kind)
     slots = [filled(model, PREFIX) for _ in range(3)]
     alone = captured(model, [Extend(slots[0], TREE, PARENTS)])
-    logits = model.extend([Extend(slots[1], TREE, PARENTS)]).logits
-    model.commit_many(slots, [()] * 3)
-    outcome = model.extend_and_capture([chunk(slots[2], PREFIX), Extend(slots[0], TREE, PARENTS)], (3, 0))
-    assert outcome.captured is not None
-    assert torch.equal(outcome.captured[len(PREFIX) :], alone[:, [3, 0]])
+    logits = model.run(Pass([Extend(slots[1], TREE, PARENTS)])).logits.tensor()
+    model.apply([Commit(slot, ()) for slot in slots])
+    outcome = model.run(Pass([chunk(slots[2], PREFIX), Extend(slots[0], TREE, PARENTS)], capture=(3, 0)))
+    assert outcome.hidden is not None
+    assert torch.equal(outcome.hidden[len(PREFIX) :], alone[:, [3, 0]])
     parts = [captured(model, [chunk(slots[1], TREE[:1])]), captured(model, [Extend(slots[1], [TREE[1]], [0])])]
     assert torch.equal(torch.cat(parts), alone[:2])
-    model.commit_many(slots, [()] * 3)
+    model.apply([Commit(slot, ()) for slot in slots])
     captured(model, [Extend(slots[0], TREE, PARENTS)])
     model.commit(slots[0], ())
-    assert torch.equal(model.extend([Extend(slots[0], TREE, PARENTS)]).logits, logits), "a capture changes nothing"
+    assert torch.equal(model.run(Pass([Extend(slots[0], TREE, PARENTS)])).logits.tensor(), logits), (
+        "a capture changes nothing"
+    )
     for slot in slots:
         model.close(slot)
 
@@ -154,7 +156,7 @@ def test_rows_of_a_batch_stand_in_the_order_of_the_jobs(build: Any) -> None:
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2)]
     jobs = [Extend(slot, TREE[: 2 + i], PARENTS[: 2 + i]) for i, slot in enumerate(slots)]
     wanted = [captured(model, [job]) for job in jobs]
-    model.commit_many(slots, [()] * 3)
+    model.apply([Commit(slot, ()) for slot in slots])
     found = captured(model, [jobs[2], jobs[0], jobs[1]])
     assert torch.allclose(found, torch.cat([wanted[2], wanted[0], wanted[1]]), atol=2e-4)
     for slot in slots:
@@ -167,15 +169,15 @@ def test_partial_passes_capture_the_layers_that_they_run(build: Any) -> None:
     slot = filled(model, PREFIX)
     whole = captured(model, [Extend(slot, TREE, PARENTS)])
     model.commit(slot, ())
-    part = model.sketch_and_capture([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2), (0, 2, 1))
-    assert torch.allclose(part.captured, whole[:3, [0, 2, 1]], atol=2e-4)
+    part = model.run(Pass([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2), (0, 2, 1)))
+    assert torch.allclose(part.hidden, whole[:3, [0, 2, 1]], atol=2e-4)
     before = model.num_sublayer_runs
     resumed = captured(model, [Extend(slot, TREE, PARENTS)], (2, 3, 4))
     known = 4  # nodes 0 to 2, and node 3, which has the token and the parent of node 0
     assert model.num_sublayer_runs - before == 2 * LAYERS * len(TREE) - 2 * 2 * known
     assert torch.allclose(resumed, whole[:, 2:], atol=2e-4)
     model.commit(slot, ())
-    model.sketch([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2))
+    model.run(Pass([Extend(slot, TREE[:3], PARENTS[:3])], LayerSubset(end=2)))
     assert torch.allclose(captured(model, [Extend(slot, TREE, PARENTS)], (1, 4)), whole[:, [1, 4]], atol=2e-4)
     model.close(slot)
 
@@ -185,7 +187,7 @@ def test_a_layer_without_sublayers_passes_on_what_enters_it(build: Any) -> None:
     model = build()
     slot = filled(model, PREFIX)
     part = LayerSubset(attention=frozenset({1, 3}), mlp=frozenset({1, 2, 3}))
-    found = model.sketch_and_capture([Extend(slot, TREE, PARENTS)], part, ALL).captured
+    found = model.run(Pass([Extend(slot, TREE, PARENTS)], part, ALL)).hidden
     model.close(slot)
     assert torch.equal(found[:, 1], found[:, 2])
     assert torch.equal(found[:, 3], found[:, 4])
@@ -207,14 +209,14 @@ def test_chains_of_models_with_a_cache_of_their_own_equal_transformers(family: s
     assert isinstance(model, CachedModel)
     model.require_capture((0, 2))
     slots = [model.open(), model.open()]
-    first = model.extend_and_capture([chunk(slots[0], PREFIX[:4])], (0, 1, 2)).captured
+    first = model.run(Pass([chunk(slots[0], PREFIX[:4])], capture=(0, 1, 2))).hidden
     rest = [Extend(slots[0], PREFIX[4:], range(3, len(PREFIX) - 1)), chunk(slots[1], PREFIX[:3])]
-    rows = model.extend_and_capture(rest, (0, 1, 2)).captured
+    rows = model.run(Pass(rest, capture=(0, 1, 2))).hidden
     assert first is not None
     assert rows is not None
     wanted = expected(other, PREFIX)
     assert torch.allclose(torch.cat([first, rows]), torch.cat([wanted, wanted[:3]]), atol=2e-4)
-    assert model.extend_and_capture([chunk(slots[1], PREFIX[:1], 3)], ()).captured is None
+    assert model.run(Pass([chunk(slots[1], PREFIX[:1], 3)])).hidden is None
     for slot in slots:
         model.close(slot)
 
@@ -223,7 +225,7 @@ def test_chains_of_models_with_a_cache_of_their_own_equal_transformers(family: s
 def test_a_pass_without_capture_returns_none() -> None:
     for model in (through_torch(), through_c()):
         slot = model.open()
-        assert model.extend_and_capture([chunk(slot, PREFIX)], ()).captured is None
+        assert model.run(Pass([chunk(slot, PREFIX)])).hidden is None
         model.close(slot)
 
 
@@ -234,7 +236,7 @@ def test_layers_that_do_not_occur_are_refused() -> None:
             model.require_capture(capture)
     slot = filled(model, PREFIX)
     with pytest.raises(ConfigurationError, match="layer 3 cannot be captured: this pass runs layers 0 to 1"):
-        model.sketch_and_capture([Extend(slot, [7], [-1])], LayerSubset(end=2), (3,))
+        model.run(Pass([Extend(slot, [7], [-1])], LayerSubset(end=2), (3,)))
     model.close(slot)
 
 

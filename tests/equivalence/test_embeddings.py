@@ -44,18 +44,18 @@ def final_norm(model: Any) -> Any:
 def require_same_logits(model: SlottedModel, other: Any, *, error: float) -> None:
     """Captured states, the final norm of transformers, the head and the facts give the logits of the same pass."""
     slot = filled(model, PREFIX)
-    outcome = model.extend_and_capture([Extend(slot, TREE, PARENTS)], (0, model.num_layers))
+    outcome = model.run(Pass([Extend(slot, TREE, PARENTS)], capture=(0, model.num_layers)))
     model.commit(slot, ())
-    logits = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    logits = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.close(slot)
-    assert outcome.captured is not None
+    assert outcome.hidden is not None
     facts, head, embedding = model.embedding_facts(), model.output_head(), model.input_embedding()
-    assert head.shape == embedding.shape == (VOCAB_SIZE, outcome.captured.shape[2])
+    assert head.shape == embedding.shape == (VOCAB_SIZE, outcome.hidden.shape[2])
     assert head.dtype == embedding.dtype == model.dtype
-    found = facts.logits(final_norm(other).float()(outcome.captured[:, 1]), head)
+    found = facts.logits(final_norm(other).float()(outcome.hidden[:, 1]), head)
     assert float((found - logits).norm()) <= error * float(logits.norm())
     # two tokens at one position: learned positions cancel
-    pair = outcome.captured[[1, 2], 0]
+    pair = outcome.hidden[[1, 2], 0]
     rows = embedding[[TREE[1], TREE[2]]].float() * facts.embedding_scale
     assert torch.allclose(rows[0] - rows[1], pair[0] - pair[1], atol=1e-4 if model.dtype == torch.float32 else 0.05)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 from draftree.loading import load as loading
 from draftree.loading.load import load_model, lower_model
-from draftree.models.base import Extend, Scores
+from draftree.models.base import Extend, Pass, PassResult
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike
 from draftree.models.native.model import NativeModel
+from draftree.sampling.logits import TensorLogits
 from families import drafter_folder, fresh
 from native_samples import SIZES, native
 from second_starts import SIZES as DEEP
@@ -39,14 +41,15 @@ class Shifted(NativeModel):
 
     shifts: Shifts
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    def run(self, pass_: Pass) -> PassResult:
+        jobs = pass_.jobs
         if not self.shifts(jobs):
-            return super().extend(jobs)
+            return super().run(pass_)
         if jobs[0].logits_at is not None:  # a prefix: what is kept of it matters, not its logits
             jobs = [Extend(job.slot, [job.tokens[0] + 1, *job.tokens[1:]], job.parents, job.logits_at) for job in jobs]
-            return super().extend(jobs)
-        scores = super().extend(jobs)
-        return Scores(torch.nextafter(scores.logits, torch.tensor(torch.inf)), scores.starts)
+            return super().run(Pass(jobs))
+        result = super().run(pass_)
+        return replace(result, logits=TensorLogits(torch.nextafter(result.logits.tensor(), torch.tensor(torch.inf))))
 
 
 def shifted(model: Any, shifts: Shifts) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.loading.load import wrap_model
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 from families import drafter_folder, fresh, prompts
 from slot_samples import at_once, filled
 
@@ -64,10 +64,10 @@ def test_a_row_hardly_depends_on_its_company_or_padding(dtype: torch.dtype) -> N
     slots = [filled(lm, text) for text in ([3, 4, 5], [6, 7], [8])]
     alone = []
     for slot in slots:
-        alone.append(lm.extend([Extend(slot, [9, 10, 11], [-1, 0, 1])]).logits)
+        alone.append(lm.run(Pass([Extend(slot, [9, 10, 11], [-1, 0, 1])])).logits.tensor())
         lm.commit(slot, [])
-    together = lm.extend([Extend(slot, [9, 10, 11], [-1, 0, 1]) for slot in slots])
+    together = lm.run(Pass([Extend(slot, [9, 10, 11], [-1, 0, 1]) for slot in slots]))
     for index, rows in enumerate(alone):
-        assert rows.shape == together.of(index).shape
+        assert rows.shape == together.of(index).tensor().shape
         scale = float(rows.abs().max()) * torch.finfo(dtype).eps
-        assert float((rows - together.of(index)).abs().max()) <= ULPS * scale
+        assert float((rows - together.of(index).tensor()).abs().max()) <= ULPS * scale

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from draftree.core.tree import path
-from draftree.models.base import Extend
+from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
 from draftree.models.native import library as libraries
 from draftree.models.native.build import NativeUnavailableError, built_library
@@ -94,7 +94,7 @@ def test_a_node_has_the_same_bits_in_every_tree_and_batch(family: str, kind: str
         slots = [filled(lm, before), filled(lm, text(11))]
         other = random_tree(5, seed + 50)
         jobs = [Extend(slots[0], tokens, parents), Extend(slots[1], *other)]
-        scores = lm.extend(jobs if seed % 2 else jobs[::-1]).of(0 if seed % 2 else 1)
+        scores = lm.run(Pass(jobs if seed % 2 else jobs[::-1])).of(0 if seed % 2 else 1).tensor()
         for slot in slots:
             lm.close(slot)
         deepest = max(range(len(parents)), key=lambda node: len(path(parents, node)))
@@ -108,15 +108,15 @@ def test_a_tree_that_grows_pass_by_pass_and_is_pruned_keeps_its_bits(kind: str) 
     lm = native("qwen3", kind)
     before = text(70)
     slot = filled(lm, before)
-    lm.extend([Extend(slot, [5, 6], [-1, -1], logits_at=())])
-    lm.extend([Extend(slot, [7, 8, 9], [1, 0, 1], logits_at=())])
-    lm.prune(slot, [1, 2, 4])
-    scores = lm.extend([Extend(slot, [10, 11], [2, 1])]).logits
+    lm.run(Pass([Extend(slot, [5, 6], [-1, -1], logits_at=())]))
+    lm.run(Pass([Extend(slot, [7, 8, 9], [1, 0, 1], logits_at=())]))
+    lm.commit(slot, [], [1, 2, 4])
+    scores = lm.run(Pass([Extend(slot, [10, 11], [2, 1])])).logits.tensor()
     assert torch.equal(scores[0], alone(lm, [*before, 6, 9, 10])[-1])
     assert torch.equal(scores[1], alone(lm, [*before, 6, 7, 11])[-1])
     lm.commit(slot, [0, 2])
     lm.truncate(slot, 71)
-    again = lm.extend([Extend(slot, [9, 10], [-1, 0])]).logits
+    again = lm.run(Pass([Extend(slot, [9, 10], [-1, 0])])).logits.tensor()
     assert torch.equal(again[1], scores[0])
     lm.close(slot)
 
@@ -130,7 +130,7 @@ def test_where_a_prompt_is_cut_changes_no_bit(heads: tuple[int, int, int], kind:
         cuts = [0, *sorted(choose.sample(range(1, 380), pieces - 1)), 380]
         slot = lm.open()
         for start, end in itertools.pairwise(cuts):
-            found = lm.extend([Extend(slot, tokens[start:end], range(-1, end - start - 1))]).logits
+            found = lm.run(Pass([Extend(slot, tokens[start:end], range(-1, end - start - 1))])).logits.tensor()
             assert torch.equal(found, wanted[start:end])
             lm.commit(slot, range(end - start))
         lm.close(slot)
@@ -142,12 +142,12 @@ def test_wide_trees_after_many_blocks_keep_their_bits(heads: tuple[int, int, int
     lm, before = lowered("qwen3", kind, **shape(*heads)), text(300)
     slot = filled(lm, before)
     tokens, parents = random_tree(64, 3)
-    scores = lm.extend([Extend(slot, tokens, parents)]).logits
+    scores = lm.run(Pass([Extend(slot, tokens, parents)])).logits.tensor()
     lm.commit(slot, ())
     for node in (1, 17, 40, 63):
         branch = path(parents, node)
         for place in branch:
-            row = lm.extend([Extend(slot, [tokens[place]], [-1])]).logits
+            row = lm.run(Pass([Extend(slot, [tokens[place]], [-1])])).logits.tensor()
             lm.commit(slot, [0])
             assert torch.equal(row[0], scores[place])
         lm.truncate(slot, len(before))
@@ -226,7 +226,6 @@ def test_where_the_system_refuses_tiles_passes_run_without_them(monkeypatch: pyt
 
     monkeypatch.setattr(libraries, "built_library", building)
     monkeypatch.setattr(libraries, "Library", loading)
-    monkeypatch.setattr(libraries, "search_with", lambda found: None)
     found = libraries.library.__wrapped__()
     assert asked == [(), WITHOUT_TILES]
     assert "AMX" not in found.instructions

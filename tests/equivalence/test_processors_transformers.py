@@ -14,6 +14,7 @@ from transformers.generation import logits_process as theirs
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 
 VOCAB = 211
@@ -95,7 +96,7 @@ def ours(values: dict[str, Any], tokens: Sequence[int], logits: Tensor, *, draft
     history = History(tokens[:PROMPT_LENGTH])
     cut = max(PROMPT_LENGTH, len(tokens) - drafted)
     history.append(tokens[PROMPT_LENGTH:cut])
-    return Distributions(logits[None], [DistributionRows(history, controls, [tokens[cut:]])]).logits[0]
+    return Distributions(TensorLogits(logits[None]), [DistributionRows(history, controls, [tokens[cut:]])]).logits[0]
 
 
 def compare(names: Sequence[str], seed: int, dtype: torch.dtype) -> None:

@@ -120,13 +120,13 @@ def test_batches_chunks_and_streams_give_the_same(rows: int, monkeypatch: pytest
 def test_logits_of_a_pass_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", 7 * 4 * VOCAB)
     llm, rows = table_llm(), []
-    extend = llm.model.extend
+    run = llm.model.run
 
-    def counting(jobs: Any) -> Any:
-        rows.append(sum(job.num_logits for job in jobs))
-        return extend(jobs)
+    def counting(pass_: Any) -> Any:
+        rows.append(sum(job.num_logits for job in pass_.jobs))
+        return run(pass_)
 
-    monkeypatch.setattr(llm.model, "extend", counting)
+    monkeypatch.setattr(llm.model, "run", counting)
     batch = [[1 + i % 7 for i in range(40)], [2 + i % 5 for i in range(30)]]
     llm.generate(batch, SamplingParams(max_tokens=2, seed=1, prompt_logprobs=0))
     assert max(rows) <= 7 + len(batch)
@@ -166,15 +166,15 @@ def test_a_preempted_sequence_scores_no_token_twice() -> None:
 
 def test_a_failed_pass_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = table_llm()
-    extend, calls = llm.model.extend, []
+    run, calls = llm.model.run, []
 
-    def failing(jobs: Any) -> Any:
-        calls.append(len(jobs))
+    def failing(pass_: Any) -> Any:
+        calls.append(len(pass_.jobs))
         if len(calls) == 1:
             raise RuntimeError("once")
-        return extend(jobs)
+        return run(pass_)
 
-    monkeypatch.setattr(llm.model, "extend", failing)
+    monkeypatch.setattr(llm.model, "run", failing)
     prompt = [1 + i * i % 9 for i in range(30)]
     done = llm.generate([prompt, prompt[:20]], SamplingParams(max_tokens=3, seed=1, prompt_logprobs=1))
     for one, ids in zip(done, (prompt, prompt[:20]), strict=True):

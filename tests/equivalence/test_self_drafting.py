@@ -15,7 +15,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, ModelError
 from draftree.loading.layer_sets import LayerSet, place_of, store, stored_set
 from draftree.loading.load import load_model
-from draftree.models.base import LayerSubset
+from draftree.models.base import ALL_LAYERS, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
 from families import DIVIDED, drafter_folder, fresh, prompts, target
 from paced import steady
@@ -82,7 +82,7 @@ def test_rules_take_their_draws(draft: str, tree: str) -> None:
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=in_c)])
 def test_layers_run_once_for_drafted_tokens(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same text with and without taking over; the difference is all that the sketches computed."""
+    """The same text with and without taking over; the difference is all that partial passes computed."""
     runs, texts = [], []
     for takes_over in (True, False):
         loaded = load_model(folder, dtype="float32", kernels=kernels)
@@ -90,8 +90,8 @@ def test_layers_run_once_for_drafted_tokens(folder: Path, kernels: str, monkeypa
         loaded.model.require_part(LayerSubset(end=3))  # checked once, and not to be counted
         before = loaded.model.num_sublayer_runs
         if not takes_over:
-            monkeypatch.setattr(loaded.model, "_take_sketches", lambda jobs: {})
-        rows = count_sketched_rows(loaded.model, monkeypatch)
+            monkeypatch.setattr(loaded.model, "_take_partials", lambda jobs, capture: {})
+        rows = count_partial_rows(loaded.model, monkeypatch)
         done = LLM(loaded, "early-exit:3,k=4", plan="fixed").generate(RAGGED, params(0.0))
         texts.append([one.token_ids for one in done])
         runs.append(loaded.model.num_sublayer_runs - before)
@@ -100,14 +100,15 @@ def test_layers_run_once_for_drafted_tokens(folder: Path, kernels: str, monkeypa
     assert runs[1] - runs[0] == 2 * 3 * rows[0]
 
 
-def count_sketched_rows(model: SlottedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    sketch, rows = model.sketch, [0]
+def count_partial_rows(model: SlottedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    run, rows = model.run, [0]
 
-    def counting(jobs: Any, part: Any) -> Any:
-        rows[0] += sum(len(job.tokens) for job in jobs)
-        return sketch(jobs, part)
+    def counting(pass_: Pass) -> Any:
+        if pass_.layers != ALL_LAYERS:
+            rows[0] += sum(len(job.tokens) for job in pass_.jobs)
+        return run(pass_)
 
-    monkeypatch.setattr(model, "sketch", counting)
+    monkeypatch.setattr(model, "run", counting)
     return rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.load import LoadedModel, load_model, wrap_model
-from draftree.models.base import Extend, LayerSubset
+from draftree.models.base import Commit, Extend, LayerSubset, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import runner as static_passes
 from draftree.models.torch.static.buckets import Shapes
@@ -62,14 +62,16 @@ def logits_of_rounds(model: HFModel, texts: Sequence[Sequence[int]]) -> Tensor:
     """A batch of different trees, some grown in two passes, some committed, then one token more of each."""
     slots = [filled(model, text) for text in texts]
     jobs = [Extend(slot, *TREES[i % 3]) for i, slot in enumerate(slots)]
-    found = [model.extend(jobs).logits]
+    found = [model.run(Pass(jobs)).logits.tensor()]
     growing = [slot for i, slot in enumerate(slots) if i % 3 == 0]
-    found.append(model.extend([Extend(slot, [50, 51], [5, 1]) for slot in growing]).logits)
-    model.commit_many(slots, [[[0, 2, 4, 5, 6], [2], [0]][i % 3] for i in range(len(slots))])
-    found.append(model.extend([Extend(slot, [60 + i], [-1]) for i, slot in enumerate(slots[::-1])]).logits)
+    found.append(model.run(Pass([Extend(slot, [50, 51], [5, 1]) for slot in growing])).logits.tensor())
+    model.apply([Commit(slot, [[0, 2, 4, 5, 6], [2], [0]][i % 3]) for i, slot in enumerate(slots)])
+    found.append(model.run(Pass([Extend(slot, [60 + i], [-1]) for i, slot in enumerate(slots[::-1])])).logits.tensor())
     model.truncate(slots[1], 2)
-    model.prune(slots[0], [])
-    found.append(model.extend([Extend(slots[1], [9, 3], [-1, 0], logits_at=[1]), Extend(slots[0], [8], [-1])]).logits)
+    model.commit(slots[0], [])
+    found.append(
+        model.run(Pass([Extend(slots[1], [9, 3], [-1, 0], logits_at=[1]), Extend(slots[0], [8], [-1])])).logits.tensor()
+    )
     for slot in slots:
         model.close(slot)
     return torch.cat(found)
@@ -91,7 +93,7 @@ def test_a_pass_leaves_all_other_places_as_they_are() -> None:
     model = HFModel(fresh("llama"), shapes=SMALL)
     slots = [filled(model, [3 + i, 4, 5, 6, 7]) for i in range(5)]
     before = [store.clone() for store in model._pool.memory.keys.values()]
-    model.extend([Extend(slots[1], [9, 8, 7], [-1, 0, 0]), Extend(slots[4], [9], [-1])])
+    model.run(Pass([Extend(slots[1], [9, 8, 7], [-1, 0, 0]), Extend(slots[4], [9], [-1])]))
     for store, old in zip(model._pool.memory.keys.values(), before, strict=True):
         changed = (store != old).any(dim=3).any(dim=1)[:, : model._pool.memory.length]
         assert changed.nonzero().tolist() == [[1, 5], [1, 6], [1, 7], [4, 5]]
@@ -104,14 +106,14 @@ def test_leftovers_of_a_rejected_node_have_no_effect() -> None:
         model = HFModel(fresh("llama"), shapes=shapes)
         model.model.get_input_embeddings().weight[13] = float("nan")
         slot = filled(model, [3, 4, 5])
-        model.extend([Extend(slot, [13, 13, 13], [-1, 0, 0])])
+        model.run(Pass([Extend(slot, [13, 13, 13], [-1, 0, 0])]))
         model.commit(slot, ())
-        rows = [model.extend([Extend(slot, [7], [-1])]).logits[0]]
-        model.prune(slot, [])
+        rows = [model.run(Pass([Extend(slot, [7], [-1])])).logits.tensor()[0]]
+        model.commit(slot, [])
         sick = filled(model, [13, 13])
         model.close(sick)
         other = filled(model, [5])
-        rows.append(model.extend([Extend(other, [7], [-1]), Extend(slot, [8], [-1])]).logits.sum(dim=0))
+        rows.append(model.run(Pass([Extend(other, [7], [-1]), Extend(slot, [8], [-1])])).logits.tensor().sum(dim=0))
         found.append(torch.stack(rows))
     assert bool(found[0].isfinite().all())
     assert torch.allclose(found[0], found[1], atol=1e-4)
@@ -122,9 +124,9 @@ def test_wide_jobs_run_as_they_come() -> None:
     assert model.static is not None
     slot = filled(model, list(range(3, 20)))
     assert model.static.buckets == ()
-    model.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 0])])
+    model.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 0])]))
     assert len(model.static.buckets) == 1
-    model.extend([Extend(slot, [5], [0])])
+    model.run(Pass([Extend(slot, [5], [0])]))
     assert len(model.static.buckets) == 1, "the tree is wider now than a static pass takes"
 
 
@@ -134,11 +136,11 @@ def test_the_shapes_that_were_used_last_are_kept() -> None:
     model.reserve(4, 64)
     slot = model.open()
     for count in (1, 2, 4, 2):
-        model.extend([Extend(slot, [5] * count, range(-1, count - 1))])
+        model.run(Pass([Extend(slot, [5] * count, range(-1, count - 1))]))
         model.commit(slot, ())
     assert [bucket.rows for bucket in model.static.buckets] == [4, 2]
     model.reserve(4, 200)
-    model.extend([Extend(slot, [5], [-1])])
+    model.run(Pass([Extend(slot, [5], [-1])]))
     assert [bucket.rows for bucket in model.static.buckets] == [1], "captured memory moved"
 
 
@@ -166,12 +168,12 @@ def test_repeated_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, rows in ((model, captured), (dynamic, wanted)):
         slot = filled(one, PROMPTS[2])
         for token in range(5, 22):
-            rows.append(one.extend([Extend(slot, [token, 3], [-1, -1])]).logits)
+            rows.append(one.run(Pass([Extend(slot, [token, 3], [-1, -1])])).logits.tensor())
             one.commit(slot, [0])
     assert torch.allclose(torch.cat(captured), torch.cat(wanted), atol=2e-4)
     assert model.static.num_captured == 2, "one shape up to 48 keys and one above"
     model.reserve(1, 200)
-    assert model.extend([Extend(slot_of(model), [5], [-1])]).logits.isfinite().all()
+    assert model.run(Pass([Extend(slot_of(model), [5], [-1])])).logits.tensor().isfinite().all()
     assert model.static.num_captured == 0
 
 
@@ -186,11 +188,11 @@ def test_shapes_that_fail_to_capture_run_uncaptured_with_a_reason(
     model = HFModel(fresh("llama"), shapes=SMALL)
     slot = filled(model, [3, 4, 5])
     with caplog.at_level(logging.WARNING, logger=static_passes.__name__):
-        rows = [model.extend([Extend(slot, [6], [-1])]).logits]
+        rows = [model.run(Pass([Extend(slot, [6], [-1])])).logits.tensor()]
         model.commit(slot, ())
-        rows += [model.extend([Extend(slot, [6], [-1])]).logits]
+        rows += [model.run(Pass([Extend(slot, [6], [-1])])).logits.tensor()]
         model.commit(slot, ())
-        rows += [model.extend([Extend(slot, [6], [-1])]).logits]
+        rows += [model.run(Pass([Extend(slot, [6], [-1])])).logits.tensor()]
     assert torch.allclose(rows[0], rows[1], atol=1e-4)
     assert torch.allclose(rows[1], rows[2], atol=1e-4)
     assert [record.message for record in caplog.records] == [
@@ -202,10 +204,10 @@ def test_shapes_that_fail_to_capture_run_uncaptured_with_a_reason(
 def test_whole_passes_continue_from_partial_ones() -> None:
     model = HFModel(fresh("llama"), shapes=SMALL)
     slot = filled(model, [3, 4, 5])
-    whole = model.extend([Extend(slot, [6, 7], [-1, 0])]).logits
+    whole = model.run(Pass([Extend(slot, [6, 7], [-1, 0])])).logits.tensor()
     model.commit(slot, ())
-    model.sketch([Extend(slot, [6], [-1])], LayerSubset(end=1))
-    assert torch.allclose(model.extend([Extend(slot, [6, 7], [-1, 0])]).logits, whole, atol=1e-4)
+    model.run(Pass([Extend(slot, [6], [-1])], LayerSubset(end=1)))
+    assert torch.allclose(model.run(Pass([Extend(slot, [6, 7], [-1, 0])])).logits.tensor(), whole, atol=1e-4)
 
 
 def test_names_and_refusals(tmp_path: Path) -> None:

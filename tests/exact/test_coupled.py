@@ -16,6 +16,7 @@ from draftree.core.tree import Draw, TokenTree
 from draftree.models.table import hashed, near
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.verifiers.common.chance import NoiseChance
 from sampled_trees import chi_square, plain_text, shared_noise_tree
 from strategies import cases, trees_for
@@ -78,7 +79,7 @@ def counts() -> np.ndarray:
         logits = torch.stack([CASE.target.logits((*CASE.prompt, *text)) for text in texts])
         histories = [History((*CASE.prompt, *text)) for text in texts]
         rows = [DistributionRows(history, one, [()]) for history, one in zip(histories, chosen, strict=True)]
-        picks = Distributions(logits, rows).picks()
+        picks = Distributions(TensorLogits(logits), rows).picks()
         texts = [(*text, pick) for text, pick in zip(texts, picks, strict=True)]
     counted = np.zeros((3, 3, 3))
     np.add.at(counted, tuple(np.array(texts).T), 1)

@@ -24,6 +24,7 @@ from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.common.chance import NoiseChance
 from oracle import ChancePicks, trees, written
@@ -166,7 +167,7 @@ def plain_text(seed: int, temperature: float) -> list[int]:
     history, ruled = History(PROMPT), chosen(seed, temperature)
     while END not in history.output:
         logits = UNMASKED.logits(tuple(history.tokens.tolist()))[None]
-        history.append(Distributions(logits, [DistributionRows(history, ruled, [()])]).picks())
+        history.append(Distributions(TensorLogits(logits), [DistributionRows(history, ruled, [()])]).picks())
     found: list[int] = history.output.tolist()
     return found
 

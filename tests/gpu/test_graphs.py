@@ -8,7 +8,7 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.engine.costs import measure_costs
 from draftree.loading.load import wrap_model
-from draftree.models.base import Extend
+from draftree.models.base import Commit, Extend, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static.buckets import Shapes
 from families import fresh, prompts
@@ -35,8 +35,10 @@ def test_captured_logits_are_those_of_dynamic_passes(family: str) -> None:
         model.reserve(4, 192)
         slots = [filled(model, prompt) for prompt in PROMPTS]
         for turn in range(6):
-            found.append(model.extend([Extend(slot, [3 + turn, 4, 5], [-1, -1, 0]) for slot in slots]).logits)
-            model.commit_many(slots, [[0, 2], [1], [0], [0, 2]])
+            found.append(
+                model.run(Pass([Extend(slot, [3 + turn, 4, 5], [-1, -1, 0]) for slot in slots])).logits.tensor()
+            )
+            model.apply([Commit(*pair) for pair in zip(slots, [[0, 2], [1], [0], [0, 2]], strict=True)])
         if model.static is not None:
             assert model.static.why_eager is None
             assert model.static.num_captured > 0
@@ -62,12 +64,12 @@ def test_a_replayed_pass_waits_for_nothing() -> None:
     model = on_card("llama", Shapes())
     slot = filled(model, PROMPTS[1])
     for token in range(4):
-        model.extend([Extend(slot, [token, 7], [-1, -1])])
+        model.run(Pass([Extend(slot, [token, 7], [-1, -1])]))
         model.commit(slot, [1])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        model.extend([Extend(slot, [9, 7], [-1, -1])])
+        model.run(Pass([Extend(slot, [9, 7], [-1, -1])]))
         model.commit(slot, [1])
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -81,12 +83,12 @@ def test_memory_that_grows_is_captured_anew_and_graphs_are_exchanged() -> None:
     slot = filled(model, PROMPTS[1])
     for count in (1, 2, 4, 1, 2, 4):
         for _ in range(3):
-            model.extend([Extend(slot, [5] * count, [-1] * count)])
+            model.run(Pass([Extend(slot, [5] * count, [-1] * count)]))
             model.commit(slot, ())
     assert model.static.num_captured == 2
     assert model.static.num_bytes <= model.footprint.graphs
     model.reserve(8, 512)
-    model.extend([Extend(slot, [5], [-1])])
+    model.run(Pass([Extend(slot, [5], [-1])]))
     assert model.static.num_captured == 0
 
 
@@ -97,9 +99,12 @@ def test_two_models_do_not_write_into_each_others_logits(order: tuple[str, str])
     slots = {name: filled(model, PROMPTS[1]) for name, model in models.items()}
     plain_slots = {name: filled(model, PROMPTS[1]) for name, model in plain.items()}
     for turn in range(6):
-        found = {name: models[name].extend([Extend(slots[name], [3 + turn, 7], [-1, -1])]).logits for name in order}
+        found = {
+            name: models[name].run(Pass([Extend(slots[name], [3 + turn, 7], [-1, -1])])).logits.tensor()
+            for name in order
+        }
         for name in order:
-            wanted = plain[name].extend([Extend(plain_slots[name], [3 + turn, 7], [-1, -1])]).logits
+            wanted = plain[name].run(Pass([Extend(plain_slots[name], [3 + turn, 7], [-1, -1])])).logits.tensor()
             assert torch.allclose(found[name], wanted, atol=1e-3)
             models[name].commit(slots[name], [0])
             plain[name].commit(plain_slots[name], [0])

@@ -18,7 +18,7 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.loading.load import LoadedModel, load_model
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from real_weights import folder_of
@@ -77,11 +77,11 @@ def passes(model: LanguageModel, rows: int) -> Callable[[], object]:
     """A pass over so many rows after a prefix."""
     slot = model.open()
     tokens = [(7 + 31 * place) % model.vocab_size for place in range(PREFIX)]
-    model.extend([Extend(slot, tokens, range(-1, PREFIX - 1), logits_at=())])
+    model.run(Pass([Extend(slot, tokens, range(-1, PREFIX - 1), logits_at=())]))
     model.commit(slot, range(PREFIX))
 
     def work() -> None:
-        model.extend([Extend(slot, tokens[:rows], range(-1, rows - 1))])
+        model.run(Pass([Extend(slot, tokens[:rows], range(-1, rows - 1))]))
         model.commit(slot, ())
 
     return work

@@ -12,7 +12,7 @@ from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
-from draftree.models.base import Extend, Scores
+from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed, near
 from draftree.requests import Requests
 from draftree.text.tokenizer import Tokenizer
@@ -34,17 +34,17 @@ class ReadCounts:
 
     def watch(self, model: TableLM) -> None:
         """Count the passes of this model from now on."""
-        extend = model.extend
+        run_pass = model.run
 
-        def counted(jobs: Sequence[Extend]) -> Scores:
-            read = [len(job.tokens) for job in jobs if job.logits_at is not None]
+        def counted(one: Pass) -> PassResult:
+            read = [len(job.tokens) for job in one.jobs if job.logits_at is not None]
             self.tokens += sum(read)
             self.longest = max(self.longest, *read, 0, 0)
             if read:
                 self.passes.append(sum(read))
-            return extend(jobs)
+            return run_pass(one)
 
-        model.extend = counted  # type: ignore[method-assign]
+        model.run = counted  # type: ignore[method-assign]
 
 
 class CountedEngine:

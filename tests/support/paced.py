@@ -14,7 +14,7 @@ from draftree import LLM
 from draftree.drafters import drafts
 from draftree.loading.load import LoadedModel
 from draftree.loading.targets import load_target
-from draftree.models.base import Extend, LanguageModel, Scores, Slot
+from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
 
 Cost = Callable[[int], float]
@@ -57,12 +57,12 @@ class PacedModel(LanguageModel):
         self.inner, self._clock, self._cost = inner, clock, cost
         self.vocab_size, self.max_length, self.supports_trees = inner.vocab_size, inner.max_length, inner.supports_trees
         self.device, self.dtype = inner.device, inner.dtype
-        self.is_exact, self.own_threads = inner.is_exact, inner.own_threads
+        self.is_exact = inner.is_exact
         self.fingerprint, self.self_check = inner.fingerprint, inner.self_check
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
-        self._clock.seconds += self._cost(sum(len(job.tokens) for job in jobs))
-        return self.inner.extend(jobs)
+    def run(self, pass_: Pass) -> PassResult:
+        self._clock.seconds += self._cost(sum(len(job.tokens) for job in pass_.jobs))
+        return self.inner.run(pass_)
 
     @property
     def footprint(self) -> Footprint:
@@ -81,20 +81,8 @@ class PacedModel(LanguageModel):
     def open(self) -> Slot:
         return self.inner.open()
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        self.inner.commit(slot, path)
-
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        self.inner.prune(slot, keep)
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        self.inner.truncate(slot, length)
-
-    def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        return self.inner.fork(slot, length)
-
-    def close(self, slot: Slot) -> None:
-        self.inner.close(slot)
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        return self.inner.apply(edits)
 
 
 def steady(draft: str | None) -> str | None:

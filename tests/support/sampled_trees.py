@@ -13,6 +13,7 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.sampling.controls import Controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from table_cases import Case
 
 
@@ -69,7 +70,7 @@ def plain_text(case: Case, chosen: Controls, length: int, start: tuple[int, ...]
     while len(tokens) < length:
         logits = case.target.logits((*case.prompt, *tokens))[None]
         rows = DistributionRows(History((*case.prompt, *tokens)), chosen, [()])
-        tokens = (*tokens, Distributions(logits, [rows]).picks()[0])
+        tokens = (*tokens, Distributions(TensorLogits(logits), [rows]).picks()[0])
     return tokens
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftree.loading.load import LoadedModel
-from draftree.models.base import Extend
+from draftree.models.base import Extend, Pass
 from families import VOCAB_SIZE
 
 SIZES: dict[str, Any] = {
@@ -34,8 +34,8 @@ def logits(loaded: LoadedModel) -> Tensor:
     text = [(7 * place) % VOCAB_SIZE for place in range(120)]
     rows = []
     for piece in (text[:70], text[70:]):
-        rows.append(model.extend([Extend(slot, piece, range(-1, len(piece) - 1))]).logits)
+        rows.append(model.run(Pass([Extend(slot, piece, range(-1, len(piece) - 1))])).logits.tensor())
         model.commit(slot, range(len(piece)))
-    rows.append(model.extend([Extend(slot, [3, 9, 4, 11, 8, 2], TREE)]).logits)
+    rows.append(model.run(Pass([Extend(slot, [3, 9, 4, 11, 8, 2], TREE)])).logits.tensor())
     model.close(slot)
     return torch.cat(rows)

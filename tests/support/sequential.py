@@ -10,21 +10,42 @@ from collections.abc import Sequence
 
 import torch
 
-from draftree.core.tree import ROOT, is_path, is_rooted, path
-from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.core.tree import ROOT, path
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    Extend,
+    Fork,
+    LanguageModel,
+    Pass,
+    PassResult,
+    Slot,
+    Truncate,
+)
+from draftree.models.kv.pool import require_subtree
+from draftree.models.slot_ids import SlotIds
+from draftree.sampling.logits import TensorLogits
 
 
 class LeafSlot(Slot):
     """A base slot with the committed prefix, and the tentative tree as plain lists. Mutated by its model only."""
 
-    __slots__ = ("base", "branches", "is_closed", "parents", "tokens")
+    __slots__ = ("_id", "base", "branches", "is_closed", "parents", "tokens")
 
-    def __init__(self, base: Slot) -> None:
+    def __init__(self, number: int, base: Slot) -> None:
+        self._id = number
         self.base = base
         self.is_closed = False
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.branches: list[tuple[list[int], Slot]] = []
+
+    @property
+    def id(self) -> int:
+        """The number that the slot was given."""
+        return self._id
 
     @property
     def length(self) -> int:
@@ -48,6 +69,7 @@ class SequentialModel(LanguageModel):
     def __init__(self, model: LanguageModel, *, batched: bool = True) -> None:
         self.base = model
         self._batched = batched
+        self._ids = SlotIds()
         self.vocab_size, self.max_length = model.vocab_size, model.max_length
         self.supports_trees = True
         self.device, self.dtype = model.device, model.dtype
@@ -58,10 +80,14 @@ class SequentialModel(LanguageModel):
 
     def open(self) -> LeafSlot:
         """An empty slot."""
-        return LeafSlot(self.base.open())
+        return LeafSlot(self._ids.take(), self.base.open())
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    def run(self, pass_: Pass) -> PassResult:
         """Fork the prefix for every leaf and score each way down to it."""
+        if pass_.layers != ALL_LAYERS:
+            self.require_part(pass_.layers)
+        self.require_capture(pass_.capture)
+        jobs = pass_.jobs
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         rows: list[dict[int, torch.Tensor]] = []
         chains: list[tuple[int, list[int], Slot]] = []
@@ -87,7 +113,7 @@ class SequentialModel(LanguageModel):
             for node in (range(len(job.tokens)) if job.logits_at is None else job.logits_at)
         ]
         logits = torch.stack(asked) if asked else torch.empty(0, self.vocab_size)
-        return Scores(logits, starts_of(jobs))
+        return PassResult.of_jobs(jobs, TensorLogits(logits))
 
     def _score(
         self,
@@ -99,58 +125,51 @@ class SequentialModel(LanguageModel):
         for number, way, fork in group:
             tokens = _leaf_slot(jobs[number].slot).tokens
             extends.append(Extend(fork, [tokens[node] for node in way], range(-1, len(way) - 1)))
-        scores = self.base.extend(extends)
+        result = self.base.run(Pass(extends))
         for index, (number, way, _) in enumerate(group):
-            rows[number].update(zip(way, scores.of(index), strict=True))
+            rows[number].update(zip(way, result.of(index).tensor(), strict=True))
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """Take over the branch that the path lies on."""
-        kept = _leaf_slot(slot)
-        nodes = list(path)
-        assert is_path(kept.parents, nodes), "a path goes down the tree"
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits to base slots and trees."""
+        opened: list[Slot] = []
+        for edit in edits:
+            slot = _leaf_slot(edit.slot)
+            match edit:
+                case Commit():
+                    self._commit(slot, edit)
+                case Truncate(_, length):
+                    self._drop_branches(slot)
+                    self.base.truncate(slot.base, length)
+                    slot.tokens, slot.parents = [], []
+                case Fork(_, length):
+                    opened.append(LeafSlot(self._ids.take(), self.base.fork(slot.base, length)))
+                case Close():
+                    self._drop_branches(slot)
+                    self.base.close(slot.base)
+                    slot.is_closed = True
+                    self._ids.free(slot.id)
+        return opened
+
+    def _commit(self, slot: LeafSlot, edit: Commit) -> None:
+        """Take over the branch that the path lies on; kept nodes are scored again with the next ones."""
+        require_subtree(slot.parents, edit)
+        nodes, keep = list(edit.path), edit.keep
         if nodes:
-            place = next((i for i, (way, _) in enumerate(kept.branches) if way[: len(nodes)] == nodes), None)
-            fork = self._read(kept, nodes) if place is None else kept.branches.pop(place)[1]
+            found = next((i for i, (way, _) in enumerate(slot.branches) if way[: len(nodes)] == nodes), None)
+            fork = self._read(slot, nodes) if found is None else slot.branches.pop(found)[1]
             self.base.commit(fork, range(len(nodes)))
-            self.base.close(kept.base)
-            kept.base = fork
-        self._drop_branches(kept)
-        kept.tokens.clear()
-        kept.parents.clear()
+            self.base.close(slot.base)
+            slot.base = fork
+        self._drop_branches(slot)
+        place = {nodes[-1] if nodes else ROOT: ROOT} | {node: new for new, node in enumerate(keep)}
+        slot.parents = [place[slot.parents[node]] for node in keep]
+        slot.tokens = [slot.tokens[node] for node in keep]
 
     def _read(self, slot: LeafSlot, nodes: Sequence[int]) -> Slot:
         fork = self.base.fork(slot.base)
         tokens = [slot.tokens[node] for node in nodes]
-        self.base.extend([Extend(fork, tokens, range(-1, len(nodes) - 1), logits_at=())])
+        self.base.run(Pass([Extend(fork, tokens, range(-1, len(nodes) - 1), logits_at=())]))
         return fork
-
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Forget all nodes but these; branches are forked anew by the next pass."""
-        pruned = _leaf_slot(slot)
-        assert is_rooted(pruned.parents, keep), "a kept node needs its parent kept, and keeps its order"
-        place = {node: new for new, node in enumerate(keep)} | {ROOT: ROOT}
-        pruned.parents = [place[pruned.parents[node]] for node in keep]
-        pruned.tokens = [pruned.tokens[node] for node in keep]
-        self._drop_branches(pruned)
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Cut the base slot; branches and tree are forgotten."""
-        cut = _leaf_slot(slot)
-        self._drop_branches(cut)
-        self.base.truncate(cut.base, length)
-        cut.tokens.clear()
-        cut.parents.clear()
-
-    def fork(self, slot: Slot, length: int | None = None) -> LeafSlot:
-        """A new slot with the same prefix, or the beginning of it."""
-        return LeafSlot(self.base.fork(_leaf_slot(slot).base, length))
-
-    def close(self, slot: Slot) -> None:
-        """Give the slot and its branches back."""
-        closed = _leaf_slot(slot)
-        self._drop_branches(closed)
-        self.base.close(closed.base)
-        closed.is_closed = True
 
     def _drop_branches(self, slot: LeafSlot) -> None:
         for _, fork in slot.branches:

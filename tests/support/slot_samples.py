@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
 
 
 def filled(model: LanguageModel, tokens: Sequence[int]) -> Slot:
     """A slot whose prefix is the text."""
     slot = model.open()
     if tokens:
-        model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())])
+        model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())]))
         model.commit(slot, range(len(tokens)))
     return slot
 
@@ -22,7 +22,7 @@ def filled(model: LanguageModel, tokens: Sequence[int]) -> Slot:
 def at_once(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
     """Logits after every token, all scored in one pass."""
     slot = model.open()
-    logits = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits
+    logits = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))])).logits.tensor()
     model.close(slot)
     return logits
 
@@ -31,7 +31,7 @@ def alone(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
     """Logits after every token, each scored in its own pass."""
     slot, rows = model.open(), []
     for token in tokens:
-        rows.append(model.extend([Extend(slot, [token], [-1])]).logits)
+        rows.append(model.run(Pass([Extend(slot, [token], [-1])])).logits.tensor())
         model.commit(slot, [0])
     model.close(slot)
     return torch.cat(rows)

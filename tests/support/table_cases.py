@@ -16,6 +16,7 @@ from draftree.models.table import Table, TableLM
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions, NodeDistributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS, Verifier
 
@@ -66,7 +67,8 @@ def node_distributions(case: Case, tree: TokenTree, chosen: Controls | None = No
     chosen = chosen or controls(case.vocab_size)
     paths = [[tree.tokens[n] for n in tree.path(node)] for node in range(ROOT, len(tree))]
     logits = torch.stack([case.target.logits((*case.prompt, *path)) for path in paths])
-    return RememberedDistributions(Distributions(logits, [DistributionRows(History(case.prompt), chosen, paths)]))
+    rows = DistributionRows(History(case.prompt), chosen, paths)
+    return RememberedDistributions(Distributions(TensorLogits(logits), [rows]))
 
 
 class RememberedDistributions(NodeDistributions):

@@ -10,7 +10,7 @@ from torch import Tensor
 from draftree.bench.engines import RunParams
 from draftree.bench.records import Divergence
 from draftree.core.noise import Noise
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 
 CHUNK_ROWS = 512
 
@@ -64,7 +64,7 @@ def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
             chunk = list(tokens[start : start + CHUNK_ROWS])
             is_last = start + CHUNK_ROWS >= len(tokens)
             wanted = [len(chunk) - 1] if is_last else []
-            logits = model.extend([Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=wanted)]).logits
+            logits = model.run(Pass([Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=wanted)])).logits.tensor()
             model.commit(slot, range(len(chunk)))
         return logits[0]
     finally:

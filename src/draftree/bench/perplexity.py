@@ -24,7 +24,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.resolve import resolve_model
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 
 ROWS = 256
 """Tokens per pass; limits the memory of their logits."""
@@ -199,7 +199,7 @@ def _windows_rows(
     for begin in range(0, len(tokens), ROWS):
         part = tokens[begin : begin + ROWS]
         asked = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
-        logits = model.extend([Extend(slot, part, range(-1, len(part) - 1), logits_at=asked)]).logits
+        logits = model.run(Pass([Extend(slot, part, range(-1, len(part) - 1), logits_at=asked)])).logits.tensor()
         model.commit(slot, range(len(part)))
         if asked:
             yield logits, torch.tensor([tokens[begin + row + 1] for row in asked], device=logits.device)

@@ -24,51 +24,22 @@ class Libraries(NamedTuple):
     mkl: Any
 
 
-class Alone:
-    """Context in which this thread computes single-threaded from `begin` on; other threads are not affected.
-
-    Args:
-        where: False makes it a no-op.
-    """
-
-    __slots__ = ("_before", "_where")
-
-    def __init__(self, *, where: bool = True) -> None:
-        self._where = where
-        self._before: tuple[Libraries, int, int] | None = None
-
-    def begin(self) -> None:
-        """Start single-threaded computation; idempotent."""
-        found = libraries() if self._where and self._before is None else None
-        if found is None:
-            return
-        before = found.openmp.omp_get_max_threads()
-        found.openmp.omp_set_num_threads(1)
-        self._before = found, before, found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
-
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            return
-        found, threads, own = self._before
-        self._before = None
-        found.openmp.omp_set_num_threads(threads)
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Inside, the calling thread computes alone; other threads are left as they are. May be nested."""
+    found = libraries()
+    if found is None:
+        yield
+        return
+    before = found.openmp.omp_get_max_threads()
+    found.openmp.omp_set_num_threads(1)
+    own = found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
+    try:
+        yield
+    finally:
+        found.openmp.omp_set_num_threads(before)
         if found.mkl:
             found.mkl.MKL_Set_Num_Threads_Local(own)
-
-
-@contextmanager
-def one_thread(*, where: bool = True) -> Iterator[None]:
-    """Run the block single-threaded in this thread; other threads are not affected.
-
-    Args:
-        where: False makes it a no-op.
-    """
-    with Alone(where=where) as alone:
-        alone.begin()
-        yield
 
 
 @functools.cache

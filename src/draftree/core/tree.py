@@ -128,9 +128,9 @@ def is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
     )
 
 
-def is_rooted(parents: Sequence[int], nodes: Sequence[int]) -> bool:
-    """Whether these are nodes of the tree, in their order, each with its parent among them or at the root."""
-    kept = {ROOT, *nodes}
+def is_rooted(parents: Sequence[int], nodes: Sequence[int], root: int = ROOT) -> bool:
+    """Whether these are nodes of the tree, in their order, each with its parent among them or equal to `root`."""
+    kept = {root, *nodes}
     return all(
         before < node < len(parents) and parents[node] in kept
         for node, before in zip(nodes, (ROOT, *nodes), strict=False)

@@ -98,8 +98,8 @@ class DraftTraits:
         reads_predictions: whether it drafts from the text that a request predicts.
         reads_grammars: whether it drafts from the grammar of a request only.
         wants_picks: whether verdicts given to `observe` must name the target's pick at every node.
-        features: layers of the target whose hidden states `observe` needs, in this order; counted from 0, or from the
-            end if negative.
+        features: hidden states of the target that `observe` needs, in this order: index l is the residual stream that
+            enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
     """
 
     draws: frozenset[Draw]

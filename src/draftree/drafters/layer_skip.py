@@ -1,9 +1,9 @@
 """The target itself, with some of its attentions and perceptrons left out, guesses a chain or a tree of next tokens.
 
 Which ones can go is found once for each model by `draftree tune layers MODEL --prompts FILE`, which measures seconds
-per token and keeps what it found beside the cache; or it is said by hand: `layer-skip,attention=3-5-8,mlp=4-9`. The
-sketch runs on the target's own slots with the target's weights, so it takes no memory. Under `coupled` the text is the
-target's, as with every drafter.
+per token and keeps what it found beside the cache; or it is said by hand: `layer-skip,attention=3-5-8,mlp=4-9`. Such
+a pass runs on the target's own slots with the target's weights, so it takes no memory. Under `coupled` the text is
+the target's, as with every drafter.
 
 Source: Draft & Verify, Zhang et al., arXiv 2309.08168 (its threshold for going on is the planner `threshold`). Costs a
 pass of what is not left out, with the head, for every level; the target's pass runs whole. Loses with small models:

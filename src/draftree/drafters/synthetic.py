@@ -22,7 +22,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 
@@ -141,11 +141,11 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
         last = len(chunk) - 1
-        scores = model.extend([Extend(slot, chunk, range(-1, last), logits_at=() if pending else (last,))])
+        result = model.run(Pass([Extend(slot, chunk, range(-1, last), logits_at=() if pending else (last,))]))
         model.commit(slot, range(len(chunk)))
         if pending:
             continue
-        distributions = Distributions(scores.logits, [DistributionRows(history, view.controls, [()])])
+        distributions = Distributions(result.logits, [DistributionRows(history, view.controls, [()])])
         if not distributions.finite()[0]:
             break  # here the text fails, if it comes here
         token = distributions.of(0).picks()[0]

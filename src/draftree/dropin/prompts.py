@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.dropin.refusals import WITHOUT
 from draftree.loading.reading import first_line
-from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.check import TOLERANCE
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
@@ -78,7 +78,7 @@ def _refuse_image_at_end(target: HFModel | CachedModel, input_ids: Tensor) -> No
 def _error(target: HFModel | CachedModel, last: int, prompt: ReadPrompt) -> float:
     """Difference of the last token's logits, read from a slot, from the model's own, as a share of their spread."""
     slot = target.adopt(prompt)
-    logits = target.extend([Extend(slot, [last], [-1])]).logits[0]
+    logits = target.run(Pass([Extend(slot, [last], [-1])])).logits.tensor()[0]
     target.close(slot)
     spread = float(prompt.logits.amax() - prompt.logits.amin()) or 1.0
     error = float((logits - prompt.logits).abs().max()) / spread

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.models.base import Extend, LanguageModel, Slot
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)
 PREFIX = 64
@@ -39,7 +39,7 @@ def measure_costs(
     model.reserve(model.num_open + 1, prefix + longest)
     slot = model.open()
     try:
-        model.extend([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())])
+        model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
         model.commit(slot, range(prefix))
         _run(model, slot, 1)  # the first pass with logits loads the output head
         found: dict[int, float] = {}
@@ -48,7 +48,7 @@ def measure_costs(
                 _run(model, slot, count)
             model.synchronize()
             start = clock()
-            model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
+            model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1))]))
             model.synchronize()
             found[count] = clock() - start
             model.commit(slot, ())
@@ -59,7 +59,7 @@ def measure_costs(
 
 def _run(model: LanguageModel, slot: Slot, count: int) -> None:
     """Run a pass over `count` rows; the slot is unchanged afterwards."""
-    model.extend([Extend(slot, [0] * count, range(-1, count - 1))])
+    model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1))]))
     model.commit(slot, ())
 
 

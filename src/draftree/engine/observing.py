@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from draftree.core.types import Verdict
 from draftree.drafters.base import Observation
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
-from draftree.models.base import Extend
+from draftree.models.base import PassResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,17 @@ class Gain:
     verdict: Verdict | None = None
 
 
-def observe(parts: Parts, gains: Sequence[Gain], jobs: Sequence[Extend], hidden: Tensor | None = None) -> None:
+def observe(parts: Parts, gains: Sequence[Gain], result: PassResult) -> None:
     """Tell the drafter what a pass brought, after it was committed.
 
     Args:
         parts: with the drafter; nothing is done without one.
         gains: of the sequences that go on.
-        jobs: of the pass.
-        hidden: hidden states of the pass, shape (rows, layers, hidden): a row for every token of every job, and the
-            layers in the order of `Parts.capture`; None if none were captured.
+        result: of the pass, which captured the layers of `Parts.capture`.
     """
     gains = [gain for gain in gains if not gain.sequence.is_finished]
     if parts.drafter is None or not gains:
         return
-    starts = [0, *accumulate(len(job.tokens) for job in jobs)]
     parts.drafter.observe(
         [
             Observation(
@@ -58,7 +54,7 @@ def observe(parts: Parts, gains: Sequence[Gain], jobs: Sequence[Extend], hidden:
                 gain.tokens_read,
                 gain.drafted,
                 gain.verdict,
-                None if hidden is None else _features(parts, hidden, [starts[gain.job] + node for node in gain.nodes]),
+                None if result.hidden is None else _features(parts, result.hidden_of(gain.job), gain.nodes),
             )
             for gain in gains
         ]

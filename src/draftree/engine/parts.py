@@ -35,8 +35,8 @@ class Parts:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states the drafter needs, in its order, counted from 0."""
-        return tuple(layer % self.target.num_layers for layer in self.traits.features)
+        """Layers whose input the drafter needs, in its order, counted from 0; see `LayerRange.capture`."""
+        return tuple(layer if layer >= 0 else self.target.num_layers + 1 + layer for layer in self.traits.features)
 
     @property
     def capture(self) -> tuple[int, ...]:

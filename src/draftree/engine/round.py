@@ -9,7 +9,6 @@ from typing import Any
 
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.node_map import NodeMap
-from draftree.core.threads import Alone, one_thread
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
@@ -17,7 +16,7 @@ from draftree.engine.observing import Gain, observe
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches
 from draftree.engine.sequence import WritingSequence
-from draftree.models.base import Extend, Scores, Slot
+from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.verifiers.common.chance import NoiseChance
 
@@ -82,16 +81,14 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     _trim(parts, turns, states, times[2] - times[1])
     times.append(parts.clock())
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    scores = parts.target.extend(jobs)
+    result = parts.target.run(Pass(jobs, capture=parts.capture))
     times.append(parts.clock())
-    with Alone(where=parts.target.own_threads) as alone:
-        own = scores.first(len(turns))
-        distributions = Distributions(own.given, [_rows(turn) for turn in turns], at=own.at, before_torch=alone.begin)
+    with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
         _verify(parts, turns, distributions)
         times.append(parts.clock())
         rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
-        _score_prompts(parts, chunks, scores, first=len(turns))
-        _commit(parts, turns, chunks, jobs)
+    _score_prompts(chunks, result, first=len(turns))
+    _commit(parts, turns, chunks, result)
     times.append(parts.clock())
     record = _record(parts, times, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
@@ -126,10 +123,9 @@ def _record(
 def _read(parts: Parts, chunks: Series[Chunk]) -> None:
     """A pass of prompt chunks only."""
     start = parts.clock()
-    jobs = [_chunk_job(chunk) for chunk in chunks]
-    scores = parts.target.extend(jobs)
-    _score_prompts(parts, chunks, scores, first=0)
-    _commit(parts, (), chunks, jobs)
+    result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks], capture=parts.capture))
+    _score_prompts(chunks, result, first=0)
+    _commit(parts, (), chunks, result)
     seconds = parts.clock() - start
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += seconds
@@ -144,14 +140,15 @@ def _chunk_job(chunk: Chunk) -> Extend:
     return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=range(first, len(tokens)))
 
 
-def _score_prompts(parts: Parts, chunks: Series[Chunk], scores: Scores, *, first: int) -> None:
+def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> None:
     """Note log-probabilities of prompt tokens where they are wanted; the chunks' jobs begin at `first`."""
     for job, chunk in enumerate(chunks, first):
-        if scores.starts[job] == scores.starts[job + 1]:
+        logits = result.of(job)
+        if not logits.num_rows:
             continue
         try:
-            with one_thread(where=parts.target.own_threads):
-                score_prompt(chunk.sequence, scores.of(job))
+            with logits.computing():
+                score_prompt(chunk.sequence, logits.tensor())
         except AssertionError:
             raise  # a mistake of ours, not the request's
         except Exception as error:
@@ -275,7 +272,7 @@ def _write_tokens(
         sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
 
 
-def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], jobs: Series[Extend]) -> None:
+def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], result: PassResult) -> None:
     gains = [
         Gain(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
         for job, turn in enumerate(turns)
@@ -283,8 +280,8 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], jobs: Seri
     ]
     gains += [Gain(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))]
     if gains:
-        parts.target.commit_many([_slot(gain.sequence) for gain in gains], [gain.nodes for gain in gains])
-        observe(parts, gains, jobs)
+        parts.target.apply([Commit(_slot(gain.sequence), gain.nodes) for gain in gains])
+        observe(parts, gains, result)
 
 
 def _committed(turn: Turn) -> Series[int]:

@@ -1,7 +1,7 @@
 """The model seam: a slot holds a committed prefix and a tentative tree.
 
-Prefill, decoding, verification, a drafter that grows its tree level by level and beam search are all `extend`
-and `commit`. So is a model behind a network.
+A pass is a value, and so is an edit of slots. Prefill, decoding, verification, a drafter that grows its tree level by
+level and beam search all consist of `run` and `apply`. `models/encoding.py` encodes both as plain data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from draftree.core.errors import UnsupportedModelError
 from draftree.core.transfer import synchronize
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.memory import NOTHING, Footprint
-from draftree.sampling.searcher import RowsAt, rows_of
+from draftree.sampling.logits import Logits
 
 if TYPE_CHECKING:
     from draftree.models.check import CheckResult
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 class Slot(ABC):
     """One sequence's place in the memory of a model. Mutated by its model only."""
+
+    @property
+    @abstractmethod
+    def id(self) -> int:
+        """The lowest number that was free when the slot was opened: two models that do the same use the same ids."""
 
     @property
     @abstractmethod
@@ -45,8 +51,8 @@ class Extend:
     Attributes:
         slot: where.
         tokens: the token ids.
-        parents: for each token the tentative node it follows (counted over the slot's whole tentative tree, so
-            earlier calls' nodes can be named), or -1 for the end of the committed prefix.
+        parents: for each token the tentative node it follows, or -1 for the end of the prefix; nodes are counted over
+            the slot's whole tentative tree, earlier passes included.
         logits_at: which of these tokens' logits are wanted, ascending; None for all.
     """
 
@@ -86,36 +92,109 @@ class LayerSubset:
         return 2 * end - sum(layer < end for left_out in (self.attention, self.mlp) for layer in left_out)
 
 
+ALL_LAYERS = LayerSubset()
+
+
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """What a pass gave: the asked logits of all jobs, job after job.
+class Pass:
+    """What one forward pass computes: plain host data.
+
+    A pass through a part of the layers computes partial nodes, on the slots' own keys and values. The tentative tree
+    must be empty, and the parents of a job count partial nodes alone. Every edit and every whole pass of the slot ends
+    them; where the part is the beginning of a whole pass, that one takes over what it would compute again.
 
     Attributes:
-        given: the logits; None if there is no tensor yet, but `at` knows where they lie.
-        starts: first row of each job, and the total behind them.
-        at: where the logits lie, if that is known.
+        jobs: a slot occurs in one of them at most.
+        layers: the layers that the rows run through.
+        capture: layers whose input, the residual stream, is returned for every row; the number of layers stands for
+            what comes out of the last one, before the final norm. ValueError if it names a layer twice.
     """
 
-    given: Tensor | None
+    jobs: Sequence[Extend]
+    layers: LayerSubset = ALL_LAYERS
+    capture: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.capture and (len(set(self.capture)) < len(self.capture) or min(self.capture) < 0):
+            raise ValueError(f"capture={self.capture} must name different layers, counted from 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass returned, job after job.
+
+    Attributes:
+        logits: of the requested rows of all jobs.
+        starts: for each job its first row in `logits`; then the number of rows.
+        hidden: what was captured, shape (rows of all jobs, captured layers, hidden); None without `capture`.
+        row_starts: for each job its first row in `hidden`; then the number of rows.
+    """
+
+    logits: Logits
     starts: tuple[int, ...]
-    at: RowsAt | None = None
+    hidden: Tensor | None = None
+    row_starts: tuple[int, ...] = ()
 
-    @property
-    def logits(self) -> Tensor:
-        """Shape (asked rows, vocab); float32, or float64 for a float64 model."""
-        return rows_of(self.given, self.at)
+    @staticmethod
+    def of_jobs(jobs: Sequence[Extend], logits: Logits, hidden: Tensor | None = None) -> PassResult:
+        """The result of a pass over these jobs."""
+        rows = () if hidden is None else (0, *accumulate(len(job.tokens) for job in jobs))
+        return PassResult(logits, (0, *accumulate(job.num_logits for job in jobs)), hidden, rows)
 
-    def first(self, jobs: int) -> Scores:
-        """Logits of the first jobs alone."""
-        end = self.starts[jobs]
-        if end == self.starts[-1]:
-            return self
-        given = None if self.given is None else self.given[:end]
-        return Scores(given, self.starts[: jobs + 1], None if self.at is None else self.at._replace(rows=end))
+    def of(self, job: int) -> Logits:
+        """Logits of one job's requested rows."""
+        return self.logits.rows(self.starts[job], self.starts[job + 1])
 
-    def of(self, job: int) -> Tensor:
-        """Logits of one job, shape (asked rows, vocab); a view."""
-        return self.logits[self.starts[job] : self.starts[job + 1]]
+    def first(self, jobs: int) -> Logits:
+        """Logits of the first jobs."""
+        return self.logits if jobs + 1 == len(self.starts) else self.logits.rows(0, self.starts[jobs])
+
+    def hidden_of(self, job: int) -> Tensor:
+        """What was captured of one job's rows, shape (tokens, captured layers, hidden)."""
+        assert self.hidden is not None, "the pass captured something"
+        return self.hidden[self.row_starts[job] : self.row_starts[job + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make a path of tentative nodes prefix.
+
+    Attributes:
+        slot: where.
+        path: the nodes, in order from the prefix down.
+        keep: nodes that stay tentative, ascending, renumbered 0, 1, ... The parent of each is kept as well, or is the
+            end of the path (of an empty path: of the prefix). All others are dropped.
+    """
+
+    slot: Slot
+    path: Sequence[int]
+    keep: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Keep the first `length` tokens of a prefix, and nothing tentative or partial."""
+
+    slot: Slot
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Open a slot with the first `length` tokens of another's prefix, and an empty tree."""
+
+    slot: Slot
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Free a slot. It must not be used again."""
+
+    slot: Slot
+
+
+Edit = Commit | Truncate | Fork | Close
 
 
 class LanguageModel(ABC):
@@ -130,8 +209,6 @@ class LanguageModel(ABC):
     dtype: torch.dtype
     is_exact: bool = False
     """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
-    own_threads: bool = False
-    """Whether passes run in threads of the model's own, not in torch's."""
     fingerprint: str = ""
     """Tells this model from others, under whatever name it is loaded; empty if it cannot be told."""
     num_layers: int = 0
@@ -173,38 +250,19 @@ class LanguageModel(ABC):
         """An empty slot."""
 
     @abstractmethod
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
-        """Append tentative nodes to slots, all in one batched pass; a slot occurs in one job at most."""
-
-    @abstractmethod
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """These tentative nodes, in order from the prefix down, become prefix; the rest is dropped."""
-
-    @abstractmethod
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Drop all tentative nodes but these, which keep their order and are renumbered 0, 1, ...
-
-        A kept node needs its parent kept.
-        """
-
-    @abstractmethod
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Only the first `length` tokens of the prefix stay; the tentative tree is dropped."""
-
-    @abstractmethod
-    def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """A new slot with the same committed prefix, or with its first `length` tokens, and an empty tree."""
-
-    @abstractmethod
-    def close(self, slot: Slot) -> None:
-        """Give the slot back. A closed slot must not be used again."""
-
-    def require_part(self, part: LayerSubset) -> None:
-        """Refuse a part that cannot be run.
+    def run(self, pass_: Pass) -> PassResult:
+        """Append tentative (or partial) nodes to slots, all in one batched pass.
 
         Raises:
-            UnsupportedModelError: the model cannot run this part.
+            UnsupportedModelError: the model cannot capture these layers.
         """
+
+    @abstractmethod
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits in order; returns the slots that forks opened. Successive commits are one operation."""
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Raise UnsupportedModelError if this part cannot be run."""
         raise UnsupportedModelError(
             f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
         )
@@ -235,40 +293,33 @@ class LanguageModel(ABC):
         """
         raise UnsupportedModelError(f"{type(self).__name__} has no output head: take a drafter that needs none")
 
-    def require_capture(self, capture: Sequence[int]) -> None:
-        """Refuse layers whose input cannot be captured.
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Refuse layers that cannot be captured.
 
         Raises:
-            ConfigurationError: the model has no such layer.
-            UnsupportedModelError: the model captures nothing.
+            UnsupportedModelError: the model cannot capture these layers.
         """
-        raise UnsupportedModelError(
-            f"{type(self).__name__} cannot capture hidden states: take a drafter that needs none of the target's"
-        )
+        if layers:
+            raise UnsupportedModelError(
+                f"{type(self).__name__} does not return hidden states of its layers: choose a drafter that needs none"
+            )
 
-    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
-        """Score tokens with a part of the layers, on the slots' own keys and values.
+    @final
+    def commit(self, slot: Slot, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """Apply a `Commit`."""
+        self.apply([Commit(slot, path, keep)])
 
-        Sketched nodes are no tentative nodes: they stand beside the tentative tree, which must be empty, and the
-        parents of a job count them alone. `extend` takes over what it would compute again: the keys, values and
-        hidden states of sketched nodes that it is given, where the part is the beginning of a whole pass. Whatever
-        else happens to the slot ends the sketch, `extend` included.
-        """
-        raise NotImplementedError
+    @final
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Apply a `Truncate`."""
+        self.apply([Truncate(slot, length)])
 
-    def erase(self, slots: Sequence[Slot]) -> None:
-        """Drop what is sketched in these slots."""
-        raise NotImplementedError
+    @final
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        """Apply a `Fork`, of the whole prefix if no length is given."""
+        return self.apply([Fork(slot, slot.length if length is None else length)])[0]
 
-    def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
-        """`commit` for a batch; a model may do it in fewer operations."""
-        for slot, nodes in zip(slots, paths, strict=True):
-            self.commit(slot, nodes)
-
-
-def starts_of(jobs: Sequence[Extend]) -> tuple[int, ...]:
-    """First row of each job in `Scores.logits`, and the total behind them."""
-    starts = [0]
-    for job in jobs:
-        starts.append(starts[-1] + job.num_logits)
-    return tuple(starts)
+    @final
+    def close(self, slot: Slot) -> None:
+        """Apply a `Close`."""
+        self.apply([Close(slot)])

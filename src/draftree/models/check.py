@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import path
-from draftree.models.base import Extend, LanguageModel, LayerSubset
+from draftree.models.base import Extend, LanguageModel, LayerSubset, Pass
 from draftree.models.torch.own_forward import prompt_inputs
 
 PREFIX_LENGTH = 5
@@ -119,7 +119,7 @@ def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | N
     tree_error, is_exact = float("inf"), False
     if model.supports_trees:
         slot = _filled(model, wanted.prefix)
-        scores = model.extend([Extend(slot, wanted.nodes, TREE_PARENTS)]).logits
+        scores = model.run(Pass([Extend(slot, wanted.nodes, TREE_PARENTS)])).logits.tensor()
         model.close(slot)
         tree_error = max(float((scores[list(b)] - wanted.logits[b][1:]).abs().max()) for b in BRANCHES) / wanted.spread
         is_exact = all(torch.equal(scores[list(b)], _token_by_token(model, wanted, b)) for b in BRANCHES)
@@ -129,7 +129,7 @@ def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | N
 
 @torch.inference_mode()
 def partial_error(model: LanguageModel) -> float:
-    """Largest difference between a whole pass over a small tree and one that goes on from a sketch of some of it.
+    """Largest difference between a whole pass over a small tree and one that continues from partial nodes.
 
     Returns:
         The difference as a share of the spread of the logits.
@@ -139,13 +139,13 @@ def partial_error(model: LanguageModel) -> float:
     ids = tokens_of_check(model.vocab_size)
     prefix, nodes = ids[:PREFIX_LENGTH], ids[PREFIX_LENGTH:]
     parents: Sequence[int] = TREE_PARENTS if model.supports_trees else range(-1, len(nodes) - 1)
-    sketched = [0, 1, 3] if model.supports_trees else [0, 1]
+    partial = [0, 1, 3] if model.supports_trees else [0, 1]
     slot = _filled(model, prefix)
-    whole = model.extend([Extend(slot, nodes, parents)]).logits
+    whole = model.run(Pass([Extend(slot, nodes, parents)])).logits.tensor()
     model.commit(slot, ())
-    own = [sketched.index(parents[n]) if parents[n] in sketched else -1 for n in sketched]
-    model.sketch([Extend(slot, [nodes[n] for n in sketched], own)], LayerSubset(end=model.num_layers // 2))
-    resumed = model.extend([Extend(slot, nodes, parents)]).logits
+    own = [partial.index(parents[n]) if parents[n] in partial else -1 for n in partial]
+    model.run(Pass([Extend(slot, [nodes[n] for n in partial], own)], LayerSubset(end=model.num_layers // 2)))
+    resumed = model.run(Pass([Extend(slot, nodes, parents)])).logits.tensor()
     model.close(slot)
     return _comparable(float((whole - resumed).abs().max() / (whole.amax() - whole.amin())))
 
@@ -187,14 +187,14 @@ def exact_tokens(vocab: int) -> list[int]:
 
 def _read(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> None:
     if tokens:
-        model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=[len(tokens) - 1])])
+        model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=[len(tokens) - 1])]))
         model.commit(slot, range(len(tokens)))
 
 
 def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -> bool:
     """Whether a tree's rows have the same bits alone, beside others in `pieces`, branch by branch, and one by one."""
     nodes, parents = job.tokens, job.parents
-    wanted = model.extend([job]).logits.clone()
+    wanted = model.run(Pass([job])).logits.tensor().clone()
     model.commit(slot, ())
     if not torch.equal(_beside_others(model, Extend(pieces, nodes, parents)), wanted):
         return False
@@ -206,7 +206,7 @@ def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -
             return False
     length = slot.length
     for node in path(parents, deepest):
-        row = model.extend([Extend(slot, [nodes[node]], [-1])]).logits[0]
+        row = model.run(Pass([Extend(slot, [nodes[node]], [-1])])).logits.tensor()[0]
         if not torch.equal(row, wanted[node]):
             return False
         model.commit(slot, [0])
@@ -219,7 +219,7 @@ def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
     ids, length = exact_tokens(model.vocab_size), job.slot.length
     before, behind = (model.fork(job.slot, length // share) for share in (8, 2))
     jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(behind, ids[:1], [-1])]
-    found = model.extend(jobs).of(1).clone()
+    found = model.run(Pass(jobs)).of(1).tensor().clone()
     model.commit(job.slot, ())
     for other in (before, behind):
         model.close(other)
@@ -227,7 +227,7 @@ def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
 
 
 def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
-    rows = model.extend([Extend(slot, tokens, range(-1, len(tokens) - 1))]).logits.clone()
+    rows = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))])).logits.tensor().clone()
     model.commit(slot, ())
     return rows
 
@@ -236,7 +236,7 @@ def _token_by_token(model: LanguageModel, wanted: ReferenceLogits, branch: Seque
     slot = _filled(model, wanted.prefix)
     rows = []
     for node in branch:
-        rows.append(model.extend([Extend(slot, [wanted.nodes[node]], [-1])]).logits)
+        rows.append(model.run(Pass([Extend(slot, [wanted.nodes[node]], [-1])])).logits.tensor())
         model.commit(slot, [0])
     model.close(slot)
     return torch.cat(rows)
@@ -249,7 +249,7 @@ def _comparable(error: float) -> float:
 
 def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
     slot = model.open()
-    model.extend([Extend(slot, prefix, range(-1, len(prefix) - 1), logits_at=[len(prefix) - 1])])
+    model.run(Pass([Extend(slot, prefix, range(-1, len(prefix) - 1), logits_at=[len(prefix) - 1])]))
     model.commit(slot, range(len(prefix)))
     return slot
 
@@ -258,8 +258,10 @@ def _chain_error(model: LanguageModel, wanted: ReferenceLogits) -> float:
     branch = BRANCHES[0]
     slot = model.open()
     last = len(wanted.prefix) - 1
-    first = model.extend([Extend(slot, wanted.prefix, range(-1, last), logits_at=[last])]).logits
+    first = model.run(Pass([Extend(slot, wanted.prefix, range(-1, last), logits_at=[last])])).logits.tensor()
     model.commit(slot, range(last + 1))
-    rest = model.extend([Extend(slot, [wanted.nodes[n] for n in branch], range(-1, len(branch) - 1))]).logits
+    rest = model.run(
+        Pass([Extend(slot, [wanted.nodes[n] for n in branch], range(-1, len(branch) - 1))])
+    ).logits.tensor()
     model.close(slot)
     return float((torch.cat([first, rest]) - wanted.logits[branch]).abs().max())

@@ -15,9 +15,24 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.node_map import NodeMap
-from draftree.core.tree import ROOT, depths, path
-from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
+from draftree.core.tree import ROOT, depths
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    Extend,
+    Fork,
+    LanguageModel,
+    LayerSubset,
+    Pass,
+    PassResult,
+    Slot,
+    Truncate,
+)
+from draftree.models.slot_ids import SlotIds
+from draftree.models.table_slots import TableSlot, check_commit, check_prefix
+from draftree.sampling.logits import TensorLogits
 
 Table = Callable[[tuple[int, ...]], Tensor]
 """Tokens before a position to logits there: float64 of shape (vocab,)."""
@@ -61,35 +76,6 @@ def listed(distributions: Mapping[tuple[int, ...], Sequence[float]], otherwise: 
     return lambda context: rows.get(context, default)
 
 
-class _TableSlot(Slot):
-    __slots__ = ("parents", "prefix", "sketch", "tokens")
-
-    def __init__(self, prefix: Sequence[int]) -> None:
-        self.prefix = list(prefix)
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.sketch: _TableSlot | None = None
-
-    @property
-    def length(self) -> int:
-        return len(self.prefix)
-
-    @property
-    def num_tentative(self) -> int:
-        return len(self.tokens)
-
-    def context(self, node: int) -> list[int]:
-        return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
-
-    def take(self, job: Extend) -> list[list[int]]:
-        """Append a job's nodes; the contexts of those whose rows are asked for."""
-        first = self.num_tentative
-        self.tokens.extend(map(int, job.tokens))
-        self.parents.extend(map(int, job.parents))
-        wanted = range(len(job.tokens)) if job.logits_at is None else job.logits_at
-        return [self.context(first + index) for index in wanted]
-
-
 @final
 class TableLM(LanguageModel):
     """A language model out of a table.
@@ -100,12 +86,14 @@ class TableLM(LanguageModel):
             and computed once.
         max_length: longest prefix plus tree depth.
         supports_trees: False refuses everything but chains.
-        sketched: the table of any part of its layers; None if it has no parts.
+        partial: the table of any part of its layers; None if it has no parts.
+        num_features: layers whose input can be captured, counted from 0; the feature of a row in layer i is i plus the
+            row's logits.
 
     Example:
         >>> model = TableLM(hashed(8, seed=1), order=2)
         >>> slot = model.open()
-        >>> model.extend([Extend(slot, [3, 5], [-1, 0])]).logits.shape
+        >>> model.run(Pass([Extend(slot, [3, 5], [-1, 0])])).logits.tensor().shape
         torch.Size([2, 8])
     """
 
@@ -116,15 +104,18 @@ class TableLM(LanguageModel):
         order: int | None = None,
         max_length: int = 4096,
         supports_trees: bool = True,
-        sketched: Table | None = None,
+        partial: Table | None = None,
+        num_features: int = 0,
     ) -> None:
         if order is not None and order < 0:
             raise ConfigurationError(f"order must be 0 or more, got {order}")
         self._table = table
         self._order = order
-        self._sketched = sketched
+        self._partial = partial
+        self._num_features = num_features
+        self._ids = SlotIds()
         self._rows: dict[tuple[int, ...], Tensor] = {}
-        self._slots: dict[Slot, _TableSlot] = {}
+        self._slots: dict[Slot, TableSlot] = {}
         self._room: tuple[int, int] | None = None
         self.vocab_size = len(table(()))
         self.max_length = max_length
@@ -151,70 +142,74 @@ class TableLM(LanguageModel):
         """An empty slot."""
         return self._open(())
 
-    def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """A new slot with the same prefix, or the beginning of it, and an empty tree."""
-        prefix = self._checked(slot).prefix
-        if length is not None and not 0 <= length <= len(prefix):
-            raise ValueError(f"a fork of {length} tokens, but the prefix has {len(prefix)}: name 0 to {len(prefix)}")
-        return self._open(prefix[:length])
-
     @property
     def num_open(self) -> int:
         """Open slots."""
         return len(self._slots)
 
-    def _open(self, prefix: Sequence[int]) -> _TableSlot:
+    def _open(self, prefix: Sequence[int]) -> TableSlot:
         if self._room is not None and len(self._slots) >= self._room[0]:
             raise ValueError(f"a slot beyond the {self._room[0]} reserved: reserve more, or close one first")
-        slot = _TableSlot(prefix)
+        slot = TableSlot(self._ids.take(), prefix)
         self._slots[slot] = slot
         return slot
 
-    def close(self, slot: Slot) -> None:
-        """Give the slot back."""
-        del self._slots[self._checked(slot)]
-
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
-        """Append tentative nodes and compute the asked rows; on a refusal no slot has changed."""
-        slots = [self._checked(job.slot) for job in jobs]
+    def run(self, pass_: Pass) -> PassResult:
+        """Append nodes and compute rows; on a refusal no slot has changed."""
+        self.require_capture(pass_.capture)
+        slots = [self._checked(job.slot) for job in pass_.jobs]
         if len(set(map(id, slots))) != len(slots):
             raise ValueError("a slot occurs in two jobs of one pass: give it one job with all its tokens")
-        for job, slot in zip(jobs, slots, strict=True):
+        row_of = self.logits
+        if pass_.layers != ALL_LAYERS:
+            self.require_part(pass_.layers)
+            assert self._partial is not None, "require_part has checked it"
+            row_of, slots = self._partial_row, [self._partial_nodes(slot) for slot in slots]
+        for job, slot in zip(pass_.jobs, slots, strict=True):
             self._check_job(job, slot)
-        self.erase(slots)
-        rows = []
-        for job, slot in zip(jobs, slots, strict=True):
-            rows += [self.logits(context) for context in slot.take(job)]
-        return self._scores(rows, jobs)
+        contexts = [slot.take(job) for job, slot in zip(pass_.jobs, slots, strict=True)]
+        for slot in slots:
+            slot.partial = None
+        return self._result(pass_, contexts, row_of)
 
-    def _scores(self, rows: list[Tensor], jobs: Sequence[Extend]) -> Scores:
-        logits = torch.stack(rows) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
-        return Scores(logits, starts_of(jobs))
+    def _result(
+        self, pass_: Pass, contexts: Sequence[Sequence[list[int]]], row_of: Callable[[Sequence[int]], Tensor]
+    ) -> PassResult:
+        rows: list[Tensor] = []
+        for job, own in zip(pass_.jobs, contexts, strict=True):
+            rows += [row_of(own[node]) for node in (range(len(own)) if job.logits_at is None else job.logits_at)]
+        return PassResult.of_jobs(pass_.jobs, TensorLogits(self._stacked(rows)), self._features(pass_, contexts))
+
+    def _features(self, pass_: Pass, contexts: Sequence[Sequence[list[int]]]) -> Tensor | None:
+        if not pass_.capture:
+            return None
+        rows = self._stacked([self.logits(context) for own in contexts for context in own])
+        return torch.stack([rows + layer for layer in pass_.capture], dim=1)
+
+    def _stacked(self, rows: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(rows)) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
+
+    def _partial_row(self, context: Sequence[int]) -> Tensor:
+        assert self._partial is not None, "there is a table for parts"
+        return self._partial(tuple(context))
+
+    def _partial_nodes(self, slot: TableSlot) -> TableSlot:
+        if slot.num_tentative:
+            raise ValueError("a slot with a tentative tree takes no partial nodes: commit or truncate it first")
+        slot.partial = slot.partial or TableSlot(slot.id, slot.prefix)
+        return slot.partial
 
     def require_part(self, part: LayerSubset) -> None:
         """Any part will do, if there is a table for parts."""
-        if self._sketched is None:
+        if self._partial is None:
             super().require_part(part)
 
-    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
-        """Rows of the table for parts."""
-        assert self._sketched is not None, "a part is asked for by require_part first"
-        rows = []
-        for job in jobs:
-            slot = self._checked(job.slot)
-            if slot.num_tentative:
-                raise ValueError("a slot with a tentative tree is not sketched in: commit or prune it first")
-            slot.sketch = slot.sketch or _TableSlot(slot.prefix)
-            self._check_job(job, slot.sketch)
-            rows += [self._sketched(tuple(context)) for context in slot.sketch.take(job)]
-        return self._scores(rows, jobs)
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Refuse layers without features."""
+        if any(layer >= self._num_features for layer in layers):
+            super().require_capture(layers)
 
-    def erase(self, slots: Sequence[Slot]) -> None:
-        """Forget sketches."""
-        for slot in slots:
-            self._checked(slot).sketch = None
-
-    def _check_job(self, job: Extend, slot: _TableSlot) -> None:
+    def _check_job(self, job: Extend, slot: TableSlot) -> None:
         if not 0 < len(job.tokens) == len(job.parents):
             raise ValueError(f"a job of {len(job.tokens)} tokens has {len(job.parents)} parents: give one a token")
         parents = slot.parents + list(job.parents)
@@ -234,45 +229,35 @@ class TableLM(LanguageModel):
                 )
         self._check_length(slot, parents)
 
-    def _check_length(self, slot: _TableSlot, parents: Sequence[int]) -> None:
+    def _check_length(self, slot: TableSlot, parents: Sequence[int]) -> None:
         depth = max(depths(parents)[slot.num_tentative :])
         if slot.length + depth > self.max_length:
             raise ValueError(f"position {slot.length + depth} is beyond max_length={self.max_length}")
         if self._room is not None and slot.length + len(parents) > self._room[1]:
             raise ValueError(f"{slot.length + len(parents)} tokens in a slot of {self._room[1]}: reserve more")
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """These nodes, each the parent of the next and the first a child of the prefix, become prefix."""
-        held = self._checked(slot)
-        for node, parent in zip(path, [ROOT, *path], strict=False):
-            if not 0 <= node < held.num_tentative or held.parents[node] != parent:
-                raise ValueError(f"commit of {list(path)}: node {node} is no child of node {parent}")
-        held.prefix += [held.tokens[node] for node in path]
-        held.tokens.clear()
-        held.parents.clear()
-        held.sketch = None
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits, each after it was checked."""
+        opened: list[Slot] = []
+        for edit in edits:
+            slot = self._checked(edit.slot)
+            match edit:
+                case Commit():
+                    check_commit(slot, edit)
+                    slot.keep(edit.path, edit.keep)
+                case Truncate(_, length):
+                    check_prefix("truncate", slot, length)
+                    del slot.prefix[length:]
+                    slot.keep((), ())
+                case Fork(_, length):
+                    check_prefix("fork", slot, length)
+                    opened.append(self._open(slot.prefix[:length]))
+                case Close():
+                    del self._slots[slot]
+                    self._ids.free(slot.id)
+        return opened
 
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Keep these nodes, in their old order."""
-        held = self._checked(slot)
-        try:
-            nodes = NodeMap.keeping(held.parents, keep)
-        except ValueError as error:
-            raise ValueError(f"prune to {list(keep)}: {error}") from error
-        held.parents = nodes.derived_parents
-        held.tokens = [held.tokens[node] for node in nodes.kept]
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Keep the first tokens of the prefix, and no tree."""
-        held = self._checked(slot)
-        if not 0 <= length <= held.length:
-            raise ValueError(f"truncate to {length} tokens, but the prefix has {held.length}: name 0 to {held.length}")
-        del held.prefix[length:]
-        held.tokens.clear()
-        held.parents.clear()
-        held.sketch = None
-
-    def _checked(self, slot: Slot) -> _TableSlot:
+    def _checked(self, slot: Slot) -> TableSlot:
         held = self._slots.get(slot)
         if held is None:
             raise ValueError("the slot was closed, or belongs to another model: open one here")

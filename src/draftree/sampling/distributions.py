@@ -6,7 +6,8 @@ before it: the history and the drafted tokens on the way from the root to the no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,10 @@ from torch import Tensor
 
 from draftree.core import transfer
 from draftree.core.noise import Noise, gumbel
-from draftree.core.transfer import to_device
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
+from draftree.sampling.logits import Logits, RowNoise, perturbed
 from draftree.sampling.processors import RowContext
-from draftree.sampling.search import argmax, decided, leading, log_total, read_pairs
-from draftree.sampling.searcher import RowNoise, RowsAt, can_search, exact_picks, rows_at, rows_of, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,50 +45,52 @@ class DistributionRows:
 class Distributions:
     """The processed distributions of all rows of a pass.
 
+    A tensor is made when an operation first needs one. As a context manager, what the logits do for torch operations
+    (`Logits.computing`) ends with the context.
+
     Args:
-        raw: the model's logits, shape (rows, vocab); None if `at` alone knows them.
-        rows: whose rows they are, in order; together they cover `raw`.
-        overwrites: work in `raw` itself, which is not read again: at this width fresh memory costs more than
-            arithmetic.
-        at: where `raw` lies, if that is known.
-        before_torch: called before the first of torch's operations on rows; a search needs none.
+        logits: the model's.
+        rows: whose rows they are, in order; together they cover `logits`.
+        overwrites: the memory of `logits` may be used, and they are not read again: at this width fresh memory costs
+            more than arithmetic.
     """
 
-    def __init__(
-        self,
-        raw: Tensor | None,
-        rows: Sequence[DistributionRows],
-        *,
-        overwrites: bool = False,
-        at: RowsAt | None = None,
-        before_torch: Callable[[], None] | None = None,
-    ) -> None:
-        self._raw = raw
-        self._at = at
-        self._before_torch = before_torch
+    def __init__(self, logits: Logits, rows: Sequence[DistributionRows], *, overwrites: bool = False) -> None:
+        self._source = logits
         self._overwrites = overwrites
+        self._scope: ExitStack | None = None
         self.rows = rows
         starts = [0]
         for entry in rows:
             starts.append(starts[-1] + len(entry.paths))
         self._starts = starts
+        self._raw: Tensor | None = None
         self._logits: Tensor | None = None
         self._picks: list[int] | None = None
-        self._sound: list[bool] | None = None
+        self._is_sound: list[bool] | None = None
+
+    def __enter__(self) -> Distributions:
+        self._scope = ExitStack()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.close()
 
     @property
     def raw(self) -> Tensor:
         """The model's logits, shape (rows, vocab)."""
-        if self._before_torch is not None:
-            self._before_torch()
         if self._raw is None:
-            self._raw = rows_of(self._raw, self._at)
+            if self._scope is not None:
+                self._scope.enter_context(self._source.computing())
+            self._raw = self._source.tensor()
         return self._raw
 
     @property
     def width(self) -> int:
         """Tokens of a row."""
-        return self.raw.shape[-1] if self._at is None else self._at.width
+        return self._source.width
 
     @property
     def logits(self) -> Tensor:
@@ -139,7 +140,7 @@ class Distributions:
         """
         if not self.rows:
             return []
-        good = transfer.to_host(self.logits.amax(dim=-1).isfinite()) if self._sound is None else self._sound
+        good = transfer.to_host(self.logits.amax(dim=-1).isfinite()) if self._is_sound is None else self._is_sound
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]
@@ -155,20 +156,7 @@ class Distributions:
             Shape (rows, vocab). The largest entry of a row is its pick; the k largest are k draws without
             replacement from its distribution (Gumbel-top-k).
         """
-        noisy = [index for index, entry in enumerate(self.rows) if entry.controls.temperature > 0]
-        if not noisy:
-            return self.logits
-        token_ids = torch.arange(self.logits.shape[-1], dtype=torch.int32, device=self.logits.device)
-        if len(noisy) == len(self.rows):
-            noise = _noise_of_rows(self._keys(noisy, streams), token_ids)
-            is_whole = noise.dtype == self.logits.dtype and noise.shape == self.logits.shape
-            if in_place:
-                return self.logits.add_(noise)
-            return noise.add_(self.logits) if is_whole else self.logits + noise
-        scores = self.logits.clone()
-        for index in noisy:
-            scores[self.span(index)] += _noise_of_rows(self._keys([index], streams), token_ids)
-        return scores
+        return perturbed(self.logits, self._noise(streams), overwrites=in_place)
 
     def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
         """As `perturbed`, with a noise of its own for every row: children of different nodes are independent draws."""
@@ -181,20 +169,11 @@ class Distributions:
                 scores[span] += gumbel(keys, token_ids)
         return scores
 
-    def _keys(self, indices: Sequence[int], streams: Sequence[Noise]) -> list[tuple[int, int]]:
-        return [streams[index].keys(position) for index in indices for position in self.rows[index].positions]
-
     def picks(self) -> list[int]:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
-            streams = [entry.controls.noise for entry in self.rows]
-            if self._can_search(1):
-                at, logits = self._searched()
-                self._picks, self._sound = exact_picks(at, self._noise(streams), logits)
-            elif transfer.on_host(self.raw):
-                self._picks = argmax(self.perturbed(streams))
-            else:
-                self._picks, self._sound = decided(self.perturbed(streams), self.logits)
+            searched, noise = self._searched([entry.controls.noise for entry in self.rows])
+            self._picks, self._is_sound = searched.picks(noise)
         return self._picks
 
     def ranked(
@@ -210,51 +189,26 @@ class Distributions:
         Returns:
             For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
-        if self._can_search(count):
-            found = search(self._searched()[0], self._noise(streams), count)
-            pairs = zip(found.scores, found.totals, strict=True)
-            return found.tokens, [[score - total for score in scores] for scores, total in pairs]
-        perturbed = self.perturbed(streams, in_place=in_place)
-        tokens, scores = leading(perturbed, count)
-        return read_pairs(tokens, scores - log_total(perturbed))
+        searched, noise = self._searched(streams)
+        found = searched.top(noise, count, overwrites=in_place and (self._overwrites or searched is not self._source))
+        pairs = zip(found.scores, found.totals, strict=True)
+        return found.tokens, [[score - total for score in scores] for scores, total in pairs]
 
-    def _can_search(self, count: int) -> bool:
-        if not can_search(count):
-            return False
-        self._at = self._at or rows_at(self.raw)
-        return self._at is not None and count <= self._at.width
+    def _searched(self, streams: Sequence[Noise]) -> tuple[Logits, RowNoise]:
+        """The logits to search, and their noise: the model's own, without a copy, where only the temperature counts."""
+        if self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows):
+            return self._source, self._noise(streams, divides=True)
+        return self._source.replaced(self.logits), self._noise(streams)
 
-    @property
-    def _is_raw(self) -> bool:
-        """Whether a search does it all: it divides by the temperature, which spares a copy of the logits."""
-        return self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows)
-
-    def _searched(self) -> tuple[RowsAt, Callable[[], Tensor]]:
-        """Where lies what is searched, and what gives it."""
-        is_raw = self._is_raw
-        at = self._at if is_raw else rows_at(self.logits)
-        assert at is not None, "processed logits lie as the model's own"
-        return at, lambda: self.raw if is_raw else self.logits
-
-    def _noise(self, streams: Sequence[Noise]) -> RowNoise:
-        """What a search adds to each row."""
-        is_raw = self._is_raw
+    def _noise(self, streams: Sequence[Noise], *, divides: bool = False) -> RowNoise:
+        """What is added to each row; `divides` if the rows are not divided by the temperature yet."""
         return [
-            (stream.keys(position), entry.controls.temperature if is_raw else 1.0)
+            (stream.keys(position), entry.controls.temperature if divides else 1.0)
             if entry.controls.temperature
             else None
             for entry, stream in zip(self.rows, streams, strict=True)
             for position in entry.positions
         ]
-
-
-def _noise_of_rows(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
-    """Noise of every row, or one row for all; nodes of one depth stand at one position, whose noise is hashed once."""
-    distinct = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    noise = gumbel(list(distinct), token_ids)
-    if len(distinct) in (1, len(keys)):
-        return noise
-    return noise[to_device([distinct[key] for key in keys], token_ids.device)]
 
 
 class NodeDistributions:

@@ -24,13 +24,6 @@ def argmax(scores: Tensor) -> list[int]:
     return to_host(scores.argmax(dim=-1))
 
 
-def decided(scores: Tensor, logits: Tensor) -> tuple[list[int], list[bool]]:
-    """`argmax` of the scores, and whether each row of the logits has a token to choose and no NaN: in one transfer."""
-    both = torch.stack((scores.argmax(dim=-1), logits.amax(dim=-1).isfinite().long()))
-    picks, sound = to_host(both)
-    return picks, [bool(flag) for flag in sound]
-
-
 def read_pairs(tokens: Tensor, values: Tensor) -> tuple[list[list[int]], list[list[float]]]:
     """Tokens and their values as lists; from a device in one transfer, as doubles, which hold both."""
     if _numpy_reads(tokens):

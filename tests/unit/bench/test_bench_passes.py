@@ -10,7 +10,7 @@ from bench_samples import CONTEXT, write_model
 from draftree.bench.pass_times import PassSettings, measure, time_passes, weight_bytes_read
 from draftree.bench.speeds import read_bandwidth
 from draftree.core.errors import ConfigurationError
-from draftree.models.base import LanguageModel, Scores
+from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
 
 
@@ -32,13 +32,13 @@ def test_settings_are_checked(field, value):
 def test_passes_are_timed_interleaved_after_the_prefix(monkeypatch):
     model = TableLM(hashed(8, 0), order=2)
     seen: list[tuple[int, int]] = []
-    extend = TableLM.extend
+    run = TableLM.run
 
-    def watched(self: LanguageModel, jobs) -> Scores:
-        seen.append((jobs[0].slot.length, len(jobs[0].tokens)))
-        return extend(self, jobs)
+    def watched(self: LanguageModel, pass_: Pass) -> PassResult:
+        seen.append((pass_.jobs[0].slot.length, len(pass_.jobs[0].tokens)))
+        return run(self, pass_)
 
-    monkeypatch.setattr(TableLM, "extend", watched)
+    monkeypatch.setattr(TableLM, "run", watched)
     records = time_passes(model, (1, 4), prefix=5, repeats=3)
     assert seen == [(0, 5), *[(5, 1), (5, 4)] * (3 + 2)]
     assert [(r.rows, r.prefix, len(r.milliseconds)) for r in records] == [(1, 5, 3), (4, 5, 3)]

@@ -9,7 +9,7 @@ from benchmark_scripts import script
 from draftree.bench.pass_times import PassSettings
 from draftree.bench.records import read_results
 from draftree.core.errors import ConfigurationError
-from draftree.models.base import Extend, LanguageModel, Scores
+from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
 
 trees = script("trees")
@@ -44,17 +44,17 @@ def test_trees_of_a_folder(tmp_path, capsys):
 def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
     model = TableLM(hashed(8, 0), order=2)
     seen: list[list[int]] = []
-    extend = TableLM.extend
+    run = TableLM.run
 
-    def watched(self: LanguageModel, jobs) -> Scores:
-        seen.append(list(jobs[0].parents))
-        return extend(self, jobs)
+    def watched(self: LanguageModel, pass_: Pass) -> PassResult:
+        seen.append(list(pass_.jobs[0].parents))
+        return run(self, pass_)
 
-    monkeypatch.setattr(TableLM, "extend", watched)
+    monkeypatch.setattr(TableLM, "run", watched)
     trees.time_scoring(model, ("2-2",), prefix=3, repeats=1)
     assert [-1, -1, 0, 0, 1, 1] in seen
     assert list(range(-1, 5)) in seen
-    assert model.extend([Extend(model.open(), [1], [-1])]).logits.shape == (1, 8)
+    assert model.run(Pass([Extend(model.open(), [1], [-1])])).logits.tensor().shape == (1, 8)
 
 
 def test_trees_that_only_a_drafter_can_place_are_refused():

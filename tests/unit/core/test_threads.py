@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.core import threads
 from draftree.core.errors import GenerationError
-from draftree.core.threads import one_thread
+from draftree.core.threads import single_threaded
+from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.distributions import Distributions
+from native_samples import native
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)
 
@@ -33,7 +37,7 @@ def two_threads() -> Iterator[None]:
 
 def test_only_this_thread_is_single_threaded() -> None:
     found: list[int] = []
-    with one_thread():
+    with single_threaded():
         assert torch.get_num_threads() == 1
         other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
         other.start()
@@ -42,37 +46,69 @@ def test_only_this_thread_is_single_threaded() -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize(("own_threads", "wanted"), [(True, 1), (False, 2)])
-def test_a_round_is_single_threaded_if_passes_have_their_own_threads(
-    own_threads: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processed, passes, found = Distributions._processed, [], set()
-
-    def counting(distributions: Distributions) -> torch.Tensor:
-        found.add(torch.get_num_threads())
-        return processed(distributions)
-
-    model = TableLM(hashed(13, seed=1))
-    model.own_threads = own_threads
-    extend = model.extend
-    monkeypatch.setattr(Distributions, "_processed", counting)
-    monkeypatch.setattr(model, "extend", lambda jobs: passes.append(torch.get_num_threads()) or extend(jobs))
-    LLM(model).generate([[1, 2, 3]], PARAMS)
-    assert found == {wanted}
-    assert set(passes) == {2}
+def test_nested_contexts_restore_in_order() -> None:
+    with single_threaded():
+        with single_threaded():
+            pass
+        assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
 
-def test_threads_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = TableLM(hashed(13, seed=1))
-    model.own_threads = True
+def test_threads_come_back_after_an_error() -> None:
+    with pytest.raises(KeyboardInterrupt), single_threaded():
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 2
+
+
+@pytest.fixture(scope="module")
+def in_c() -> NativeModel:
+    if shutil.which("cc") is None:
+        pytest.skip("passes in C need a C compiler")
+    return native("llama")
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], set[int]]:
+    """Torch's threads after distributions were processed, and before passes."""
+    processed, run = Distributions._processed, NativeModel.run
+    works: set[int] = set()
+    passes: set[int] = set()
+
+    def counting(distributions: Distributions) -> torch.Tensor:
+        logits = processed(distributions)
+        works.add(torch.get_num_threads())
+        return logits
+
+    monkeypatch.setattr(Distributions, "_processed", counting)
+    monkeypatch.setattr(NativeModel, "run", lambda own, one: passes.add(torch.get_num_threads()) or run(own, one))
+    return works, passes
+
+
+def test_a_round_computes_in_one_thread_after_a_pass_in_c(in_c: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, passes = counted(monkeypatch)
+    LLM(in_c).generate([[1, 2, 3], [4, 5]], replace(PARAMS, prompt_logprobs=1, logprobs=1))
+    assert works == {1}
+    assert passes == {2}
+    assert torch.get_num_threads() == 2
+
+
+def test_a_round_of_a_model_of_torch_computes_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    works, _ = counted(monkeypatch)
+    LLM(TableLM(hashed(13, seed=1))).generate([[1, 2, 3]], PARAMS)
+    assert works == {2}
+
+
+def test_threads_come_back_after_a_failure(in_c: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
 
     def failing(distributions: Distributions) -> torch.Tensor:
+        assert distributions.raw is not None
+        found.append(torch.get_num_threads())
         raise RuntimeError("no distribution")
 
     monkeypatch.setattr(Distributions, "_processed", failing)
     with pytest.raises((GenerationError, RuntimeError), match="no distribution"):
-        LLM(model).generate([[1, 2, 3]], PARAMS)
+        LLM(in_c).generate([[1, 2, 3]], PARAMS)
+    assert set(found) == {1}
     assert torch.get_num_threads() == 2
 
 
@@ -91,7 +127,7 @@ def test_no_torch_thread_keeps_spinning() -> None:
         return nanoseconds / 1e9
 
     def spent(work: Callable[[], object]) -> float:
-        with one_thread():
+        with single_threaded():
             time.sleep(0.02)
             before = awake()
             work()

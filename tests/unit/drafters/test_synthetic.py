@@ -40,8 +40,8 @@ def test_no_guess_is_right_where_none_is_asked_to_be_and_nothing_is_written_ahea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     passes: list[int] = []
-    extend = TableLM.extend
-    monkeypatch.setattr(TableLM, "extend", lambda model, jobs: passes.append(len(jobs)) or extend(model, jobs))
+    run = TableLM.run
+    monkeypatch.setattr(TableLM, "run", lambda model, one: passes.append(len(one.jobs)) or run(model, one))
     done = write("synthetic,accept=0,k=4")
     # a guess at random is right now and then, with 50 tokens
     assert sum(one.stats.accepted_tokens for one in done) <= 0.04 * sum(one.stats.draft_tokens for one in done)

@@ -19,6 +19,7 @@ from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
 from draftree.text.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ class Rig:
 
     def picks(self, view: SequenceView, path: list[int]) -> int:
         row = target_table((*view.history.tokens.tolist(), *path))[None]
-        return Distributions(row, [DistributionRows(view.history, view.controls, [path])]).picks()[0]
+        return Distributions(TensorLogits(row), [DistributionRows(view.history, view.controls, [path])]).picks()[0]
 
     def write(self, trees: Sequence[TokenTree], picks: Sequence[int]) -> None:
         """Every text continues with its pick, drafted or not."""

@@ -10,6 +10,7 @@ from transformers.generation import logits_process as theirs
 from draftree.dropin.drafting import draft_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 
 VOCAB = 50
 
@@ -27,7 +28,7 @@ def test_filters_come_in_the_order_of_generate(seed: int) -> None:
         ]
     )
     controls = draft_controls(config, vocab_size=VOCAB, seed=1)
-    found = Distributions(logits.clone(), [DistributionRows(History([1]), controls, [[]])]).logits
+    found = Distributions(TensorLogits(logits.clone()), [DistributionRows(History([1]), controls, [[]])]).logits
     assert torch.equal(found, chain(torch.tensor([[1]]), logits.clone()))
 
 

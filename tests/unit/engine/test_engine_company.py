@@ -134,11 +134,11 @@ def test_an_aborted_sequence_affects_no_other(given: Any, aborted: set[int], whe
 PHASES = {
     "plan": "draftree.planners.fixed.FixedPlanner.budgets",
     "draft": "draftree.drafters.ngram.NgramDrafter.draft_one",
-    "score": "draftree.models.table.TableLM.extend",
+    "score": "draftree.models.table.TableLM.run",
     "verify": "draftree.verifiers.coupled.Coupled.verify_many",
     "distributions": "draftree.engine.round.Distributions",
     "write": "draftree.engine.sequence.WritingSequence.write",
-    "commit": "draftree.models.table.TableLM.commit",
+    "commit": "draftree.models.table.check_commit",
     "observe": "draftree.drafters.ngram.NgramDrafter.observe",
     "learn": "draftree.planners.fixed.FixedPlanner.observe",
 }
@@ -220,14 +220,14 @@ def test_a_sequence_that_always_fails_fails_alone(monkeypatch: pytest.MonkeyPatc
     llm = table_llm("ngram,min=1", plan="fixed")
     wanted = alone("table")
     if phase == "score":
-        original = TableLM.extend
+        original = TableLM.run
 
-        def extend(self: Any, jobs: Any) -> Any:
-            if any(job.slot.prefix[:1] == [4] or (not job.slot.length and job.tokens[0] == 4) for job in jobs):
+        def run(self: Any, pass_: Any) -> Any:
+            if any(job.slot.prefix[:1] == [4] or (not job.slot.length and job.tokens[0] == 4) for job in pass_.jobs):
                 raise RuntimeError("poison")
-            return original(self, jobs)
+            return original(self, pass_)
 
-        monkeypatch.setattr(TableLM, "extend", extend)
+        monkeypatch.setattr(TableLM, "run", run)
     else:
         owner = _owner("draftree.drafters.ngram.NgramDrafter")
         draft_one = owner.draft_one

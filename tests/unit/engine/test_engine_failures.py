@@ -14,7 +14,7 @@ from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import GenerationError, NonFiniteLogitsError
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.models.base import LanguageModel, Scores
+from draftree.models.base import Commit, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
 from draftree.verifiers.base import VERIFIERS
 from families import target
@@ -128,28 +128,17 @@ class Failing(LanguageModel):
         self._spark("open")
         return self.inner.open()
 
-    def extend(self, jobs: Any) -> Scores:
-        self._spark("extend")
-        return self.inner.extend(jobs)
+    def run(self, pass_: Pass) -> PassResult:
+        self._spark("run")
+        return self.inner.run(pass_)
 
-    def commit(self, slot: Any, path: Any) -> None:
-        self._spark("commit")
-        self.inner.commit(slot, path)
-
-    def prune(self, slot: Any, keep: Any) -> None:
-        self.inner.prune(slot, keep)
-
-    def truncate(self, slot: Any, length: int) -> None:
-        self.inner.truncate(slot, length)
-
-    def fork(self, slot: Any, length: int | None = None) -> Any:
-        return self.inner.fork(slot, length)
-
-    def close(self, slot: Any) -> None:
-        self.inner.close(slot)
+    def apply(self, edits: Any) -> Any:
+        if any(isinstance(edit, Commit) for edit in edits):
+            self._spark("commit")
+        return self.inner.apply(edits)
 
 
-@pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("open", 2), ("extend", 1), ("extend", 3), ("commit", 4)])
+@pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("open", 2), ("run", 1), ("run", 3), ("commit", 4)])
 def test_an_interruption_frees_all_slots(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
     llm = LLM(Failing(inner, method, call, KeyboardInterrupt()), "ngram,min=1", plan="fixed")
@@ -169,7 +158,7 @@ def test_a_request_that_gets_no_slot_fails_alone() -> None:
     assert num_open(inner) == 0
 
 
-@pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("extend", 1), ("extend", 3), ("commit", 4)])
+@pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("run", 1), ("run", 3), ("commit", 4)])
 def test_a_single_exception_is_retried(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
     llm = LLM(Failing(inner, method, call, RuntimeError("out of memory")), "ngram,min=1", plan="fixed")

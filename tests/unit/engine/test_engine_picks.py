@@ -17,7 +17,7 @@ from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import PLANNERS
-from draftree.sampling import distributions as distribution_module
+from draftree.sampling import logits as logits_module
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
@@ -103,8 +103,8 @@ def test_drafters_without_wants_picks_get_none(verify: str) -> None:
 
 
 def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, calls = distribution_module.argmax, []
-    monkeypatch.setattr(distribution_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
+    search, calls = logits_module.argmax, []
+    monkeypatch.setattr(logits_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, drafter.traits, verify="coupled", temperature=0.8)
     unasked = list(calls)

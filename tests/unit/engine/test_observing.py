@@ -22,11 +22,12 @@ from draftree.engine.observing import Gain, observe
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
-from draftree.models.base import Extend
+from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS
 from engine_samples import run
@@ -113,8 +114,8 @@ def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
     recorder = Recorder((-1, 0, 2))
     parts = parts_of(recorder, recorder.traits)
     parts.target.num_layers = 4
-    assert parts.feature_layers == (3, 0, 2)
-    assert parts.capture == (0, 2, 3)
+    assert parts.feature_layers == (4, 0, 2)
+    assert parts.capture == (0, 2, 4)
     view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
     first, second, ended = (_Written(draft_state=view) for _ in range(3))
     ended.is_finished = True
@@ -125,14 +126,15 @@ def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
         Gain(ended, 1, [0], 1, EMPTY, Verdict((), 5)),  # type: ignore[arg-type]
         Gain(second, 2, range(5), 5),  # type: ignore[arg-type]
     ]
-    observe(parts, gains, jobs, hidden)
+    logits = TensorLogits(torch.zeros(12, VOCAB))
+    observe(parts, gains, PassResult.of_jobs(jobs, logits, hidden))
     (one, other) = (observation for observation, _ in recorder.observed)
     assert one.hidden is not None
     assert torch.equal(one.hidden, hidden[[0, 1, 3]][:, [2, 0, 1]])
     assert other.hidden is not None
     assert torch.equal(other.hidden, hidden[7:][:, [2, 0, 1]])
     assert (other.tokens_read, other.tree, other.verdict) == (5, EMPTY, None)
-    observe(parts, gains, jobs)
+    observe(parts, gains, PassResult.of_jobs(jobs, logits))
     assert [observation.hidden for observation, _ in recorder.observed[2:]] == [None, None]
 
 
@@ -148,9 +150,9 @@ def test_a_part_of_merged_drafters_gets_its_own_layers() -> None:
     assert torch.equal(one.hidden, hidden[:, [1, 0]])
 
 
-@pytest.mark.parametrize("layers", [(4,), (-5,), (0, 9)])
+@pytest.mark.parametrize("layers", [(5,), (-6,), (0, 9)])
 def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...]) -> None:
-    model = TableLM(hashed(VOCAB, seed=5))
+    model = TableLM(hashed(VOCAB, seed=5), num_features=5)
     model.num_layers = 4
     methods = choose_methods("ngram", "coupled", "fixed")
 
@@ -161,4 +163,4 @@ def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...
 
     with pytest.raises(ConfigurationError, match=f"layer {layers[-1]}, but 'table' has 4 layers"):
         build(layers)
-    assert build((3, -4)).capture == (0, 3)
+    assert build((3, -5, -1)).capture == (0, 3, 4)

@@ -9,7 +9,7 @@ import torch
 
 from draftree.core import transfer
 from draftree.engine import costs
-from draftree.models.base import Extend, Scores
+from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed
 
 
@@ -25,11 +25,11 @@ class Queueing(TableLM):
     def num_warm_ups(self) -> int:
         return self._num_warm_ups
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
-        rows = sum(len(job.tokens) for job in jobs)
+    def run(self, pass_: Pass) -> PassResult:
+        rows = sum(len(job.tokens) for job in pass_.jobs)
         self.log.append(f"pass {rows}")
         self.queued += rows
-        return super().extend(jobs)
+        return super().run(pass_)
 
     def synchronize(self) -> None:
         self.log.append("wait")

@@ -22,7 +22,7 @@ from draftree.models.kv import slots
 from draftree.models.torch.static import runner as passes
 from draftree.models.torch.static.buckets import Shapes
 from draftree.models.torch.static.runner import StaticPasses
-from draftree.sampling import distributions as distributions
+from draftree.sampling import logits
 from families import drafter_folder, fresh, prompts
 
 WAITING = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "to")
@@ -90,7 +90,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
         found.watch(monkeypatch, Tensor, name)
     for name in ("tensor", "as_tensor"):
         found.watch(monkeypatch, torch, name)
-    for module in (noise, distributions, slots, passes):
+    for module in (noise, logits, slots, passes):
         found.pause(monkeypatch, module, "to_device")
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.base import Extend
+from draftree.models.base import Extend, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import runner as static_passes
 from draftree.models.torch.static.buckets import Shapes
@@ -170,7 +170,7 @@ def play(model: HFModel, counts: Sequence[int]) -> Tensor:
     slot = filled(model, [3, 4, 5])
     found = []
     for count in counts:
-        found.append(model.extend([Extend(slot, list(range(6, 6 + count)), [-1] * count)]).logits)
+        found.append(model.run(Pass([Extend(slot, list(range(6, 6 + count)), [-1] * count)])).logits.tensor())
         model.commit(slot, ())
     return torch.cat(found)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.errors import ConfigurationError
-from draftree.models.base import Extend
+from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.models.base import Extend, Pass
 from draftree.models.table import TableLM, hashed, listed, near
 
 torch.set_num_threads(1)
@@ -21,10 +21,10 @@ def model(**options: object) -> TableLM:
 def test_rows_depend_on_all_tokens_before() -> None:
     lm = model()
     slot = lm.open()
-    scores = lm.extend([Extend(slot, [1, 2, 3, 2], [-1, 0, 1, 0])])
+    scores = lm.run(Pass([Extend(slot, [1, 2, 3, 2], [-1, 0, 1, 0])]))
     for row, context in enumerate([[1], [1, 2], [1, 2, 3], [1, 2]]):
-        assert torch.equal(scores.logits[row], lm.logits(context))
-    assert scores.logits.dtype == torch.float64
+        assert torch.equal(scores.logits.tensor()[row], lm.logits(context))
+    assert scores.logits.tensor().dtype == torch.float64
     assert not torch.equal(lm.logits([1, 2]), lm.logits([2, 1]))
     assert not torch.equal(lm.logits([0]), lm.logits([0, 0]))
 
@@ -57,40 +57,40 @@ def test_listed_distributions_come_back() -> None:
 def test_commit_keeps_a_path_and_drops_the_rest() -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])])
+    lm.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])]))
     lm.commit(slot, [0, 2, 3])
     assert (slot.length, slot.num_tentative) == (3, 0)
-    assert torch.equal(lm.extend([Extend(slot, [5], [-1])]).logits[0], lm.logits([1, 3, 4, 5]))
+    assert torch.equal(lm.run(Pass([Extend(slot, [5], [-1])])).logits.tensor()[0], lm.logits([1, 3, 4, 5]))
     lm.commit(slot, [])
     assert (slot.length, slot.num_tentative) == (3, 0)
 
 
-def test_prune_renumbers() -> None:
+def test_kept_nodes_are_renumbered() -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])])
-    lm.prune(slot, [0, 2, 3])
+    lm.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])]))
+    lm.commit(slot, [], [0, 2, 3])
     assert slot.num_tentative == 3
-    assert torch.equal(lm.extend([Extend(slot, [5], [2])]).logits[0], lm.logits([1, 3, 4, 5]))
+    assert torch.equal(lm.run(Pass([Extend(slot, [5], [2])])).logits.tensor()[0], lm.logits([1, 3, 4, 5]))
 
 
 def test_extend_grows_an_earlier_tree() -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2], [-1, -1])])
-    scores = lm.extend([Extend(slot, [3, 4], [1, 2])])
-    assert torch.equal(scores.logits[1], lm.logits([2, 3, 4]))
+    lm.run(Pass([Extend(slot, [1, 2], [-1, -1])]))
+    scores = lm.run(Pass([Extend(slot, [3, 4], [1, 2])]))
+    assert torch.equal(scores.logits.tensor()[1], lm.logits([2, 3, 4]))
 
 
 def test_fork_shares_the_prefix_and_nothing_else() -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2], [-1, 0])])
+    lm.run(Pass([Extend(slot, [1, 2], [-1, 0])]))
     lm.commit(slot, [0])
-    lm.extend([Extend(slot, [4], [-1])])
+    lm.run(Pass([Extend(slot, [4], [-1])]))
     other = lm.fork(slot)
     assert (other.length, other.num_tentative, slot.num_tentative) == (1, 0, 1)
-    lm.extend([Extend(other, [3], [-1])])
+    lm.run(Pass([Extend(other, [3], [-1])]))
     lm.commit(other, [0])
     assert (other.length, slot.length) == (2, 1)
 
@@ -98,16 +98,16 @@ def test_fork_shares_the_prefix_and_nothing_else() -> None:
 def test_batch_gives_each_job_its_asked_rows() -> None:
     lm = model()
     first, second = lm.open(), lm.open()
-    scores = lm.extend([Extend(first, [1, 2, 3], [-1, 0, 1], logits_at=[2]), Extend(second, [4], [-1])])
+    scores = lm.run(Pass([Extend(first, [1, 2, 3], [-1, 0, 1], logits_at=[2]), Extend(second, [4], [-1])]))
     assert scores.starts == (0, 1, 2)
-    assert torch.equal(scores.of(0)[0], lm.logits([1, 2, 3]))
-    assert torch.equal(scores.of(1)[0], lm.logits([4]))
+    assert torch.equal(scores.of(0).tensor()[0], lm.logits([1, 2, 3]))
+    assert torch.equal(scores.of(1).tensor()[0], lm.logits([4]))
 
 
 def test_a_pass_may_ask_for_nothing() -> None:
     lm = model()
-    assert lm.extend([Extend(lm.open(), [1], [-1], logits_at=[])]).logits.shape == (0, 6)
-    assert lm.extend([]).starts == (0,)
+    assert lm.run(Pass([Extend(lm.open(), [1], [-1], logits_at=[])])).logits.tensor().shape == (0, 6)
+    assert lm.run(Pass([])).starts == (0,)
 
 
 @given(
@@ -118,13 +118,13 @@ def test_a_pass_may_ask_for_nothing() -> None:
 def test_a_tree_scores_as_its_branches_alone(drawn: tuple[list[int], tuple[int, ...]]) -> None:
     tokens, parents = drawn
     lm = model()
-    together = lm.extend([Extend(lm.open(), tokens, parents)]).logits
+    together = lm.run(Pass([Extend(lm.open(), tokens, parents)])).logits.tensor()
     for node in range(len(tokens)):
         branch, at = [], node
         while at != -1:
             branch.insert(0, tokens[at])
             at = parents[at]
-        alone = lm.extend([Extend(lm.open(), branch, list(range(-1, len(branch) - 1)))]).logits[-1]
+        alone = lm.run(Pass([Extend(lm.open(), branch, list(range(-1, len(branch) - 1)))])).logits.tensor()[-1]
         assert torch.equal(together[node], alone)
 
 
@@ -143,7 +143,7 @@ def test_bad_jobs_are_refused_and_change_nothing(tokens: list[int], parents: lis
     lm = model()
     slot = lm.open()
     with pytest.raises(ValueError, match=says):
-        lm.extend([Extend(slot, tokens, parents)])
+        lm.run(Pass([Extend(slot, tokens, parents)]))
     assert slot.num_tentative == 0
 
 
@@ -151,50 +151,50 @@ def test_bad_jobs_are_refused_and_change_nothing(tokens: list[int], parents: lis
 def test_bad_logits_at_is_refused(wanted: list[int]) -> None:
     lm = model()
     with pytest.raises(ValueError, match="logits_at"):
-        lm.extend([Extend(lm.open(), [1, 2], [-1, 0], logits_at=wanted)])
+        lm.run(Pass([Extend(lm.open(), [1, 2], [-1, 0], logits_at=wanted)]))
 
 
 def test_one_slot_in_two_jobs_is_refused() -> None:
     lm = model()
     slot = lm.open()
     with pytest.raises(ValueError, match="two jobs"):
-        lm.extend([Extend(slot, [1], [-1]), Extend(slot, [1], [-1])])
+        lm.run(Pass([Extend(slot, [1], [-1]), Extend(slot, [1], [-1])]))
 
 
 def test_chains_only_refuses_branches_over_the_whole_tentative_tree() -> None:
     lm = model(supports_trees=False)
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2], [-1, 0])])
+    lm.run(Pass([Extend(slot, [1, 2], [-1, 0])]))
     with pytest.raises(ValueError, match="chains only"):
-        lm.extend([Extend(slot, [3], [0])])
-    lm.extend([Extend(slot, [3], [1])])
+        lm.run(Pass([Extend(slot, [3], [0])]))
+    lm.run(Pass([Extend(slot, [3], [1])]))
 
 
 @pytest.mark.parametrize("path", [[1], [0, 0], [0, 3], [4], [-1], [0, 2, 1]])
 def test_commit_of_nodes_that_are_not_a_path_is_refused(path: list[int]) -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])])
+    lm.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])]))
     with pytest.raises(ValueError, match="commit"):
         lm.commit(slot, path)
     assert (slot.length, slot.num_tentative) == (0, 4)
 
 
 @pytest.mark.parametrize("keep", [[1], [0, 3], [4]])
-def test_prune_of_orphans_is_refused(keep: list[int]) -> None:
+def test_keeping_orphans_is_refused(keep: list[int]) -> None:
     lm = model()
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])])
-    with pytest.raises(ValueError, match="prune"):
-        lm.prune(slot, keep)
+    lm.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, 0, 0, 2])]))
+    with pytest.raises(ValueError, match="its parent is not kept"):
+        lm.commit(slot, [], keep)
 
 
 def test_limits_are_kept() -> None:
     lm = model(max_length=3)
     slot = lm.open()
-    lm.extend([Extend(slot, [1, 2, 3], [-1, -1, -1])])
+    lm.run(Pass([Extend(slot, [1, 2, 3], [-1, -1, -1])]))
     with pytest.raises(ValueError, match="max_length"):
-        lm.extend([Extend(slot, [1, 2, 3], [0, 3, 4])])
+        lm.run(Pass([Extend(slot, [1, 2, 3], [0, 3, 4])]))
 
 
 def test_reserved_room_is_kept() -> None:
@@ -204,9 +204,9 @@ def test_reserved_room_is_kept() -> None:
     with pytest.raises(ValueError, match="1 reserved"):
         lm.fork(slot)
     with pytest.raises(ValueError, match="4 tokens"):
-        lm.extend([Extend(slot, [1, 2, 3, 4], [-1, -1, -1, -1])])
+        lm.run(Pass([Extend(slot, [1, 2, 3, 4], [-1, -1, -1, -1])]))
     lm.reserve(2, 2)
-    lm.extend([Extend(lm.open(), [1, 2, 3], [-1, -1, -1])])
+    lm.run(Pass([Extend(lm.open(), [1, 2, 3], [-1, -1, -1])]))
     lm.close(slot)
     lm.open()
 
@@ -215,9 +215,9 @@ def test_closed_and_foreign_slots_are_refused() -> None:
     lm, other = model(), model()
     slot = lm.open()
     with pytest.raises(ValueError, match="another model"):
-        other.extend([Extend(slot, [1], [-1])])
+        other.run(Pass([Extend(slot, [1], [-1])]))
     lm.close(slot)
-    for use in (lm.close, lm.fork, lambda s: lm.commit(s, []), lambda s: lm.prune(s, [])):
+    for use in (lm.close, lm.fork, lambda s: lm.commit(s, []), lambda s: lm.truncate(s, 0)):
         with pytest.raises(ValueError, match="closed"):
             use(slot)
 
@@ -225,3 +225,24 @@ def test_closed_and_foreign_slots_are_refused() -> None:
 def test_negative_order_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="order"):
         model(order=-1)
+
+
+def test_features_are_captured_for_every_row() -> None:
+    lm = model(num_features=3)
+    slot, other = lm.open(), lm.open()
+    jobs = [Extend(slot, [1, 2, 3], [-1, 0, 0], logits_at=[2]), Extend(other, [4], [-1], logits_at=())]
+    result = lm.run(Pass(jobs, capture=(2, 0)))
+    assert result.hidden is not None
+    assert (result.hidden.shape, result.logits.num_rows) == ((4, 2, 6), 1)
+    for row, context in enumerate([[1], [1, 2], [1, 3]]):
+        assert torch.equal(result.hidden_of(0)[row], torch.stack([lm.logits(context) + 2, lm.logits(context)]))
+    assert torch.equal(result.hidden_of(1)[0, 1], lm.logits([4]))
+
+
+def test_features_that_there_are_not_are_refused() -> None:
+    lm = model(num_features=3)
+    with pytest.raises(UnsupportedModelError, match="hidden states"):
+        lm.run(Pass([Extend(lm.open(), [1], [-1])], capture=(3,)))
+    for wrong in ((-1,), (1, 1)):
+        with pytest.raises(ValueError, match="different layers"):
+            Pass([], capture=wrong)

@@ -19,6 +19,7 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.grammar.guide import Guide, _listed
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 
 END = 0
 TOKENS: list[bytes | None] = [None, b"a", b"b", b"ab", b"c", b"abc", None, b"\xc3", b"\xa9", "é".encode()]
@@ -144,12 +145,12 @@ def test_the_distribution_of_a_row_is_the_models_without_the_forbidden(dtype: to
     paths = [(), (A,), (AB,), (B,), (ABC, END)]
     raw = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(1)).to(dtype)
     ruled = build_controls(given, vocab_size=VOCAB, eos_ids=[END], grammars=lambda: GRAMMARS, seed=1)
-    distributions = Distributions(raw, [DistributionRows(text(), ruled, paths)]).of(0)
+    distributions = Distributions(TensorLogits(raw), [DistributionRows(text(), ruled, paths)]).of(0)
     masked = raw.clone()
     for row, tokens in enumerate([{A, AB, ABC}, {B}, {A, AB, ABC, C, END}]):
         masked[row, sorted(set(range(VOCAB)) - tokens)] = -torch.inf
     plainly = build_controls(free, vocab_size=VOCAB, eos_ids=[END], seed=1)
-    expected = Distributions(masked, [DistributionRows(text(), plainly, paths)]).of(0)
+    expected = Distributions(TensorLogits(masked), [DistributionRows(text(), plainly, paths)]).of(0)
     assert torch.equal(distributions.probs(), expected.probs())
     assert distributions.picks() == expected.picks()
 

@@ -13,6 +13,7 @@ from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.filters import MinP, TopK, TopP
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
 
@@ -115,14 +116,16 @@ def test_bad_words_are_forbidden_without_and_with_a_space_before(word: str) -> N
 
     controls = build(encode, bad_words=[word])
     assert asked == ["ab", " ab"]
-    distributions = Distributions(torch.zeros(2, VOCAB), [DistributionRows(History([1, 3]), controls, [[], [4]])])
+    rows = DistributionRows(History([1, 3]), controls, [[], [4]])
+    distributions = Distributions(TensorLogits(torch.zeros(2, VOCAB)), [rows])
     forbidden = [row.isneginf().nonzero().flatten().tolist() for row in distributions.logits]
     assert forbidden == [[7], [5, 7]]
 
 
 def test_a_bad_word_that_has_tokens_only_without_a_space_is_forbidden_so() -> None:
     controls = build({"ab": [4], " ab": []}.__getitem__, bad_words=["ab"])
-    logits = Distributions(torch.zeros(1, VOCAB), [DistributionRows(History([1]), controls, [[]])]).logits[0]
+    rows = DistributionRows(History([1]), controls, [[]])
+    logits = Distributions(TensorLogits(torch.zeros(1, VOCAB)), [rows]).logits[0]
     assert logits.isneginf().nonzero().flatten().tolist() == [4]
 
 
@@ -130,7 +133,8 @@ def test_min_tokens_forbids_an_ignored_end_of_text_too() -> None:
     """As in vLLM: with `ignore_eos` it does not end the text, with `min_tokens` it must be later."""
     controls = build(min_tokens=1, ignore_eos=True)
     assert controls.stop_ids == frozenset()
-    distributions = Distributions(torch.zeros(2, VOCAB), [DistributionRows(History([1]), controls, [[], [6]])])
+    rows = DistributionRows(History([1]), controls, [[], [6]])
+    distributions = Distributions(TensorLogits(torch.zeros(2, VOCAB)), [rows])
     assert [row.isneginf().nonzero().flatten().tolist() for row in distributions.logits] == [[2], []]
 
 
@@ -138,13 +142,14 @@ def test_top_p_counts_the_mass_that_min_p_left() -> None:
     """As in vLLM: of 0.4, 0.3, 0.2 and 0.1 min-p keeps two tokens, which have 4/7 and 3/7 of the mass then."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1] + [0.0] * (VOCAB - 4)]).log()
     for values, kept in (({"min_p": 0.6, "top_p": 0.55}, 1), ({"top_p": 0.55}, 2), ({"min_p": 0.6}, 2)):
-        distributions = Distributions(logits, [DistributionRows(History([1]), build(**values), [[]])])
+        distributions = Distributions(TensorLogits(logits), [DistributionRows(History([1]), build(**values), [[]])])
         assert int(distributions.logits.isfinite().sum()) == kept
 
 
 def test_allowed_tokens_are_all_that_is_left_in_every_row() -> None:
     controls = build(allowed_token_ids=[7, 3, 3], logit_bias={5: 1.0, 3: 2.0})
-    distributions = Distributions(torch.ones(2, VOCAB), [DistributionRows(History([1]), controls, [[], [6]])])
+    rows = DistributionRows(History([1]), controls, [[], [6]])
+    distributions = Distributions(TensorLogits(torch.ones(2, VOCAB)), [rows])
     for row in distributions.logits:
         assert {place: value for place, value in enumerate(row.tolist()) if value > -math.inf} == {3: 3.0, 7: 1.0}
 
@@ -154,7 +159,7 @@ def test_min_tokens_forbids_stop_ids_inside_a_tree_too() -> None:
     history = History([1, 1])
     history.append([5])
     distributions = Distributions(
-        torch.zeros(4, VOCAB), [DistributionRows(history, controls, [[], [6], [6, 7], [6, 7, 8]])]
+        TensorLogits(torch.zeros(4, VOCAB)), [DistributionRows(history, controls, [[], [6], [6, 7], [6, 7, 8]])]
     )
     forbidden = [row.isneginf().nonzero().flatten().tolist() for row in distributions.logits]
     assert forbidden == [[2, 4], [2, 4], [], []]
@@ -162,5 +167,6 @@ def test_min_tokens_forbids_stop_ids_inside_a_tree_too() -> None:
 
 def test_biases_of_minus_infinity_forbid() -> None:
     controls = build(logit_bias={0: -math.inf, 1: 2.5})
-    logits = Distributions(torch.zeros(1, VOCAB), [DistributionRows(History([1]), controls, [[]])]).logits[0]
+    rows = DistributionRows(History([1]), controls, [[]])
+    logits = Distributions(TensorLogits(torch.zeros(1, VOCAB)), [rows]).logits[0]
     assert logits[:3].tolist() == [-math.inf, 2.5, 0.0]

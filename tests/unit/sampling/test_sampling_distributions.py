@@ -14,6 +14,7 @@ from draftree.core.noise import Noise, gumbel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 
 VOCAB = 13
@@ -59,7 +60,7 @@ def random_logits(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float3
 def test_temperature_0_is_all_on_the_largest_logit_and_takes_no_noise() -> None:
     raw = random_logits(3)
     raw[1, 4] = raw[1, 7] = 9.0  # the first of equals
-    distributions = Distributions(raw, [entry({"temperature": 0}, written(1, 2), [[], [3], [3, 4]])])
+    distributions = Distributions(TensorLogits(raw), [entry({"temperature": 0}, written(1, 2), [[], [3], [3, 4]])])
     node = distributions.of(0)
     assert node.picks() == raw.argmax(-1).tolist()
     assert node.picks()[1] == 4
@@ -72,7 +73,7 @@ def test_a_pick_is_the_largest_of_logit_over_temperature_plus_noise() -> None:
     rows = entry({"temperature": 0.5}, written(1, 2, 5), [[], [3], [3, 4]], seed=9)
     assert rows.positions == [3, 4, 5]
     scores = raw / 0.5 + gumbel([Noise(9).keys(position) for position in (3, 4, 5)], torch.arange(VOCAB))
-    distributions = Distributions(raw, [rows])
+    distributions = Distributions(TensorLogits(raw), [rows])
     assert torch.equal(distributions.perturbed([Noise(9)]), scores)
     assert distributions.of(0).picks() == scores.argmax(-1).tolist()
     assert torch.allclose(distributions.of(0).probs([0, 2]), torch.softmax(raw[[0, 2]] / 0.5, -1))
@@ -81,14 +82,15 @@ def test_a_pick_is_the_largest_of_logit_over_temperature_plus_noise() -> None:
 def test_the_models_logits_are_left_as_they_are() -> None:
     raw = random_logits(2)
     before = raw.clone()
-    distributions = Distributions(raw, [entry(EVERYTHING, written(1, 2), [[], [3]])])
+    distributions = Distributions(TensorLogits(raw), [entry(EVERYTHING, written(1, 2), [[], [3]])])
     assert torch.equal(raw, before)
     assert torch.equal(distributions.of(0).raw, before)
     assert not torch.equal(distributions.logits, before)
 
 
 def test_probs_are_distributions_and_give_forbidden_tokens_nothing() -> None:
-    distributions = Distributions(random_logits(4), [entry(EVERYTHING, written(1, 2), [[], [3], [3, 1], [3, 1, 2]])])
+    rows = entry(EVERYTHING, written(1, 2), [[], [3], [3, 1], [3, 1, 2]])
+    distributions = Distributions(TensorLogits(random_logits(4)), [rows])
     probs = distributions.of(0).probs()
     assert torch.allclose(probs.sum(-1), torch.ones(4))
     assert bool((probs[distributions.logits.isneginf()] == 0).all())
@@ -112,12 +114,12 @@ def batch(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[D
 def test_a_batch_gives_each_sequence_what_it_gets_alone(dtype: torch.dtype) -> None:
     for seed in range(20):
         raw, entries = batch(seed, dtype)
-        together = Distributions(raw, entries)
+        together = Distributions(TensorLogits(raw), entries)
         assert len(together) == len(entries)
         assert together.logits.dtype == dtype
         picks: list[int] = []
         for index, rows in enumerate(entries):
-            alone = Distributions(raw[together.span(index)], [rows])
+            alone = Distributions(TensorLogits(raw[together.span(index)]), [rows])
             node = together.of(index)
             assert torch.equal(node.logits, alone.of(0).logits)
             assert torch.equal(node.probs(), alone.of(0).probs())
@@ -138,9 +140,10 @@ def test_a_node_has_the_distribution_of_plain_decoding_once_its_path_is_written(
     values: dict[str, Any], output: list[int], paths: list[list[int]], seed: int
 ) -> None:
     raw = random_logits(len(paths), seed=seed)
-    tree = Distributions(raw, [entry(values, written(1, 2, output=output), paths)])
+    tree = Distributions(TensorLogits(raw), [entry(values, written(1, 2, output=output), paths)])
     for row, path in enumerate(paths):
-        plain = Distributions(raw[row : row + 1], [entry(values, written(1, 2, output=[*output, *path]), [[]])])
+        rows = entry(values, written(1, 2, output=[*output, *path]), [[]])
+        plain = Distributions(TensorLogits(raw[row : row + 1]), [rows])
         assert torch.equal(tree.logits[row], plain.logits[0])
         assert tree.picks()[row] == plain.picks()[0]
         assert tree.finite()[0] or not all(tree.logits.amax(-1).isfinite())
@@ -152,7 +155,7 @@ def test_a_row_may_have_a_noise_of_its_own() -> None:
         entry({"temperature": 0.5}, written(1, 2), [[], [3], [4]]),
         entry({"temperature": 0}, written(1), [[], [5]]),
     ]
-    distributions = Distributions(raw, entries)
+    distributions = Distributions(TensorLogits(raw), entries)
     shared = distributions.perturbed([Noise(7), Noise(8)])
     assert torch.equal(distributions.perturbed_rows([Noise(7)] * 3 + [Noise(8)] * 2), shared)
     own = distributions.perturbed_rows([Noise(7), Noise(7), Noise(9), Noise(8), Noise(8)])
@@ -167,18 +170,18 @@ def test_finite_names_the_sequences_that_can_go_on() -> None:
     raw[3] = -INF
     raw[4, 0] = INF
     entries = [entry({}, written(1), [[], [2]]) for _ in range(3)]
-    assert Distributions(raw, entries).finite() == [False, False, False]
-    assert Distributions(raw[[0, 2, 5, 1]], entries[:2]).finite() == [True, False]
-    assert Distributions(raw[:0], []).finite() == []
+    assert Distributions(TensorLogits(raw), entries).finite() == [False, False, False]
+    assert Distributions(TensorLogits(raw[[0, 2, 5, 1]]), entries[:2]).finite() == [True, False]
+    assert Distributions(TensorLogits(raw[:0]), []).finite() == []
     forbids_all = entry({"logit_bias": dict.fromkeys(range(VOCAB), -INF)}, written(1), [[]])
-    assert Distributions(raw[:1], [forbids_all]).finite() == [False]
+    assert Distributions(TensorLogits(raw[:1]), [forbids_all]).finite() == [False]
 
 
 def test_nan_is_detected_after_every_control() -> None:
     for values in SETTINGS:
         raw = random_logits(2)
         raw[1, 9] = math.nan
-        assert Distributions(raw, [entry(values, written(1, output=[9]), [[], [9]])]).finite() == [False]
+        assert Distributions(TensorLogits(raw), [entry(values, written(1, output=[9]), [[], [9]])]).finite() == [False]
 
 
 @pytest.mark.parametrize("paths", [[[], [3], [4], [3, 4]], [[3], [4], [5]], [[3]]])
@@ -186,11 +189,12 @@ def test_nan_is_detected_after_every_control() -> None:
 def test_distributions_may_be_lost_on_the_way_to_the_picks(paths: list[list[int]], values: dict[str, Any]) -> None:
     raw = random_logits(len(paths))
     rows = entry(values, written(1, 2), paths, seed=4)
-    kept = Distributions(raw, [rows]).perturbed([Noise(4)])
-    lost = Distributions(raw.clone(), [rows], overwrites=True).perturbed([Noise(4)], in_place=True)
+    kept = Distributions(TensorLogits(raw), [rows]).perturbed([Noise(4)])
+    lost = Distributions(TensorLogits(raw.clone()), [rows], overwrites=True).perturbed([Noise(4)], in_place=True)
     assert torch.equal(kept, lost)
     # siblings are at one position and share its noise
     one_by_one = [
-        Distributions(raw[i : i + 1], [entry(values, written(1, 2), [p], seed=4)]) for i, p in enumerate(paths)
+        Distributions(TensorLogits(raw[i : i + 1]), [entry(values, written(1, 2), [path], seed=4)])
+        for i, path in enumerate(paths)
     ]
     assert torch.equal(kept, torch.cat([distributions.perturbed([Noise(4)]) for distributions in one_by_one]))

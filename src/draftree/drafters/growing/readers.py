@@ -9,9 +9,8 @@ from typing import final
 import numpy as np
 import torch
 
-from draftree.core.threads import one_thread
 from draftree.drafters.base import SequenceView
-from draftree.models.base import Scores
+from draftree.sampling.logits import Logits
 
 
 class Reading(ABC):
@@ -42,7 +41,7 @@ class Reader(ABC):
         """A tree's tokens, one to one, as the model reads them."""
 
     @abstractmethod
-    def answer(self, scores: Scores) -> Scores:
+    def answer(self, logits: Logits) -> Logits:
         """The model's logits over the vocabulary that trees are in; those that were given are lost."""
 
 
@@ -70,16 +69,13 @@ class SameReader(Reader):
         """As they are."""
         return list(tokens)
 
-    def answer(self, scores: Scores) -> Scores:
+    def answer(self, logits: Logits) -> Logits:
         """Rows cut or filled."""
-        if scores.at is not None and scores.at.width >= self._wanted:
-            return Scores(None, scores.starts, scores.at.narrowed(self._wanted))
-        logits = scores.logits
-        missing = self._wanted - logits.shape[-1]
-        if missing > 0:
-            with one_thread(where=scores.at is not None):
-                return Scores(torch.nn.functional.pad(logits, (0, missing), value=float("-inf")), scores.starts)
-        return Scores(logits[:, : self._wanted], scores.starts)
+        missing = self._wanted - logits.width
+        if missing <= 0:
+            return logits.narrowed(self._wanted)
+        with logits.computing():
+            return logits.replaced(torch.nn.functional.pad(logits.tensor(), (0, missing), value=float("-inf")))
 
 
 class _History(Reading):

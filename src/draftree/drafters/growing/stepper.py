@@ -8,7 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.models.base import LanguageModel, Scores
+from draftree.models.base import LanguageModel
+from draftree.sampling.logits import Logits
 
 
 class Stepped(Protocol):
@@ -67,7 +68,7 @@ class Stepper(ABC, Generic[StateT]):
         return True
 
     @abstractmethod
-    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Scores:
+    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
         """Feed every sequence what has not been read of its text; logits behind it, one row a sequence.
 
         Args:
@@ -78,7 +79,7 @@ class Stepper(ABC, Generic[StateT]):
     @abstractmethod
     def feed(
         self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Scores:
+    ) -> Logits:
         """One pass over new nodes of trees; their logits, one row a node.
 
         Args:

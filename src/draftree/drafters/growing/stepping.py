@@ -23,7 +23,8 @@ from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.readers import Reader, Reading
 from draftree.drafters.growing.stepper import Stepper
-from draftree.models.base import Extend, LanguageModel, Scores, Slot
+from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
+from draftree.sampling.logits import Logits
 
 PREFILL_ROWS = 512
 """Tokens of one sequence that one pass reads at most."""
@@ -162,17 +163,17 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
-    ) -> Scores:
+    ) -> Logits:
         """One pass over new nodes of trees."""
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
         return self._extend([Extend(s.slot, *nodes) for s, *nodes in zip(states, read, parents, strict=True)])
 
-    def _extend(self, jobs: Sequence[Extend]) -> Scores:
-        return self._reader.answer(self.model.extend(jobs))
+    def _extend(self, jobs: Sequence[Extend]) -> Logits:
+        return self._reader.answer(self.model.run(Pass(jobs)).logits)
 
-    def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Scores:
+    def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Logits:
         """Feed every sequence what its slot has not seen."""
         self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
@@ -181,10 +182,10 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._read([states[i] for i in long], [pending[i][:PREFILL_ROWS] for i in long], wants_logits=False)
             for i in long:
                 pending[i] = pending[i][PREFILL_ROWS:]
-        scores = self._read(states, pending, wants_logits=True)
+        logits = self._read(states, pending, wants_logits=True)
         for state in states:
             state.covered = len(state.reading)
-        return scores
+        return logits
 
     def _pending(self, state: SteppedSequence, ahead: int) -> list[int]:
         self._advance(state)
@@ -218,14 +219,14 @@ class ModelStepper(Stepper[SteppedSequence]):
         state.fed.clear()
         state.fed_tokens.clear()
 
-    def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Scores:
+    def _read(self, states: Sequence[SteppedSequence], tokens: Sequence[list[int]], *, wants_logits: bool) -> Logits:
         jobs = [
             Extend(state.slot, row, range(-1, len(row) - 1), logits_at=[len(row) - 1] if wants_logits else ())
             for state, row in zip(states, tokens, strict=True)
         ]
-        scores = self._extend(jobs)
-        self.model.commit_many([state.slot for state in states], [range(len(row)) for row in tokens])
-        return scores
+        logits = self._extend(jobs)
+        self.model.apply([Commit(state.slot, range(len(row))) for state, row in zip(states, tokens, strict=True)])
+        return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""
@@ -237,7 +238,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         if not touched:
             return
         kept = [self._read_alike(state, [state.fed[n] for n in path if n in state.fed]) for state, path in touched]
-        self.model.commit_many([state.slot for state, _ in touched], kept)
+        self.model.apply([Commit(state.slot, nodes) for (state, _), nodes in zip(touched, kept, strict=True)])
         for (state, _), nodes in zip(touched, kept, strict=True):
             state.covered += len(nodes)
             state.fed.clear()

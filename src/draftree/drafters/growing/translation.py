@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, MissingTokenizerError, VocabularyMismatchError, suggestion
-from draftree.core.threads import one_thread
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.growing.readers import Reader, Reading
-from draftree.models.base import Scores
+from draftree.sampling.logits import Logits
 from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
 from draftree.text.retokenize.rereading import Rereading
 from draftree.text.retokenize.vocab_map import CommonTokens, common_tokens, read_specials
@@ -153,10 +152,10 @@ class CommonReader(Reader):
         """The model's ids of the same tokens."""
         return [self._own_ids[token] for token in tokens]
 
-    def answer(self, scores: Scores) -> Scores:
+    def answer(self, logits: Logits) -> Logits:
         """Over the target's vocabulary; what the model has no token for is impossible to it."""
-        with one_thread(where=scores.at is not None):
-            return Scores(self._carried(scores.logits), scores.starts)
+        with logits.computing():
+            return logits.replaced(self._carried(logits.tensor()))
 
     def _carried(self, logits: Tensor) -> Tensor:
         if self._columns.device != logits.device:
@@ -188,16 +187,14 @@ class OwnReader(Reader):
         """As they are."""
         return list(tokens)
 
-    def answer(self, scores: Scores) -> Scores:
+    def answer(self, logits: Logits) -> Logits:
         """As they are, less tokens that say nothing."""
-        logits = scores.logits
-        if self._silent.device != logits.device:
-            self._silent = self._silent.to(logits.device)
-        if scores.at is None:  # a tensor may be a part of the model
-            return Scores(logits.index_fill(1, self._silent, float("-inf")), scores.starts)
-        with one_thread():
-            logits.index_fill_(1, self._silent, float("-inf"))
-        return scores
+        with logits.computing():
+            rows = logits.tensor()
+            if self._silent.device != rows.device:
+                self._silent = self._silent.to(rows.device)
+            rows.index_fill_(1, self._silent, float("-inf"))
+        return logits
 
 
 class _Translated(Reading):

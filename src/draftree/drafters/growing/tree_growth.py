@@ -17,7 +17,6 @@ from torch import Tensor
 
 from draftree.core.node_map import NodeMap
 from draftree.core.noise import Noise
-from draftree.core.threads import Alone
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
@@ -26,8 +25,9 @@ from draftree.drafters.growing.readers import Reader, SameReader
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
 from draftree.drafters.growing.stepping import ModelStepper
-from draftree.models.base import LanguageModel, LayerSubset, Scores
+from draftree.models.base import LanguageModel, LayerSubset
 from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
 
 
@@ -177,7 +177,7 @@ class Growth:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
-    def _feed(self, active: Sequence[_Growing], level: int) -> Scores:
+    def _feed(self, active: Sequence[_Growing], level: int) -> Logits:
         """One pass over all frontiers; the first one also reads what the slots have not seen."""
         if level == 0:
             return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
@@ -191,14 +191,13 @@ class Growth:
             [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
         )
 
-    def _choose(self, active: Sequence[_Growing], scores: Scores, width: int) -> None:
-        """Children of every frontier node; rows of scores stand in the order of the frontiers."""
+    def _choose(self, active: Sequence[_Growing], logits: Logits, width: int) -> None:
+        """Children of every frontier node; rows of logits stand in the order of the frontiers."""
         rows = [
             DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
             for g in active
         ]
-        with Alone(where=self._stepper.model.own_threads) as alone:
-            distributions = Distributions(scores.given, rows, overwrites=True, at=scores.at, before_torch=alone.begin)
+        with Distributions(logits, rows, overwrites=True) as distributions:
             self._add_children(active, distributions, width)
 
     def _add_children(self, active: Sequence[_Growing], distributions: Distributions, width: int) -> None:

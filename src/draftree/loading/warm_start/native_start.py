@@ -15,7 +15,7 @@ import torch
 
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.store import Store, digest_of
-from draftree.models.base import Extend
+from draftree.models.base import Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError, built_library
@@ -148,10 +148,14 @@ def digest(model: NativeModel) -> str:
     tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
     nodes = tokens[-len(EXACT_PARENTS) :]
     slot = model.open()
-    chain = model.extend([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]).logits.clone()
+    chain = (
+        model.run(Pass([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]))
+        .logits.tensor()
+        .clone()
+    )
     model.commit(slot, range(length))
     other = model.fork(slot, length // 2)
-    tree = model.extend([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)]).logits
+    tree = model.run(Pass([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)])).logits.tensor()
     for opened in (slot, other):
         model.close(opened)
     return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()

@@ -1,8 +1,8 @@
-"""Sketches: what a part of a model's layers has made of tokens that may be drafted, and what a pass makes of it.
+"""Partial nodes: tokens that a part of a model's layers has computed, and how a whole pass continues from them.
 
-A sketched node's keys and values lie in its slot where a tentative node's would. If the part is the first layers,
-a pass that is given the same token behind the same ancestors starts from the hidden state that the sketch kept, and
-runs the other layers only.
+A partial node's keys and values lie in its slot where a tentative node's would. If the part is the first layers, a
+pass over the same token after the same ancestors starts from the hidden state that was kept, and runs the other layers
+only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import NodeMap
 from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import KVSlot
-from draftree.sampling.searcher import RowsAt
+from draftree.sampling.logits import Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class LayerRange:
         """Whether rows start at their tokens' embeddings, no sublayer is left out and only logits are wanted."""
         return self.part is None and self.hidden is None and not self.keeps_hidden and not self.capture
 
-    def outcome(self, logits: Tensor | None, captured: Tensor | None, at: RowsAt | None = None) -> Outcome:
-        """The outcome of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
+    def output(self, logits: Logits, captured: Tensor | None) -> RangeOutput:
+        """The output of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
         if captured is None:
-            return Outcome(logits, None, at)
+            return RangeOutput(logits)
         hidden = captured[:, -1] if self.keeps_hidden else None
-        return Outcome(logits, hidden, at, captured[:, : len(self.capture)] if self.capture else None)
+        return RangeOutput(logits, hidden, captured[:, : len(self.capture)] if self.capture else None)
 
     @property
     def num_sublayers(self) -> int:
@@ -88,20 +88,18 @@ class LayerRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pass gave.
+class RangeOutput:
+    """What the layers of a range, the norm and the head computed.
 
     Attributes:
-        logits: of the asked rows, shape (asked rows, vocab); None if `at` alone knows them.
-        hidden: what came out of the last layer, shape (rows, hidden); None if it was not asked for.
-        at: where the logits lie, if that is known.
+        logits: of the requested rows.
+        hidden: what came out of the last layer, shape (rows, hidden); None if it was not requested.
         captured: the residual stream that enters the captured layers, for every row in the order of the jobs, shape
-            (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was wanted.
+            (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was requested.
     """
 
-    logits: Tensor | None
-    hidden: Tensor | None
-    at: RowsAt | None = None
+    logits: Logits
+    hidden: Tensor | None = None
     captured: Tensor | None = None
 
 
@@ -126,12 +124,12 @@ def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What of a tree was sketched.
+    """Which nodes of a tree are partial nodes already.
 
     Attributes:
-        places: its nodes that were.
-        sources: for each of them the sketched node.
-        missing: its nodes that were not.
+        places: the nodes of the tree that are.
+        sources: for each of them the partial node.
+        missing: the nodes of the tree that are not.
     """
 
     places: list[int]
@@ -140,10 +138,10 @@ class Found:
 
 
 class PartialTree:
-    """The sketched nodes of one slot. Mutated by the slot's model only.
+    """The partial nodes of one slot. Mutated by the slot's model only.
 
     Args:
-        slot: whose sketch it is.
+        slot: whose nodes they are.
         part: the layers that it goes through.
     """
 

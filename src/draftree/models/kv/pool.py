@@ -9,12 +9,12 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from draftree.core.tree import is_path, is_rooted
-from draftree.models.base import Extend, Slot
+from draftree.core.tree import ROOT, is_path, is_rooted
+from draftree.models.base import Commit, Extend, Slot
 from draftree.models.kv.slots import CLOSED, KVMemory, KVSlot, LayerShape
 
-MAX_SKETCHED = 512
-"""Tokens that may be stored behind a slot's prefix and tree."""
+MAX_PARTIAL = 512
+"""Partial nodes that may be stored after a slot's prefix and tree."""
 
 
 class Leftovers(Enum):
@@ -86,8 +86,8 @@ class SlotPool:
             num_slots = max(num_slots, max(self._open, default=-1) + 1)
         else:
             num_slots, length = max(num_slots, known), memory.length
-        # sketches are stored behind the prefix and noted elsewhere; what a pass is about to append is not stored yet
-        behind = {index: slot.num_tentative + MAX_SKETCHED for index, slot in self._open.items()}
+        # partial nodes are noted elsewhere; what a pass is about to append is not stored yet
+        behind = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
         used = {index: min(memory.length, slot.length + behind[index]) for index, slot in self._open.items()}
         memory.reserve(num_slots, length, used=used)
         self._free = [index for index in range(num_slots) if index not in self._open]
@@ -110,13 +110,12 @@ class SlotPool:
         del self._open[slot.index]
         slot.index = CLOSED
 
-    def fork(self, slot: KVSlot, length: int | None) -> KVSlot:
+    def fork(self, slot: KVSlot, length: int) -> KVSlot:
         """Copy the prefix, or the beginning of it, into a new slot."""
-        count = slot.length if length is None else length
-        assert 0 <= count <= slot.length, "a prefix is cut, not lengthened"
+        assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
         target = self.open()
-        self.memory.copy(slot.index, target.index, count)
-        target.copy_prefix(count)
+        self.memory.copy(slot.index, target.index, length)
+        target.copy_prefix(length)
         target.offset = slot.offset
         return target
 
@@ -147,19 +146,14 @@ class SlotPool:
             self.reserve(self.memory.num_slots, max(longest, 2 * self.memory.length))
         return nodes
 
-    def commit(self, slots: Sequence[KVSlot], paths: Sequence[Sequence[int]]) -> None:
-        """Compact the paths behind the prefixes, in place."""
-        for slot, nodes in zip(slots, paths, strict=True):
-            assert is_path(slot.parents, nodes), "a path goes down the tree"
-        self._settle(slots, paths)
-        for slot, nodes in zip(slots, paths, strict=True):
-            slot.commit(len(nodes))
-
-    def prune(self, slot: KVSlot, keep: Sequence[int]) -> None:
-        """Compact the kept nodes behind the prefix, still tentative."""
-        assert is_rooted(slot.parents, keep), "a kept node needs its parent kept, and keeps its order"
-        self._settle([slot], [keep])
-        slot.keep(keep)
+    def commit(self, edits: Sequence[Commit]) -> None:
+        """Compact paths and kept nodes after the prefixes, in place; each edit has a slot of its own."""
+        slots = [kv_slot(edit.slot) for edit in edits]
+        for slot, edit in zip(slots, edits, strict=True):
+            require_subtree(slot.parents, edit)
+        self._settle(slots, [(*edit.path, *edit.keep) if edit.keep else edit.path for edit in edits])
+        for slot, edit in zip(slots, edits, strict=True):
+            slot.commit(edit.path, edit.keep)
 
     def truncate(self, slot: KVSlot, length: int) -> None:
         """Forget where the prefix went on; what is stored there is written over."""
@@ -178,6 +172,14 @@ class SlotPool:
             moves += [(slot.index, slot.length + node, slot.length + place) for place, node in pairs if place != node]
             dropped += [(slot.index, slot.length + place) for place in range(len(nodes), slot.num_tentative)]
         self.memory.rearrange(moves, dropped)
+
+
+def require_subtree(parents: Sequence[int], edit: Commit) -> None:
+    """Assert that a commit's path goes down the tree, and that what it keeps is connected to the end of the path."""
+    path, keep = edit.path, edit.keep
+    assert is_path(parents, path), "a path goes down the tree"
+    root = path[-1] if path else ROOT
+    assert not keep or is_rooted(parents, keep, root), "a kept node needs its parent kept, and keeps its order"
 
 
 def kv_slot(slot: Slot) -> KVSlot:

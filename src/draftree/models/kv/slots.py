@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.node_map import NodeMap
-from draftree.core.threads import one_thread
+from draftree.core.threads import single_threaded
 from draftree.core.transfer import to_device
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
@@ -33,16 +33,21 @@ CLOSED = -1
 class KVSlot(Slot):
     """A slot's bookkeeping. Mutated by its model only."""
 
-    __slots__ = ("_length", "depths", "index", "offset", "parents", "sketch")
+    __slots__ = ("_length", "depths", "index", "offset", "parents", "partial")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._length = 0
         self.parents: list[int] = []
         self.depths: list[int] = []
-        self.sketch: PartialTree | None = None
+        self.partial: PartialTree | None = None
         self.offset = 0
         """How far positions are ahead of places: images may take fewer positions than tokens."""
+
+    @property
+    def id(self) -> int:
+        """The index."""
+        return self.index
 
     @property
     def length(self) -> int:
@@ -61,23 +66,23 @@ class KVSlot(Slot):
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
             self.parents.append(parent)
 
-    def commit(self, count: int) -> None:
-        """The first `count` stored tentative tokens are prefix now; the rest is forgotten."""
-        self._length += count
-        self.sketch = None
-        self.parents.clear()
-        self.depths.clear()
-
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Renumber the tentative tree to these nodes."""
-        self.parents = NodeMap.keeping(self.parents, nodes).derived_parents
-        self.depths = [self.depths[node] for node in nodes]
+    def commit(self, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """These nodes, stored first, are prefix now; those to keep, stored next, are the tentative tree."""
+        self._length += len(path)
+        self.partial = None
+        if not keep:
+            self.parents.clear()
+            self.depths.clear()
+            return
+        root = path[-1] if path else ROOT
+        self.parents = NodeMap.keeping(self.parents, keep, root=root).derived_parents
+        self.depths = [self.depths[node] - len(path) for node in keep]
 
     def truncate(self, length: int) -> None:
         """The first `length` stored tokens are the prefix now; the rest and the tree are forgotten."""
         assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
         self._length = length
-        self.commit(0)
+        self.commit(())
 
     def copy_prefix(self, length: int) -> None:
         """As many tokens of another slot's prefix were copied here."""
@@ -230,9 +235,9 @@ class KVMemory:
                 store[slot].zero_()
 
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
-        """Move the tokens at start + offsets to start, start + 1, …; offsets ascend."""
+        """Move the tokens at start + offsets to start, start + 1, …; all are read before any is written."""
         if list(offsets) != list(range(len(offsets))):
-            with one_thread():
+            with single_threaded():
                 self._gather(slot, start, [start + offset for offset in offsets])
 
     @torch.inference_mode()

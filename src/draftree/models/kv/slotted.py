@@ -10,9 +10,22 @@ from itertools import accumulate
 import torch
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel, LayerSubset, Scores, Slot, starts_of
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    Extend,
+    Fork,
+    LanguageModel,
+    LayerSubset,
+    Pass,
+    PassResult,
+    Slot,
+    Truncate,
+)
 from draftree.models.check import TOLERANCE, partial_error
-from draftree.models.kv.partial import LayerRange, Outcome, PartialTree, require_capture
+from draftree.models.kv.partial import LayerRange, PartialTree, RangeOutput, require_capture
 from draftree.models.kv.pool import SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
@@ -34,7 +47,7 @@ class SlottedModel(LanguageModel):
         self._checked_parts = False
 
     @abstractmethod
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
         """One pass over these tentative nodes, which are the jobs' tokens; hidden states stand job after job."""
 
     @property
@@ -62,25 +75,31 @@ class SlottedModel(LanguageModel):
         """Every place is free or open, and every open slot fits into its place."""
         self._pool.check_integrity()
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    def run(self, pass_: Pass) -> PassResult:
         """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
-        outcome = self.extend_and_capture(jobs, ())
-        return Scores(outcome.logits, starts_of(jobs), outcome.at)
+        if pass_.capture:
+            self.require_capture(pass_.capture)
+        jobs = pass_.jobs
+        output = self._run_whole(jobs, pass_.capture) if pass_.layers == ALL_LAYERS else self._run_part(pass_)
+        if pass_.capture and output.captured is None:
+            raise UnsupportedModelError(
+                f"{self.kind} does not return hidden states of its layers: choose a drafter that needs none"
+            )
+        return PassResult.of_jobs(jobs, output.logits, output.captured)
 
-    def extend_and_capture(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> Outcome:
-        """`extend` that also gives what enters these layers; a sketch that ran one of them is not taken over."""
-        sketches = self._take_sketches(jobs, min(capture, default=self.num_layers))
+    def _run_whole(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> RangeOutput:
+        partials = self._take_partials(jobs, capture)
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
-        stretch = self._resumed(jobs, nodes, sketches) if sketches else LayerRange(0, self.num_layers)
-        return self._counted_pass(jobs, nodes, replace(stretch, capture=capture) if capture else stretch)
+        layers = self._resumed(jobs, nodes, partials) if partials else LayerRange(0, self.num_layers)
+        return self._counted_pass(jobs, nodes, replace(layers, capture=capture) if capture else layers)
 
-    def require_capture(self, capture: Sequence[int]) -> None:
+    def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
+        self.num_sublayer_runs += sum(map(len, nodes)) * layers.num_sublayers
+        return self._pass(jobs, nodes, layers)
+
+    def require_capture(self, layers: Sequence[int]) -> None:
         """Refuse layers that this model does not have."""
-        require_capture(capture, first=0, end=self.num_layers)
-
-    def _counted_pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
-        self.num_sublayer_runs += sum(map(len, nodes)) * stretch.num_sublayers
-        return self._pass(jobs, nodes, stretch)
+        require_capture(layers, first=0, end=self.num_layers)
 
     def require_part(self, part: LayerSubset) -> None:
         """Refuse a part that this model cannot run, or does not run rightly."""
@@ -109,65 +128,57 @@ class SlottedModel(LanguageModel):
             self._checked_parts = True
 
     @torch.inference_mode()
-    def sketch(self, jobs: Sequence[Extend], part: LayerSubset) -> Scores:
+    def _run_part(self, pass_: Pass) -> RangeOutput:
         """One pass through a part of the layers."""
-        outcome = self.sketch_and_capture(jobs, part, ())
-        return Scores(outcome.logits, starts_of(jobs), outcome.at)
-
-    @torch.inference_mode()
-    def sketch_and_capture(self, jobs: Sequence[Extend], part: LayerSubset, capture: tuple[int, ...]) -> Outcome:
-        """`sketch` that also gives what enters these layers."""
-        sketches = []
+        jobs, part = pass_.jobs, pass_.layers
+        partials = []
         for job in jobs:
             slot = kv_slot(job.slot)
-            assert not slot.num_tentative, "a slot with a tentative tree is not sketched in"
-            if slot.sketch is None or slot.sketch.part != part:
-                slot.sketch = PartialTree(slot, part)
-            sketches.append(slot.sketch)
-        nodes = self._pool.append([sketch.nodes for sketch in sketches], jobs)
+            assert not slot.num_tentative, "a slot with partial nodes has no tentative tree"
+            if slot.partial is None or slot.partial.part != part:
+                slot.partial = PartialTree(slot, part)
+            partials.append(slot.partial)
+        nodes = self._pool.append([partial.nodes for partial in partials], jobs)
         end = self.num_layers if part.end is None else part.end
         keeps_hidden = part.is_beginning and end < self.num_layers
-        stretch = LayerRange(0, end, part, keeps_hidden=keeps_hidden, capture=capture)
-        twins = [replace(job, slot=sketch.nodes) for job, sketch in zip(jobs, sketches, strict=True)]
-        outcome = self._counted_pass(twins, nodes, stretch)
+        layers = LayerRange(0, end, part, keeps_hidden=keeps_hidden, capture=pass_.capture)
+        twins = [replace(job, slot=partial.nodes) for job, partial in zip(jobs, partials, strict=True)]
+        output = self._counted_pass(twins, nodes, layers)
         row = 0
-        for job, sketch in zip(jobs, sketches, strict=True):
+        for job, partial in zip(jobs, partials, strict=True):
             end_row = row + len(job.tokens)
-            sketch.note(job.tokens, job.parents, None if outcome.hidden is None else outcome.hidden[row:end_row])
+            partial.note(job.tokens, job.parents, None if output.hidden is None else output.hidden[row:end_row])
             row = end_row
-        return outcome
+        return output
 
-    def erase(self, slots: Sequence[Slot]) -> None:
-        """Forget sketches; what is stored is written over."""
-        for slot in slots:
-            kv_slot(slot).sketch = None
-
-    def _take_sketches(self, jobs: Sequence[Extend], last: int) -> dict[int, PartialTree]:
-        """Sketches that a pass over these jobs can start from, by job: all of one part, which ends by layer `last`."""
+    def _take_partials(self, jobs: Sequence[Extend], capture: Sequence[int]) -> dict[int, PartialTree]:
+        """Partial nodes that a pass over these jobs can continue from, by job: all of one part."""
         found: dict[int, PartialTree] = {}
         for index, job in enumerate(jobs):
             slot = kv_slot(job.slot)
-            sketch, slot.sketch = slot.sketch, None
-            if sketch is None or not sketch.keeps_hidden or sketch.end > last:
+            partial, slot.partial = slot.partial, None
+            if partial is None or not partial.keeps_hidden or any(layer < partial.end for layer in capture):
                 continue
-            if not found or next(iter(found.values())).part == sketch.part:
-                found[index] = sketch
+            if not found or next(iter(found.values())).part == partial.part:
+                found[index] = partial
         return found
 
     @torch.inference_mode()
     def _resumed(
-        self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], sketches: Mapping[int, PartialTree]
+        self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], partials: Mapping[int, PartialTree]
     ) -> LayerRange:
-        """Bring all nodes to where the sketches end; the layers that are left to run."""
-        first = next(iter(sketches.values()))
+        """Bring all nodes to where the partial ones end; the layers that are left to run."""
+        first = next(iter(partials.values()))
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         hidden = first.hidden().new_zeros(starts[-1], first.hidden().shape[1])
-        late = dict(enumerate(range(len(job.tokens)) for job in jobs))  # by job, places of nodes without a sketch
-        for index, sketch in sketches.items():
-            found = sketch.find(jobs[index].tokens, jobs[index].parents)
+        late = dict(
+            enumerate(range(len(job.tokens)) for job in jobs)
+        )  # by job, places of nodes that are not computed yet
+        for index, partial in partials.items():
+            found = partial.find(jobs[index].tokens, jobs[index].parents)
             late[index] = found.missing  # type: ignore[assignment]
-            hidden[[starts[index] + place for place in found.places]] = sketch.hidden()[found.sources]
-            self._pool.memory.move(sketch.nodes, found.sources, found.places, layers=range(first.end))
+            hidden[[starts[index] + place for place in found.places]] = partial.hidden()[found.sources]
+            self._pool.memory.move(partial.nodes, found.sources, found.places, layers=range(first.end))
         late = {index: places for index, places in late.items() if places}
         if late:
             parts = [
@@ -175,34 +186,32 @@ class SlottedModel(LanguageModel):
                 for i, places in late.items()
             ]
             chosen = [[nodes[i][place] for place in places] for i, places in late.items()]
-            outcome = self._counted_pass(parts, chosen, LayerRange(0, first.end, keeps_hidden=True))
-            assert outcome.hidden is not None, "hidden states were asked for"
-            hidden[[starts[i] + place for i, places in late.items() for place in places]] = outcome.hidden
+            output = self._counted_pass(parts, chosen, LayerRange(0, first.end, keeps_hidden=True))
+            assert output.hidden is not None, "hidden states were asked for"
+            hidden[[starts[i] + place for i, places in late.items() for place in places]] = output.hidden
         return LayerRange(first.end, self.num_layers, hidden=hidden)
 
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """Compact the path behind the prefix, in place."""
-        self._pool.commit([kv_slot(slot)], [path])
-
-    def commit_many(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
-        """Compact the paths behind the prefixes, in place."""
-        self._pool.commit([kv_slot(slot) for slot in slots], paths)
-
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Compact the kept nodes behind the prefix, still tentative."""
-        self._pool.prune(kv_slot(slot), keep)
-
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Forget where the prefix went on; what is stored there is written over."""
-        self._pool.truncate(kv_slot(slot), length)
-
-    def fork(self, slot: Slot, length: int | None = None) -> KVSlot:
-        """Copy the prefix, or the beginning of it, into a new slot."""
-        return self._pool.fork(kv_slot(slot), length)
-
-    def close(self, slot: Slot) -> None:
-        """Free the slot's place."""
-        self._pool.close(kv_slot(slot))
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits; what is dropped stays stored until it is overwritten."""
+        opened: list[Slot] = []
+        commits: dict[KVSlot, Commit] = {}
+        for edit in edits:
+            slot = kv_slot(edit.slot)
+            if commits and (not isinstance(edit, Commit) or slot in commits):
+                self._pool.commit(list(commits.values()))
+                commits.clear()
+            match edit:
+                case Commit():
+                    commits[slot] = edit
+                case Truncate(_, length):
+                    self._pool.truncate(slot, length)
+                case Fork(_, length):
+                    opened.append(self._pool.fork(slot, length))
+                case Close():
+                    self._pool.close(slot)
+        if commits:
+            self._pool.commit(list(commits.values()))
+        return opened
 
 
 def asked_rows(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:

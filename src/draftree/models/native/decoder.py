@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, Outcome
+from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, address, library
-from draftree.models.native.logit_buffers import LogitBufferPool
+from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
+from draftree.models.native.logits import NativeLogits
 from draftree.models.native.rotary import Rope
 from draftree.models.native.rows import Rows
 from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
@@ -239,19 +240,20 @@ class NativeDecoder:
         padding = -sum(part.numel() for part in full) % LANES
         return self._keep(torch.cat([*full, torch.zeros(padding)]))
 
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: LayerRange) -> Outcome:
+    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: LayerRange) -> RangeOutput:
         """One pass over rows; their keys and values are written to the memory."""
         # without numpy and torch wherever that can be: a pass has driven their code out of the caches
         if memory.version != self._memory_version:
             self._point_at(memory)
         self._ropes.point(self._form, longest=rows.longest)
-        at = self._rooms.rows(len(logit_rows), self._blueprint.vocab)
+        vocab, num_threads = self._blueprint.vocab, torch.get_num_threads()
+        buffer = self._rooms.take(len(logit_rows), vocab)
         run = CPass.from_buffer_copy(self._form)
-        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, at.rows
+        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(logit_rows)
         run.first_layer, run.last_layer = stretch.first, stretch.end
-        run.num_threads = self._library.num_threads = torch.get_num_threads()
+        run.num_threads = num_threads
         asked = array("q", logit_rows)
-        run.logit_rows, run.logits = place_of(asked), at.address
+        run.logit_rows, run.logits = place_of(asked), buffer.address
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
@@ -264,7 +266,8 @@ class NativeDecoder:
             run.hidden_in = address(stretch.hidden)
             run.skipped = None if skipped is None else skipped.ctypes.data
         self._library.run(self._decoder, run)
-        return stretch.outcome(None, captured, at)
+        at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
+        return stretch.output(NativeLogits(self._library, at, buffer.memory, num_threads), captured)
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._layers):

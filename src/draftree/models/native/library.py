@@ -16,8 +16,9 @@ from torch import Tensor
 
 from draftree.models.native.blueprint import GELU_TANH, SILU
 from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, parse_layout, require_same_layout
-from draftree.sampling.searcher import Found, RowNoise, RowsAt, search_with
+from draftree.sampling.logits import RowNoise, Top
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +70,14 @@ class SearchBuffers:
         )
         self.search_at = ctypes.addressof(self.search)
 
-    def found(self, rows: int, count: int) -> Found:
+    def found(self, rows: int, count: int) -> Top:
         """What the search wrote."""
         tokens, scores = self._tokens[: rows * count], self._scores[: rows * count]
         if rows == 1:
-            return Found([tokens], [scores], self._totals[:1])
+            return Top([tokens], [scores], self._totals[:1])
         starts = range(0, rows * count, count)
         each = [tokens[at : at + count] for at in starts], [scores[at : at + count] for at in starts]
-        return Found(*each, self._totals[:rows])
+        return Top(*each, self._totals[:rows])
 
 
 class Desks(threading.local):
@@ -117,8 +118,6 @@ class Library:
         self._library.draftree_search.argtypes = [_pointer, _size]
         self._library.draftree_layout.restype = ctypes.c_char_p
         self._desks = Desks()
-        self.num_threads = torch.get_num_threads()
-        """Of a search: as many as the last pass had. Inside `one_thread`, where torch has one, they are free."""
         self._require_same_layout()
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
@@ -178,8 +177,10 @@ class Library:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
-    def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool) -> Found:
-        """As `Searcher.search`.
+    def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool, num_threads: int) -> Top:
+        """The `count` largest scores of each row, at most `max_count` and the width.
+
+        `totals` asks for the sums as well.
 
         Raises:
             MemoryError: there is no room for the scores of a row.
@@ -197,7 +198,7 @@ class Library:
             else:
                 (keys[2 * row], second), temperatures[row] = entry
                 keys[2 * row + 1] = second | 1
-        if rows and self._library.draftree_search(desk.search_at, self.num_threads):
+        if rows and self._library.draftree_search(desk.search_at, num_threads):
             raise MemoryError(f"no memory for the scores of {logits.width} tokens")
         return desk.found(rows, count)
 
@@ -210,12 +211,10 @@ def library() -> Library:
         NativeUnavailableError: it cannot be had here.
     """
     try:
-        found = _loaded()
+        return _loaded()
     except TilesRefusedError as error:  # an old kernel, or a sandbox, on a new processor
         logger.info("%s: passes run without them", error)
-        found = _loaded(WITHOUT_TILES)
-    search_with(found)
-    return found
+        return _loaded(WITHOUT_TILES)
 
 
 def _loaded(extra_flags: Sequence[str] = ()) -> Library:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import NamedTuple
 
-from draftree.sampling.searcher import FLOAT_BYTES, RowsAt
-
+FLOAT_BYTES = 4
 ALIGNMENT = 64
 KEPT = 3
 """Rooms that are kept at most: the last pass's, and those of a pass or two whose logits are still read."""
@@ -18,18 +18,36 @@ UNREAD = 3
 """References to a room that is not in use: the list's, the loop's, and the one that asks."""
 
 
+class RowsAt(NamedTuple):
+    """Where rows of float32 are in the host's memory."""
+
+    address: int
+    rows: int
+    stride: int
+    """From row to row, in numbers."""
+    width: int
+
+
+class LogitBuffer(NamedTuple):
+    """Memory for rows of floats."""
+
+    memory: ctypes.Array[ctypes.c_float]
+    address: int
+    """Of the first row, within the memory."""
+
+
 class LogitBufferPool:
-    """Gives memory for rows of floats. A room is free again when neither rows nor tensors refer to it."""
+    """Gives memory for rows of floats. A room is free again when neither logits nor tensors refer to it."""
 
     def __init__(self) -> None:
         self._rooms: list[ctypes.Array[ctypes.c_float]] = []
 
-    def rows(self, count: int, width: int) -> RowsAt:
+    def take(self, count: int, width: int) -> LogitBuffer:
         """Memory for so many rows, whose content is not defined."""
         needed = count * width + ALIGNMENT // FLOAT_BYTES
         room = self._free(needed) or self._new(needed)
         address = ctypes.addressof(room)
-        return RowsAt(address + -address % ALIGNMENT, count, width, width, room)
+        return LogitBuffer(room, address + -address % ALIGNMENT)
 
     def _free(self, needed: int) -> ctypes.Array[ctypes.c_float] | None:
         for room in self._rooms:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftree.models.base import Extend
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, Outcome
+from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import LayerShape
 from draftree.models.kv.slotted import SlottedModel, asked_rows
@@ -35,7 +35,7 @@ class NativeModel(SlottedModel):
     def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
         decoder = NativeDecoder(blueprint, weights, quantization=quantization)
         self.vocab_size, self.max_length = blueprint.vocab, blueprint.context
-        self.supports_trees = self.own_threads = True
+        self.supports_trees = True
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
         self._decoder = decoder
@@ -71,7 +71,7 @@ class NativeModel(SlottedModel):
         """Of the blueprint, which was compared with the model when it was loaded."""
         return self._decoder.embedding_facts()
 
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
         chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)

@@ -18,7 +18,7 @@ from draftree.core.errors import UnsupportedModelError
 from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, Outcome
+from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.kv.slotted import SlottedModel, asked_rows
@@ -34,6 +34,7 @@ from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inp
 from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.static.buckets import WORD_BITS, Shapes
 from draftree.models.torch.static.runner import StaticPasses
+from draftree.sampling.logits import TensorLogits
 
 
 class HFModel(SlottedModel):
@@ -192,14 +193,14 @@ class HFModel(SlottedModel):
         return slot
 
     @torch.inference_mode()
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
         if self.static is not None and stretch.is_whole(self.num_layers):
             bucket = self.static.bucket(slots, nodes)
         if self.static is None or bucket is None:
             return self._run(jobs, nodes, stretch)
         tokens, asked = [job.tokens for job in jobs], asked_rows(jobs, range(len(jobs)))
-        return Outcome(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked), None)
+        return RangeOutput(TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked)))
 
     def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
@@ -226,7 +227,7 @@ class HFModel(SlottedModel):
         super().require_capture(capture)
         self._layers.require_capture()
 
-    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> Outcome:
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []
@@ -243,14 +244,14 @@ class HFModel(SlottedModel):
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
         if stretch.is_whole(self.num_layers):
             with announced(current):
-                return Outcome(self._forward(tokens_row, positions_row, rows)[: len(asked)], None)
+                return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(asked)]))
         place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
         if stretch.hidden is not None:
             stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
         with announced(current), self._layers.running(stretch) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
         captured = caught.stacked(stretch.captured_layers)
-        return stretch.outcome(logits[: len(asked)], None if captured is None else captured[place])
+        return stretch.output(TensorLogits(logits[: len(asked)]), None if captured is None else captured[place])
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)

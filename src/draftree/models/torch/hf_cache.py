@@ -14,10 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.models.base import Extend, LanguageModel, Scores, Slot, starts_of
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    Extend,
+    Fork,
+    LanguageModel,
+    Pass,
+    PassResult,
+    Slot,
+    Truncate,
+)
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, Outcome, require_capture
+from draftree.models.kv.partial import LayerRange, require_capture
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.slot_ids import SlotIds
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.context import context_length
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
@@ -25,14 +38,16 @@ from draftree.models.torch.layer_state import cache_windows, refuse_state
 from draftree.models.torch.layers import TorchLayers
 from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
 from draftree.models.torch.packing import weight_bytes
+from draftree.sampling.logits import TensorLogits
 
 
 class CacheSlot(Slot):
     """A slot with a transformers cache. Mutated by its model only."""
 
-    __slots__ = ("_length", "cache", "num_pads", "offset", "tentative")
+    __slots__ = ("_id", "_length", "cache", "num_pads", "offset", "tentative")
 
-    def __init__(self, cache: Any, *, num_pads: int = 0, offset: int = 0) -> None:
+    def __init__(self, number: int, cache: Any, *, num_pads: int = 0, offset: int = 0) -> None:
+        self._id = number
         self.cache = cache
         self._length = 0
         self.tentative = 0
@@ -40,6 +55,11 @@ class CacheSlot(Slot):
         """Tokens of padding that lie before the prefix, unseen."""
         self.offset = offset
         """How far positions are ahead of places."""
+
+    @property
+    def id(self) -> int:
+        """The number that the slot was given."""
+        return self._id
 
     @property
     def length(self) -> int:
@@ -80,6 +100,7 @@ class CachedModel(LanguageModel):
             # where the model's own mask has no window the cache of generate forgets what it would see
             self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
         self.supports_trees = False
+        self._ids = SlotIds()
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._takes_positions = takes_positions(model)
@@ -125,16 +146,22 @@ class CachedModel(LanguageModel):
         """Let the model go; every slot is closed."""
         self.model = None
         self._layers.release()
+        self._ids = SlotIds()
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Nothing to do: transformers' caches grow by themselves."""
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return self._ids.num_taken
 
     def open(self) -> CacheSlot:
         """An empty slot."""
         from transformers import DynamicCache
 
         # without the configuration no layer is a sliding one: those forget, and could not be rolled back
-        return CacheSlot(DynamicCache())
+        return CacheSlot(self._ids.take(), DynamicCache())
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
@@ -166,82 +193,84 @@ class CachedModel(LanguageModel):
         slot.num_pads, slot.offset, slot._length = prompt.num_pads, prompt.offset, prompt.length - 1
         return slot
 
-    def extend(self, jobs: Sequence[Extend]) -> Scores:
+    @torch.inference_mode()
+    def run(self, pass_: Pass) -> PassResult:
         """One forward pass for each job."""
-        return Scores(self.extend_and_capture(jobs, ()).logits, starts_of(jobs))
-
-    @torch.inference_mode()
-    def extend_and_capture(self, jobs: Sequence[Extend], capture: tuple[int, ...]) -> Outcome:
-        """`extend` that also gives what enters these layers."""
+        if pass_.layers != ALL_LAYERS:
+            self.require_part(pass_.layers)
+        if pass_.capture:
+            self.require_capture(pass_.capture)
+        jobs = pass_.jobs
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
-        parts: list[Tensor] = []
+        logits: list[Tensor] = []
         captured: list[Tensor] = []
-        layers = LayerRange(0, self._layers.num_layers, capture=capture)
+        layers = LayerRange(0, self._layers.num_layers, capture=pass_.capture)
         for job in jobs:
-            slot = _slot(job.slot)
-            expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
-            assert list(job.parents) == list(expected), "this model scores chains only"
-            start = slot.length + slot.tentative
-            count = len(job.tokens)
-            asked = list(range(count) if job.logits_at is None else job.logits_at)
-            rows = torch.tensor(asked or [0], device=self.device)  # the head cannot be asked for no row at all
-            positions = torch.arange(start, start + count, device=self.device) + slot.offset
-            seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
-            seen[:, : slot.num_pads] = 0
             with self._layers.running(layers) as caught:
-                output = self.model(
-                    input_ids=torch.tensor([list(job.tokens)], device=self.device),
-                    attention_mask=seen,
-                    past_key_values=slot.cache,
-                    use_cache=True,
-                    **({"logits_to_keep": rows} if self._rows_keyword else {}),
-                    **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
-                )
-            slot.tentative += count
-            if (states := caught.stacked(capture)) is not None:
+                logits.append(self._logits(job))
+            if (states := caught.stacked(pass_.capture)) is not None:
                 captured.append(states)
-            logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
-            parts.append((logits if logits.dtype == torch.float64 else logits.float())[: len(asked)])
-        return Outcome(torch.cat(parts), None, captured=torch.cat(captured) if captured else None)
+        return PassResult.of_jobs(jobs, TensorLogits(torch.cat(logits)), torch.cat(captured) if captured else None)
+
+    def _logits(self, job: Extend) -> Tensor:
+        slot = _slot(job.slot)
+        expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
+        assert list(job.parents) == list(expected), "this model scores chains only"
+        start = slot.length + slot.tentative
+        count = len(job.tokens)
+        asked = list(range(count) if job.logits_at is None else job.logits_at)
+        rows = torch.tensor(asked or [0], device=self.device)  # the head cannot be asked for no row at all
+        positions = torch.arange(start, start + count, device=self.device) + slot.offset
+        seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
+        seen[:, : slot.num_pads] = 0
+        output = self.model(
+            input_ids=torch.tensor([list(job.tokens)], device=self.device),
+            attention_mask=seen,
+            past_key_values=slot.cache,
+            use_cache=True,
+            **({"logits_to_keep": rows} if self._rows_keyword else {}),
+            **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
+        )
+        slot.tentative += count
+        logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
+        return (logits if logits.dtype == torch.float64 else logits.float())[: len(asked)]
 
     @torch.inference_mode()
-    def commit(self, slot: Slot, path: Sequence[int]) -> None:
-        """Keep the first tokens of the chain."""
-        assert list(path) == list(range(len(path))), "a path of a chain starts at its first node"
-        kept = _slot(slot)
-        assert len(path) <= kept.tentative, "a path is made of tentative nodes"
-        kept.set_length(kept.length + len(path))
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Crop and copy caches."""
+        opened: list[Slot] = []
+        for edit in edits:
+            slot = _slot(edit.slot)
+            match edit:
+                case Commit():
+                    _commit(slot, edit)
+                case Truncate(_, length):
+                    assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
+                    slot.set_length(length)
+                case Fork(_, length):
+                    opened.append(self._fork(slot, length))
+                case Close():
+                    slot.cache = None
+                    self._ids.free(slot.id)
+        return opened
 
-    @torch.inference_mode()
-    def prune(self, slot: Slot, keep: Sequence[int]) -> None:
-        """Keep the first tokens of the chain, still tentative."""
-        pruned, count = _slot(slot), len(keep)
-        assert list(keep) == list(range(count)), "a kept chain starts at its first node"
-        assert count <= pruned.tentative, "what is kept is tentative"
-        length = pruned.length
-        pruned.set_length(length + count)
-        pruned._length, pruned.tentative = length, count
-
-    @torch.inference_mode()
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Crop the cache."""
-        cut = _slot(slot)
-        assert 0 <= length <= cut.length, "a prefix is cut, not lengthened"
-        cut.set_length(length)
-
-    @torch.inference_mode()
-    def fork(self, slot: Slot, length: int | None = None) -> CacheSlot:
-        """Copy the prefix into a new slot."""
-        source = _slot(slot)
-        assert length is None or 0 <= length <= source.length, "a prefix is cut, not lengthened"
-        twin = CacheSlot(copy.deepcopy(source.cache), num_pads=source.num_pads, offset=source.offset)
+    def _fork(self, source: CacheSlot, length: int) -> CacheSlot:
+        assert 0 <= length <= source.length, "a prefix is cut, not lengthened"
+        cache = copy.deepcopy(source.cache)
+        twin = CacheSlot(self._ids.take(), cache, num_pads=source.num_pads, offset=source.offset)
         twin._length, twin.tentative = source.length, source.tentative
-        twin.set_length(source.length if length is None else length)
+        twin.set_length(length)
         return twin
 
-    def close(self, slot: Slot) -> None:
-        """Let the cache go."""
-        _slot(slot).cache = None
+
+def _commit(slot: CacheSlot, edit: Commit) -> None:
+    """Keep the first tokens of the chain: the path as prefix, and what comes next as the tentative chain."""
+    kept = [*edit.path, *edit.keep]
+    assert kept == list(range(len(kept))), "a path of a chain starts at its first node, and goes on with what is kept"
+    assert len(kept) <= slot.tentative, "what is kept is tentative"
+    length = slot.length + len(edit.path)
+    slot.set_length(length + len(edit.keep))
+    slot._length, slot.tentative = length, len(edit.keep)
 
 
 def _slot(slot: Slot) -> CacheSlot:

@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LayerSubset
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.partial import PartialStepper
+from draftree.models.base import Commit, Extend, LayerSubset, Pass
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.models.torch.hf import HFModel
+from draftree.sampling.controls import build_controls
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
 from families import CACHED, DIVIDED, VOCAB_SIZE, fresh, target
 from model_subjects import PARENTS, PREFIX, TREE
 from native_samples import lower
@@ -24,8 +29,8 @@ from slot_samples import filled
 LAYERS = 4
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": LAYERS}
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-SKETCHED = [0, 2, 3, 4]
-"""The tree's nodes that are sketched; the others are not known before the whole pass."""
+DRAFTED = [0, 2, 3, 4]
+"""The tree's nodes that are partial nodes; the others are not known before the whole pass."""
 PARTS = [
     LayerSubset(end=1),
     LayerSubset(end=3),
@@ -71,8 +76,8 @@ def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
 def test_a_partial_pass_is_a_pass_of_the_model_with_these_layers_only(build: Any, part: LayerSubset) -> None:
     model = build("float32")
     slot = model.open()
-    first = model.sketch([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part).logits
-    more = model.sketch([Extend(slot, [3, 4], [len(PREFIX) - 1, len(PREFIX) - 1])], part).logits
+    first = model.run(Pass([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part)).logits.tensor()
+    more = model.run(Pass([Extend(slot, [3, 4], [len(PREFIX) - 1, len(PREFIX) - 1])], part)).logits.tensor()
     model.close(slot)
     assert torch.allclose(first, cut_down(part, PREFIX), atol=2e-4)
     for row, token in zip(more, (3, 4), strict=True):
@@ -85,17 +90,19 @@ def test_a_partial_pass_is_a_pass_of_the_model_with_these_layers_only(build: Any
 def test_a_whole_pass_after_a_partial_one_is_bit_identical_in_c(kind: str, part: LayerSubset) -> None:
     model = native(kind)
     slot = filled(model, PREFIX)
-    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    whole = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.commit(slot, ())
-    model.sketch([Extend(slot, *subtree(SKETCHED[:2]), logits_at=())], part)
-    model.sketch([Extend(slot, *(side[2:] for side in subtree(SKETCHED)))], part)
-    resumed = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.run(Pass([Extend(slot, *subtree(DRAFTED[:2]), logits_at=())], part))
+    model.run(Pass([Extend(slot, *(side[2:] for side in subtree(DRAFTED)))], part))
+    resumed = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     assert torch.equal(whole, resumed)
     model.commit(slot, [0, 2, 4])
-    after = model.extend([Extend(slot, [50], [-1])]).logits
+    after = model.run(Pass([Extend(slot, [50], [-1])])).logits.tensor()
     model.close(slot)
     other = filled(model, [*PREFIX, 7, 9, 30])
-    assert torch.equal(after, model.extend([Extend(other, [50], [-1])]).logits), "keys and values that were kept"
+    assert torch.equal(after, model.run(Pass([Extend(other, [50], [-1])])).logits.tensor()), (
+        "keys and values that were kept"
+    )
     model.close(other)
 
 
@@ -105,16 +112,16 @@ def test_in_a_batch_only_some_sequences_continue_from_partial_passes(build: Any)
     part = LayerSubset(end=2)
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2, 7)]
     jobs = [Extend(slot, TREE, PARENTS, logits_at=[0, 3, 6]) for slot in slots]
-    wanted = model.extend(jobs).logits
-    model.commit_many(slots, [()] * 4)
+    wanted = model.run(Pass(jobs)).logits.tensor()
+    model.apply([Commit(slot, ()) for slot in slots])
     order = [2, 0, 3]
-    model.sketch([Extend(slots[i], *subtree(SKETCHED[: 1 + i]), logits_at=()) for i in order], part)
-    model.sketch([Extend(slots[1], TREE, PARENTS, logits_at=())], part)
-    model.erase([slots[0]])
+    model.run(Pass([Extend(slots[i], *subtree(DRAFTED[: 1 + i]), logits_at=()) for i in order], part))
+    model.run(Pass([Extend(slots[1], TREE, PARENTS, logits_at=())], part))
+    model.truncate(slots[0], 4)
     mixed = [jobs[i] for i in (3, 1, 0, 2)]
-    found = model.extend(mixed)
+    found = model.run(Pass(mixed))
     for place, job in enumerate((3, 1, 0, 2)):
-        assert torch.allclose(found.of(place), wanted[3 * job : 3 * job + 3], atol=2e-4)
+        assert torch.allclose(found.of(place).tensor(), wanted[3 * job : 3 * job + 3], atol=2e-4)
     for slot in slots:
         model.close(slot)
 
@@ -129,34 +136,34 @@ def test_layers_of_a_partial_pass_are_not_run_again(build: Any) -> None:
         work()
         return int(model.num_sublayer_runs - before)
 
-    whole = runs(lambda: model.extend([Extend(slot, TREE, PARENTS)]))
+    whole = runs(lambda: model.run(Pass([Extend(slot, TREE, PARENTS)])))
     assert whole == 2 * LAYERS * len(TREE)
     model.commit(slot, ())
-    sketched = runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], LayerSubset(end=3)))
-    assert sketched == 2 * 3 * len(SKETCHED)
-    assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole - sketched
+    partial = runs(lambda: model.run(Pass([Extend(slot, *subtree(DRAFTED))], LayerSubset(end=3))))
+    assert partial == 2 * 3 * len(DRAFTED)
+    assert runs(lambda: model.run(Pass([Extend(slot, TREE, PARENTS)]))) == whole - partial
     model.commit(slot, ())
     skipping = LayerSubset(attention=frozenset({0, 1}), mlp=frozenset({3}))
-    assert runs(lambda: model.sketch([Extend(slot, *subtree(SKETCHED))], skipping)) == (2 * LAYERS - 3) * len(SKETCHED)
-    assert runs(lambda: model.extend([Extend(slot, TREE, PARENTS)])) == whole
+    assert runs(lambda: model.run(Pass([Extend(slot, *subtree(DRAFTED))], skipping))) == (2 * LAYERS - 3) * len(DRAFTED)
+    assert runs(lambda: model.run(Pass([Extend(slot, TREE, PARENTS)]))) == whole
     model.close(slot)
 
 
-@pytest.mark.parametrize("change", ["commit", "truncate", "erase", "another part"])
+@pytest.mark.parametrize("change", ["commit", "cut", "truncate", "another part"])
 def test_any_change_of_a_slot_ends_its_partial_pass(change: str) -> None:
     model = through_torch()
     slot = filled(model, PREFIX)
-    model.sketch([Extend(slot, [7], [-1])], LayerSubset(end=3))
+    model.run(Pass([Extend(slot, [7], [-1])], LayerSubset(end=3)))
     if change == "commit":
         model.commit(slot, ())
-    elif change == "truncate":
+    elif change == "cut":
         model.truncate(slot, 5)
-    elif change == "erase":
-        model.erase([slot])
+    elif change == "truncate":
+        model.truncate(slot, slot.length)
     else:
-        model.sketch([Extend(slot, [8], [-1])], LayerSubset(end=1, mlp=frozenset({0})))
+        model.run(Pass([Extend(slot, [8], [-1])], LayerSubset(end=1, mlp=frozenset({0}))))
     before = model.num_sublayer_runs
-    model.extend([Extend(slot, [7], [-1])])
+    model.run(Pass([Extend(slot, [7], [-1])]))
     assert model.num_sublayer_runs - before == 2 * LAYERS
     model.close(slot)
 
@@ -166,10 +173,10 @@ def test_families_run_in_parts(family: str) -> None:
     model = target(family)
     model.require_part(LayerSubset(end=1))
     slot = filled(model, PREFIX)
-    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    whole = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.commit(slot, ())
-    model.sketch([Extend(slot, *subtree(SKETCHED))], LayerSubset(end=1))
-    resumed = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    model.run(Pass([Extend(slot, *subtree(DRAFTED))], LayerSubset(end=1)))
+    resumed = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.close(slot)
     assert torch.allclose(whole, resumed, atol=2e-4)
 
@@ -180,12 +187,12 @@ def test_families_leave_sublayers_out(family: str) -> None:
     part = LayerSubset(attention=frozenset({1}), mlp=frozenset({0}))
     model.require_part(part)
     slot = filled(model, PREFIX)
-    whole = model.extend([Extend(slot, TREE, PARENTS)]).logits
+    whole = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.commit(slot, ())
-    sketch = model.sketch([Extend(slot, TREE, PARENTS)], part).logits
-    assert sketch.isfinite().all()
-    assert not torch.allclose(sketch, whole, atol=1e-2)
-    assert torch.allclose(model.extend([Extend(slot, TREE, PARENTS)]).logits, whole, atol=2e-4)
+    partial = model.run(Pass([Extend(slot, TREE, PARENTS)], part)).logits.tensor()
+    assert partial.isfinite().all()
+    assert not torch.allclose(partial, whole, atol=1e-2)
+    assert torch.allclose(model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor(), whole, atol=2e-4)
     model.close(slot)
 
 
@@ -213,15 +220,27 @@ def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_a_table_gives_its_listed_distributions() -> None:
     whole = hashed(VOCAB_SIZE, seed=1)
-    model = TableLM(whole, sketched=near(whole, seed=2, distance=1.0))
+    model = TableLM(whole, partial=near(whole, seed=2, distance=1.0))
     slot = filled(model, PREFIX)
-    found = model.sketch([Extend(slot, TREE[:2], [-1, 0])], LayerSubset(end=1)).logits
+    found = model.run(Pass([Extend(slot, TREE[:2], [-1, 0])], LayerSubset(end=1))).logits.tensor()
     assert torch.equal(found[1], near(whole, seed=2, distance=1.0)((*PREFIX, 7, 8)))
     assert torch.equal(
-        model.sketch([Extend(slot, [9], [0])], LayerSubset(end=1)).logits[0],
+        model.run(Pass([Extend(slot, [9], [0])], LayerSubset(end=1))).logits.tensor()[0],
         near(whole, seed=2, distance=1.0)((*PREFIX, 7, 9)),
     )
     assert slot.num_tentative == 0
     model.close(slot)
     with pytest.raises(UnsupportedModelError, match="cannot run a part"):
         TableLM(whole).require_part(LayerSubset(end=1))
+
+
+def test_a_part_that_leaves_nothing_out_appends_no_tentative_nodes() -> None:
+    model = target("llama")
+    slot = filled(model, PREFIX)
+    controls = build_controls(SamplingParams(temperature=0), vocab_size=VOCAB_SIZE, seed=1)
+    stepper = PartialStepper(model, LayerSubset())
+    state = stepper.open(SequenceView(History([*PREFIX, 7]), controls, slot=slot))
+    first = stepper.catch_up([state], [1]).tensor()
+    assert slot.num_tentative == 0
+    assert torch.allclose(first, model.run(Pass([Extend(slot, [7], [-1])])).logits.tensor(), atol=2e-4)
+    model.close(slot)

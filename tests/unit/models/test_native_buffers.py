@@ -1,0 +1,62 @@
+"""Memory for logits is used again, and never while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import library
+from draftree.models.native.logit_buffers import ALIGNMENT, KEPT, LogitBufferPool, RowsAt
+from draftree.models.native.logits import NativeLogits
+
+
+def logits_in(pool: LogitBufferPool, count: int, width: int) -> NativeLogits:
+    try:
+        functions = library()
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+    buffer = pool.take(count, width)
+    return NativeLogits(functions, RowsAt(buffer.address, count, width, width), buffer.memory, 1)
+
+
+def test_a_buffer_that_is_not_read_is_used_again() -> None:
+    pool = LogitBufferPool()
+    first = logits_in(pool, 2, 100)
+    address = first.at.address
+    assert address % ALIGNMENT == 0
+    del first
+    assert pool.take(1, 50).address == address
+
+
+HOLDS: dict[str, Callable[[NativeLogits], Any]] = {
+    "rows": lambda rows: rows,
+    "a row": lambda rows: rows.rows(1, 2),
+    "a tensor": lambda rows: rows.tensor(),
+    "a part of a tensor": lambda rows: rows.tensor()[1:],
+}
+
+
+@pytest.mark.parametrize("what", HOLDS)
+def test_a_buffer_that_is_read_is_left_alone(what: str) -> None:
+    pool = LogitBufferPool()
+    found = logits_in(pool, 2, 100)
+    found.tensor().fill_(7.0)
+    address, held = found.at.address, HOLDS[what](found)
+    del found
+    others = [logits_in(pool, 2, 100) for _ in range(2 * KEPT)]
+    assert address not in [other.at.address for other in others]
+    for other in others:
+        other.tensor().fill_(1.0)
+    assert (held if isinstance(held, torch.Tensor) else held.tensor()).unique().tolist() == [7.0]
+
+
+def test_rows_become_a_tensor_of_their_own_width() -> None:
+    found = logits_in(LogitBufferPool(), 3, 10)
+    found.tensor().copy_(torch.arange(30.0).view(3, 10))
+    assert found.narrowed(4).tensor().tolist() == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
+    assert found.rows(2, 3).narrowed(2).tensor().tolist() == [[20, 21]]
+    assert logits_in(LogitBufferPool(), 0, 10).tensor().shape == (0, 10)
