@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.tree import path
-from draftree.models.base import Extend, LanguageModel, LayerSubset
+from draftree.models.base import Commit, Extend, LanguageModel, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
@@ -243,5 +243,5 @@ def test_layers_that_do_not_occur_are_refused() -> None:
 def test_models_that_capture_nothing_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="4 axes from layer to layer"):
         target("gemma3n_text").require_capture((0,))
-    with pytest.raises(UnsupportedModelError, match="cannot capture hidden states"):
+    with pytest.raises(UnsupportedModelError, match="does not return hidden states"):
         TableLM(hashed(VOCAB_SIZE, seed=1)).require_capture((0,))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel
+from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed

@@ -82,7 +82,7 @@ class Rig:
         except ConfigurationError as error:
             pytest.fail(f"drafter '{spec}' cannot be built by this name alone: add specs of it to SPECS here ({error})")
         self.models: list[TableLM] = []
-        self.target = TableLM(TABLE, sketched=near(TABLE, seed=2, distance=1.0))
+        self.target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0))
         context = DraftContext(self.target, None, draw, shares_noise, self._load)
         self.drafter: Drafter[Any] = cls(config, context)
         self.states: list[Any] = []

@@ -80,7 +80,7 @@ def test_a_measurement_that_raises_closes_its_slot() -> None:
     inner = cycle()
 
     class Failing(PacedModel):
-        def extend(self, jobs: object) -> object:
+        def run(self, pass_: object) -> object:
             raise RuntimeError("out of memory")
 
     model: LanguageModel = Failing(inner, FakeClock())

@@ -89,7 +89,7 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
     model = write(drafter, drafter.traits, verify=verify, temperature=temperature)
     drafted = [entry for entry in drafter.observations if len(entry[1])]
     assert drafted
-    for before, tree, verdict in drafter.observed:
+    for before, tree, verdict in drafter.observations:
         ways = [path(tree.parents, node) for node in range(-1, len(tree))]
         tokens = [[tree.tokens[node] for node in way] for way in ways]
         assert list(verdict.picks) == [expected(model, before, row, temperature) for row in tokens]
