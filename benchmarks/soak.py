@@ -28,6 +28,7 @@ from typing import Any
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import DraftreeError, GenerationError, InvalidRequestError, QueueFullError
 from draftree.loading.load import load_model
+from draftree.models.base import Commit, Edit, LanguageModel
 from draftree.models.table import TableLM, hashed
 
 SYSTEMS = (
@@ -103,12 +104,24 @@ def faulty(function: Callable[..., Any], rng: random.Random, rate: float, counts
 def break_now_and_then(llm: LLM, rng: random.Random, rate: float, counts: Counter[str]) -> None:
     """Let every phase of a round raise with this probability."""
     parts = llm.engine.parts
-    places = [(parts.target, "run"), (parts.target, "apply"), (parts.verifier, "verify_many")]
+    places = [(parts.target, "run"), (parts.verifier, "verify_many")]
     places += [(parts.planner, "budgets"), (parts.planner, "observe")]
     if parts.drafter is not None:
         places += [(parts.drafter, "draft"), (parts.drafter, "observe")]
     for owner, name in places:
         setattr(owner, name, faulty(getattr(owner, name), rng, rate, counts))
+    parts.target.apply = _faulty_commits(parts.target, rng, rate, counts)  # type: ignore[method-assign]
+
+
+def _faulty_commits(model: LanguageModel, rng: random.Random, rate: float, counts: Counter[str]) -> Callable[..., Any]:
+    """`apply` that raises now and then if a round commits; no caller recovers from a slot that does not close."""
+    apply = model.apply
+    raising = faulty(apply, rng, rate, counts)
+
+    def call(edits: Sequence[Edit]) -> Any:
+        return (raising if any(isinstance(edit, Commit) for edit in edits) else apply)(edits)
+
+    return call
 
 
 def check_every_step(llm: LLM, counts: Counter[str]) -> None:

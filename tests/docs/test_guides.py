@@ -84,7 +84,7 @@ def test_the_drafter_of_the_guide_is_everywhere(added: str, capsys: pytest.Captu
     assert f"  {added} " in capsys.readouterr().out
     assert f"drafter-{added}.md" in methods.make()
     assert choose_methods(f"{added}+ngram", "coupled", None).traits.branches
-    with pytest.raises(ConfigurationError, match="gives free draws, but verifier 'token' takes"):
+    with pytest.raises(ConfigurationError, match="supplies free draws, but verifier 'token' accepts"):
         choose_methods(added, "token", None)
     with pytest.raises(ConfigurationError, match="width=0"):
         choose_methods(f"{added},width=0", "coupled", None)

@@ -36,8 +36,8 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
         drawn.append(path)
     if not drawn:
         raise ConfigurationError(
-            "plots were asked for, but these files hold nothing that is drawn: give runs of several temperatures, "
-            "or results of benchmarks/distributions.py or benchmarks/trees.py"
+            "these files have no data for plots: give runs of several temperatures, or results of "
+            "benchmarks/distributions.py or benchmarks/trees.py"
         )
     return drawn
 

@@ -130,7 +130,7 @@ def show_cache(
 ) -> None:
     """List the records of loaded models, which shorten their next start."""
     if clear and as_json:
-        raise typer.BadParameter("--clear lists nothing: leave one of them out", param_hint="--json")
+        raise typer.BadParameter("--clear has no output: leave one of them out", param_hint="--json")
     # here, since it imports torch
     from draftree.loading.warm_start.store import SWITCH, Store
 

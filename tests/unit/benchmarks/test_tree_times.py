@@ -58,5 +58,5 @@ def test_trees_are_scored_with_the_parents_of_their_shape(monkeypatch):
 
 
 def test_trees_that_only_a_drafter_can_place_are_refused():
-    with pytest.raises(ConfigurationError, match="depends on a drafter"):
+    with pytest.raises(ConfigurationError, match="depend on a drafter"):
         trees.measure(PassSettings("nothing"), ["best-8"], [])

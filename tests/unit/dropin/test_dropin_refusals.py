@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no grammar": ({"draft": "grammar"}, "from the grammar of a request, and generate takes none"),
     "target lookbehind": ({"target_lookbehind": 3}, "target_lookbehind=3"),
     "assistant lookbehind": ({"assistant_lookbehind": 4}, "assistant_lookbehind=4"),
-    "planner alone": ({"draft": "none", "plan": "fixed"}, "no drafter to plan for"),
+    "planner alone": ({"draft": "none", "plan": "fixed"}, "there is no drafter"),
     "healing": ({"token_healing": True}, r"model\.heal_tokens"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),

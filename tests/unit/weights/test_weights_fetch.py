@@ -81,7 +81,7 @@ def test_another_source_or_a_damaged_folder_is_made_again(
     weights.write_bytes(content[:-5])
     install_entry(entry, cache)
     assert weights.read_bytes() == content
-    assert "making 'sample' again" in caplog.text
+    assert "installing 'sample' again" in caplog.text
     assert not entry_is_here(dataclasses.replace(entry, sha256="0" * 64), cache)
     assert registry.num_archives_sent == 4
 

@@ -1,4 +1,4 @@
-"""The structures of a pass in C, as `csrc/shared.h` declares them, and the comparison of both declarations."""
+"""C structures of a pass, as `models/native/csrc/shared.h` declares them, and the check that Python agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights from the blocks that the C library packs, in the layout that `csrc/structures.h` describes."""
+"""Weights from the packed blocks of the C library, whose layout `models/native/csrc/structures.h` describes."""
 
 from __future__ import annotations
 
