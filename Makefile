@@ -26,7 +26,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-# for the inner loop, about two minutes on two cores: no weights, no test marked slow. ARGS='--random-order 7' shuffles
+# for the inner loop, under a minute on two cores: no weights, no test marked slow. ARGS='--random-order 7' shuffles
 quick: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not weights and not slow and not install' $(ARGS) tests/unit tests/exact
 
