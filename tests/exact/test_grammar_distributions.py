@@ -70,7 +70,7 @@ class Given(Drafter[None]):
 
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
-        self.heard: list[Verdict | None] = []
+        self.verdicts: list[Verdict | None] = []
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
@@ -84,7 +84,7 @@ class Given(Drafter[None]):
 
     def observe(self, observations: Sequence[Observation[None]]) -> None:
         assert [observation.tree for observation in observations] == [self.tree]
-        self.heard += [observation.verdict for observation in observations]
+        self.verdicts += [observation.verdict for observation in observations]
 
 
 def fitted(tree: TokenTree, draw: Draw, *, may_branch: bool = True) -> TokenTree:
