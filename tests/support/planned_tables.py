@@ -27,6 +27,7 @@ class Table:
         read: tokens that it has read.
         length: tokens of the text.
         planning: seconds of the planner in a round.
+        barren: drafts that are still empty, such as those of a lookup at the end of a prompt.
     """
 
     costs: dict[int, float]
@@ -38,6 +39,7 @@ class Table:
     read: int = 0
     length: int = 100
     planning: float = 0.0
+    barren: int = 0
     seconds: float = 0.0
     tokens: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -98,6 +100,9 @@ class Table:
     def draft(self, budget: Budget) -> tuple[dict[str, TokenTree], TokenTree]:
         """Combs; the token encodes the index of the child, which determines whether it is right."""
         own: dict[str, TokenTree] = {}
+        if budget.num_nodes and self.barren:
+            self.barren -= 1
+            return own, EMPTY
         for index, (name, right) in enumerate(self.right.items()):
             depth = budget.of_part(index).depth if budget.num_nodes else 0
             tokens, parents, spine = [], [], -1

@@ -97,7 +97,14 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._passes.learn(pass_seconds)
 
     def open(self) -> SequenceEstimates:
-        """Estimates without an observation: the sequence is planned by those of all others."""
+        """Estimates without an observation: the sequence is planned by those of all others.
+
+        Trials of a cheap drafter start anew with every text: what earlier texts lacked, this one may repeat.
+        """
+        for plan, is_costly in zip(self._plans, self._costly(), strict=True):
+            if not is_costly:
+                plan.trials.open_text()
+                self._next_decision = 0
         parts = tuple(SequenceLevels(Levels.of_depth(part.depth)) for part in self.parts)
         return SequenceEstimates(SequenceAcceptance(), parts)
 

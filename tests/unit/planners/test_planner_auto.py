@@ -98,6 +98,17 @@ def test_a_drafter_comes_back_when_it_becomes_right() -> None:
     assert table.play(100).speedup > 2.5
 
 
+@pytest.mark.parametrize("barren", [0, 1])
+def test_a_cheap_drafter_is_used_early_in_a_text_after_texts_in_which_it_was_useless(barren: int) -> None:
+    """The planner takes 5% of a pass, so that trials are rare in the long run."""
+    table = lone(FLAT, 0.0, level=0.0001)
+    table.planning = 0.005
+    table.texts(6, 60)
+    table.right, table.barren = {"d": (0.95,)}, barren
+    assert table.texts(1, 20)[0] > 2.0
+    assert next(place for place, scored in enumerate(table.scored) if scored) == 3 * barren
+
+
 def test_of_merged_drafters_the_useless_one_is_switched_off() -> None:
     table = Table(FLAT, {"bad": (0.0,), "good": (0.8,)}, {"bad": 0.02, "good": 0.004})
     table.play(100).play(300)

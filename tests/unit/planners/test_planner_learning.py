@@ -219,6 +219,18 @@ def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_
     assert schedule.rounds_left(1.0, 901) < longest
 
 
+def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
+    schedule = TrialSchedule()
+    for _ in range(3):
+        schedule.record(10, paid=False)
+    schedule.open_text()
+    assert schedule.rounds_left(1.0, 11) == 0
+    schedule.record(11, paid=False)
+    assert schedule.rounds_left(1.0, 11) == 1.0 / AUTO.first_trial_share
+    schedule.record(61, paid=False)
+    assert schedule.rounds_left(1.0, 61) == AUTO.trial_backoff / AUTO.first_trial_share
+
+
 def test_own_gains_are_held_to_those_of_all() -> None:
     plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1))
     for now in range(20):

@@ -30,7 +30,7 @@ class TrialSchedule:
             cost: of a trial, in plain passes.
             now: number of the round.
         """
-        share = max(AUTO.trial_share, AUTO.first_trial_share / AUTO.trial_backoff ** min(self.fruitless, 16))
+        share = max(AUTO.trial_share, AUTO.first_trial_share / AUTO.trial_backoff ** max(0, min(self.fruitless, 16)))
         return math.ceil(max(0.0, self.last_round + cost / share - now))
 
     def record(self, now: int, *, paid: bool, hit: bool = False) -> None:
@@ -47,3 +47,10 @@ class TrialSchedule:
     def restart(self) -> None:
         """Start the back-off anew: it pays."""
         self.fruitless = 0
+
+    def open_text(self) -> None:
+        """Start the back-off anew for a new text. Its first trial is due at once, and does not lengthen the wait.
+
+        A lookup often has nothing to continue at the end of a prompt, so the first draft of a text tells little.
+        """
+        self.fruitless, self.last_round = -1, -math.inf
