@@ -10,7 +10,14 @@ from draftree.core.errors import DraftreeError
 
 __all__ = ["EXTRAS", "import_extra", "require_extra"]
 
-EXTRAS = {"gguf": "gguf", "grammar": "xgrammar", "plots": "matplotlib", "tune": "optuna"}
+EXTRAS = {
+    "gguf": "gguf",
+    "grammar": "xgrammar",
+    "plots": "matplotlib",
+    "ray": "ray",
+    "serve": "fastapi",
+    "tune": "optuna",
+}
 """The importable package of every extra."""
 
 

@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP server with continuous batching and speculation per request."""
