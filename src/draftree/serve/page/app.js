@@ -32,7 +32,7 @@ class App {
     this.announcer = new Announcer(byId("announcements"));
     /** @type {Map<string, number>} */
     this.plainSpeeds = new Map();
-    this.inspector = new Inspector(() => this.plainSpeeds.get(this.state.model) ?? null);
+    this.inspector = new Inspector(() => this.plainSpeeds.get(this.state.model) ?? null, this.announcer);
     const context = {
       api: this.api,
       state: this.state,
@@ -90,6 +90,10 @@ class App {
     byId("clear").addEventListener("click", () => this.#clear());
     byId("share").addEventListener("click", () => this.#share());
     byId("skip").addEventListener("click", () => this.#prompt.focus());
+    byId("to-inspector").addEventListener("click", () => {
+      byId("inspector").scrollIntoView({ block: "start" });
+      byId("inspector").focus({ preventScroll: true });
+    });
     byId("measure-plain").addEventListener("click", () => this.#guard((signal) => this.#measurePlain(signal)));
   }
 

@@ -37,6 +37,7 @@ export class ChatView {
     const card = el("div", { class: "panel card" });
     answer.append(card);
     this.#log.append(question, answer);
+    answer.scrollIntoView({ block: "nearest" });
     const history = [...this.#history, { role: "user", content: prompt }];
     const { state } = this.context;
     const options = { kind: "chat", host: card, label: "Answer", seed: seedOf(state) };

@@ -20,10 +20,12 @@ export class Inspector {
   #drawnMs = 0;
 
   /**
-   * @param {(model: string) => number | null} plainSpeed tokens/s of the last plain run, null if there was none
+   * @param {() => number | null} plainSpeed tokens/s of the last plain run, null if there was none
+   * @param {import("./announcer.js").Announcer} announcer
    */
-  constructor(plainSpeed) {
+  constructor(plainSpeed, announcer) {
     this.plainSpeed = plainSpeed;
+    this.announcer = announcer;
     byId("round-previous").addEventListener("click", () => this.#step(-1));
     byId("round-next").addEventListener("click", () => this.#step(1));
     this.clear();
@@ -54,11 +56,13 @@ export class Inspector {
    * Shows a round of the run.
    *
    * @param {import("./rounds.js").Round | null} round
+   * @param {boolean} isSpoken whether screen readers get its description
    */
-  show(round) {
+  show(round, isSpoken) {
     if (this.#round === round) return;
     this.#round = round;
     this.#drawRound();
+    if (round && isSpoken) this.announcer.say(`Round ${round.number}. ${describeRound(round)}`);
   }
 
   /** Redraws numbers and charts, unless this was done a moment ago. */
@@ -101,7 +105,7 @@ export class Inspector {
     if (!this.#run || !at) return;
     const round = this.#run.log.rounds[at.number - 1 + step];
     if (!round) return;
-    this.show(round);
+    this.show(round, true);
     this.#view?.mark(round);
   }
 

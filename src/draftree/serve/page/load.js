@@ -29,9 +29,11 @@ export function duration(seconds) {
   return minutes ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(seconds)} s`;
 }
 
+/** @typedef {{speed: number, requests: number}} Sample tokens/s; running and waiting requests */
+
 /** Polls `/draftree/status`. */
 export class LoadView {
-  /** @type {Map<string, number[]>} tokens/s by model, oldest first */
+  /** @type {Map<string, Sample[]>} by model, oldest first */
   #samples = new Map();
   #host = byId("load");
   #isOpen = false;
@@ -73,7 +75,7 @@ export class LoadView {
   /** @param {any} model */
   #sample(model) {
     const values = this.#samples.get(model.name) ?? [];
-    values.push(model.tokens_per_second ?? 0);
+    values.push({ speed: model.tokens_per_second ?? 0, requests: (model.running ?? 0) + (model.waiting ?? 0) });
     this.#samples.set(model.name, values.slice(-SAMPLES));
   }
 
@@ -86,6 +88,15 @@ export class LoadView {
       el("section", { class: "panel card served" }, el("h2", {}, "Queue"), tileList(tiles)),
       ...status.models.map((model) => this.#card(model)),
     );
+  }
+
+  /** @param {string} name of a model */
+  #history(name) {
+    const samples = this.#samples.get(name) ?? [];
+    const figure = (values, label) => el("figure", {}, sparkline(values, label), el("figcaption", {}, label));
+    const speeds = samples.map((sample) => sample.speed);
+    const requests = samples.map((sample) => sample.requests);
+    return el("div", { class: "history" }, figure(speeds, "Tokens/s"), figure(requests, "Running and waiting requests"));
   }
 
   /** @param {any} model */
@@ -104,7 +115,7 @@ export class LoadView {
       { class: "panel card served" },
       el("h2", {}, model.name),
       tileList(tiles),
-      sparkline(this.#samples.get(model.name) ?? [], "Tokens per second"),
+      this.#history(model.name),
       el("p", { class: "meta" }, ...facts.map((fact) => el("span", {}, fact))),
       el("p", { class: "words" }, model.explain || "The planner has not given a reason yet."),
     );

@@ -13,8 +13,8 @@ export class TextView {
 
   /**
    * @param {string} label accessible name
-   * @param {(round: import("./rounds.js").Round | null, view: TextView) => void} onInspect gets the round of the
-   *     current piece
+   * @param {(round: import("./rounds.js").Round | null, isByKey: boolean) => void} onInspect gets the round of
+   *     the current piece
    */
   constructor(label, onInspect) {
     this.onInspect = onInspect;
@@ -59,11 +59,11 @@ export class TextView {
     const index = event.target instanceof HTMLElement ? event.target.dataset.piece : undefined;
     if (index === undefined) return;
     this.#hovered = true;
-    this.#go(Number(index));
+    this.#go(Number(index), false);
   }
 
   #focus() {
-    if (this.#pieces.length && !this.#hovered) this.#go(this.#current < 0 ? 0 : this.#current);
+    if (this.#pieces.length && !this.#hovered) this.#go(this.#current < 0 ? 0 : this.#current, true);
     this.#hovered = false;
   }
 
@@ -73,7 +73,7 @@ export class TextView {
     const target = this.#targetOf(event.key);
     if (target === null) return;
     event.preventDefault();
-    this.#go(Math.min(Math.max(target, 0), this.#pieces.length - 1));
+    this.#go(Math.min(Math.max(target, 0), this.#pieces.length - 1), true);
     this.#pieces[this.#current].span.scrollIntoView({ block: "nearest" });
   }
 
@@ -103,14 +103,17 @@ export class TextView {
     return at;
   }
 
-  /** @param {number} index */
-  #go(index) {
+  /**
+   * @param {number} index
+   * @param {boolean} isByKey
+   */
+  #go(index, isByKey) {
     this.#pieces[this.#current]?.span.classList.remove("current");
     this.#current = index;
     const { span, round } = this.#pieces[index];
     span.classList.add("current");
     this.mark(round);
-    this.onInspect(round, this);
+    this.onInspect(round, isByKey);
   }
 }
 

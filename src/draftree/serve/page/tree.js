@@ -6,7 +6,7 @@ import { acceptedNodes, depthsOf, describeRound, visible } from "./rounds.js";
 const CHAR = 7.3;
 const PADDING = 20;
 const HEIGHT = 26;
-const STEP = 46;
+const STEP = 50;
 const GAP = 10;
 const LONGEST = 12;
 
@@ -112,8 +112,7 @@ export function drawTree(round) {
 
 /** Line from the bottom of a parent to the top of a child. */
 function edge(from, to) {
-  const x1 = from.x + Math.min(from.width, to.width) / 2 + (from.x === to.x ? 0 : 4);
-  const x2 = from.x === to.x ? x1 : to.x + to.width / 2;
+  const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
   const [y1, y2] = [from.y + HEIGHT, to.y];
   const middle = y1 + (y2 - y1) / 2;
   return svg("path", { class: `edge ${to.kind}`, d: `M${x1} ${y1}C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}` });

@@ -1,6 +1,6 @@
 /** Streams one request into a text on the page, with its line of facts below. */
 
-import { decimal, el } from "./dom.js";
+import { byId, decimal, el } from "./dom.js";
 import { PATHS, Run, follow } from "./run.js";
 import { randomSeed, requestBody } from "./state.js";
 import { TextView } from "./text.js";
@@ -40,15 +40,19 @@ export async function write(context, options, signal) {
   const { kind, host, label, seed, isQuiet } = options;
   const body = requestBody(state, options);
   const run = new Run({ isPlain: body.draft === "none", seed });
-  const view = new TextView(label, (round) => {
+  const view = new TextView(label, (round, isByKey) => {
     inspector.follow(run, view);
-    inspector.show(round);
+    inspector.show(round, isByKey);
   });
   view.element.classList.add("running");
   host.append(view.element);
   if (!isQuiet) inspector.follow(run, view);
   const onPieces = (pieces) => {
+    const end = byId("composer").getBoundingClientRect().top - 24;
+    const wasInView = host.getBoundingClientRect().bottom <= end + 60;
     for (const piece of pieces) view.add(piece, piece.round);
+    const below = host.getBoundingClientRect().bottom - end;
+    if (wasInView && below > 0) window.scrollBy(0, below);
     if (!isQuiet) announcer.stream(pieces.map((piece) => piece.text).join(""));
     inspector.updateSoon();
   };
