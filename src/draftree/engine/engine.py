@@ -20,7 +20,7 @@ from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, sp
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
-from draftree.engine.sequence import Piece, WritingSequence
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.slot_allocator import SlotAllocator
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,6 @@ PENDING_TOKENS_IN_ROUND = 8
 """Pending tokens that a sequence may always read, besides the prefill budget."""
 PREFIX_CACHE_SIZE = 8
 """Default maximum number of finished sequences whose slots are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The result of a step for one sequence."""
-
-    sequence: WritingSequence
-    pieces: tuple[Piece, ...]
-    is_last: bool = False
-    """Whether the sequence is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +168,13 @@ class Engine:
         self.add(sequence)
         try:
             while True:
-                pieces, is_last = sequence.take_pieces(), sequence.is_finished
-                if pieces or is_last:
-                    yield Update(sequence, pieces, is_last=is_last)
-                if is_last:
-                    return
-                if not pieces:
+                update = sequence.take_update()
+                if update is None:
                     self.step()
+                    continue
+                yield update
+                if update.is_last:
+                    return
         finally:
             self.abort([sequence])
 
@@ -192,7 +182,7 @@ class Engine:
         """Run one pass: a round for every prefilled sequence, and prompt chunks of others.
 
         Returns:
-            The sequences that advanced or ended; `take_pieces` returns their new text.
+            The sequences that advanced or ended; `take_update` returns their new output.
 
         Raises:
             BaseException: a failure that no sequence caused, such as a callback's or Ctrl-C; all running sequences fail
