@@ -55,7 +55,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         *,
         max_waiting: int = MAX_WAITING,
         **options: Any,
@@ -77,6 +77,11 @@ class AsyncLLM:
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the loaded drafters, the default first."""
+        return self._llm.drafts
 
     @property
     def num_running(self) -> int:

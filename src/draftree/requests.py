@@ -11,6 +11,8 @@ from typing import Any
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
 from draftree.core.noise import Noise
+from draftree.drafters import NO_DRAFT
+from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.sampling.controls import build_controls
@@ -80,8 +82,7 @@ class Requests:
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
         """
-        if draft is not None:
-            raise InvalidRequestError(f"draft is {shown_value(draft)}: only None is possible", param="draft")
+        chosen = self._choice(draft)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
                 f"priority is {shown_value(priority)}: it must be a whole number, lower goes first", param="priority"
@@ -92,7 +93,7 @@ class Requests:
             )
         ids = self.truncated(ids, params)
         limit = self._limit(ids, params)
-        self._check_prediction(params)
+        self._check_prediction(params, chosen)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         name = request_id or f"request-{next(self._numbers)}"
         made = [
@@ -111,7 +112,8 @@ class Requests:
                 limit=limit,
                 detokenizer=self._detokenizer(params, ids),
                 priority=priority,
-                promise=self._parts.promise(params.temperature),
+                draft=chosen,
+                promise=self._parts.promise(params.temperature, chosen),
             )
             for index in range(params.n)
         ]
@@ -144,13 +146,27 @@ class Requests:
             )
         return len(ids) + params.max_tokens
 
-    def _check_prediction(self, params: SamplingParams) -> None:
-        drafter = self._parts.drafter
-        if params.prediction is not None and not self._parts.traits.reads_predictions:
+    def _choice(self, draft: str | None) -> str:
+        """Return the name of the chosen drafter; empty for the default."""
+        if draft is None:
+            return ""
+        known = list(dict.fromkeys((*self._parts.choices, NO_DRAFT)))
+        if draft in known:
+            return draft
+        raise InvalidRequestError(
+            f"draft is {shown_value(draft)}, which is not loaded: give {' or '.join(map(repr, known))}, or load it "
+            "with the model",
+            param="draft",
+        )
+
+    def _check_prediction(self, params: SamplingParams, draft: str) -> None:
+        traits = self._parts.traits_of(draft)
+        if params.prediction is not None and not traits.reads_predictions:
             raise InvalidRequestError(
-                f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
+                f"a prediction was given, but {'there is no drafter' if traits is NO_DRAFTS else 'the drafter'} "
                 "that uses it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
-                "or leave the prediction out"
+                "or leave the prediction out",
+                param="prediction",
             )
 
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:

@@ -107,14 +107,19 @@ def test_only_the_last_tokens_of_a_prompt_are_kept(count: int, max_tokens: int |
     assert done.token_ids == cut.token_ids
 
 
-def test_without_text_there_are_token_ids_and_nothing_to_stream() -> None:
+def test_without_text_there_are_token_ids_and_no_text_to_stream() -> None:
     llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), "ngram,min=1", tokenizer=tokenizer())
     with_text, without = (
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=9, seed=1, detokenize=flag))[0] for flag in (True, False)
     )
     assert with_text.text
     assert (without.text, without.token_ids) == ("", with_text.token_ids)
-    assert list(llm.stream([1, 2, 3], SamplingParams(max_tokens=9, seed=1, detokenize=False))) == []
+    given = SamplingParams(max_tokens=9, seed=1, detokenize=False)
+    with pytest.raises(InvalidRequestError, match="detokenize=False gives no text to stream"):
+        next(llm.stream([1, 2, 3], given))
+    updates = list(llm.stream_updates([1, 2, 3], given))
+    assert tuple(token for update in updates for token in update.token_ids) == with_text.token_ids
+    assert not any(update.pieces for update in updates)
 
 
 def test_a_completion_as_json_has_the_stop_reason_and_log_probabilities_of_the_prompt(llm: LLM) -> None:

@@ -134,7 +134,7 @@ class SlotAllocator:
         begin = self._take_over if self._takes_over(found) else self._copy
         begin(found, sequence)
         if sequence.plan_state is None:
-            sequence.plan_state = self._parts.planner.open()
+            sequence.plan_state = self._parts.planner.open_for(sequence.view.draft)
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 
