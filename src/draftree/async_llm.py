@@ -27,7 +27,7 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
-from draftree.text.tokenizer import check_messages
+from draftree.text.chat.messages import check_messages
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
