@@ -63,17 +63,13 @@ def tiny_model(seed: int = 1) -> Any:
     return model.eval()
 
 
-def tiny_llm(draft: str | None = "ngram", **options: Any) -> LLM:
+def tiny_llm(draft: Any = "ngram", **options: Any) -> LLM:
     """The library's object with the served model."""
     return LLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
 
 
-def tiny_async_llm(draft: str | None = "ngram", **options: Any) -> AsyncLLM:
+def tiny_async_llm(draft: Any = "ngram", **options: Any) -> AsyncLLM:
     return AsyncLLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
-
-
-def drafts_of(draft: Any) -> tuple[str, ...]:
-    return () if draft is None else (draft,) if isinstance(draft, str) else tuple(draft)
 
 
 def settings(**changes: Any) -> ServerSettings:
@@ -107,7 +103,7 @@ def running_server(
         **options: of the tiny model's `AsyncLLM`.
     """
     if models is None:
-        models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,), drafts_of(draft))]
+        models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,))]
     pool = ModelPool(models)
     app = create_app(settings_given or settings(), pool)
     with serving(app) as url:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from draftree.serve import page
 from draftree.serve.api import chat, completions, models
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
@@ -40,6 +41,8 @@ def create_app(settings: ServerSettings, pool: ModelPool) -> FastAPI:
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    if settings.page:
+        page.mount(app)
     _describe_truly(app)
     return app
 
