@@ -8,10 +8,10 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.engine.engine import Limits
 from draftree.sampling.params import SamplingParams
-from draftree.text.tokenizer import MESSAGE_KEYS
+from draftree.text.chat.messages import MESSAGE_KEYS
 
 Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 

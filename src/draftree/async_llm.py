@@ -19,6 +19,7 @@ from typing import Any, Self
 from draftree.arguments import Messages, Prompt, one_params, require_count, require_single, require_text
 from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
+from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.serving.driver import Driver
@@ -26,7 +27,7 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
-from draftree.text.tokenizer import check_messages
+from draftree.text.chat.messages import check_messages
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -86,6 +87,14 @@ class AsyncLLM:
     def num_waiting(self) -> int:
         """Number of waiting sequences."""
         return len(self._llm.engine.waiting)
+
+    def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
+        """Add a listener, which is called on the engine's thread with the record of every round and delays the next.
+
+        Returns:
+            A function that removes it.
+        """
+        return self._llm.engine.on_round(callback)
 
     async def submit(
         self,

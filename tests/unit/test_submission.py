@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
+from cli_samples import save_tiny_model
 from draftree import AsyncLLM
 from draftree.core.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB
@@ -138,6 +142,57 @@ async def test_a_text_that_fails_alone_has_its_error_and_the_others_their_comple
         assert updates[-1].is_last
         with pytest.raises(type(updates[-1].sequence.error)):
             submission.completions()
+
+
+@asynchronous
+async def test_traced_updates_hold_the_record_of_every_round_of_their_text() -> None:
+    everything: list[RoundRecord] = []
+    async with opened(draft="ngram,min=1", on_round=everything.append) as llm:
+        submission = await llm.submit([1, 2, 1, 2], params(1, 20, n=2), trace=True)
+        other = asyncio.ensure_future(llm.generate([3], params(2)))
+        rounds: dict[int, list[SequenceRecord]] = defaultdict(list)
+        async for update in submission:
+            rounds[update.sequence.index].extend(update.rounds)
+            assert sum(row.num_written for row in update.rounds) == len(update.token_ids)
+        await other
+        done = submission.completions()
+    for index, completion in enumerate(done):
+        assert len(rounds[index]) == completion.stats.rounds
+        assert [row.prefix_length for row in rounds[index]] == [
+            row.prefix_length
+            for record in everything
+            for row in record.sequences
+            if (row.request_id, row.index) == (submission.request_id, index)
+        ]
+        written = [[*(row.tree.tokens[node] for node in row.path), row.bonus] for row in rounds[index]]
+        assert tuple(token for tokens in written for token in tokens)[:20] == completion.token_ids
+        assert sum(row.num_drafted for row in rounds[index]) == completion.stats.draft_tokens > 0
+
+
+@asynchronous
+async def test_records_kept_for_a_reader_hold_no_distributions() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = save_tiny_model(Path(place))
+        async with AsyncLLM(folder, f"model:{folder}", verify="token") as llm:
+            submission = await llm.submit([1], params(1, 8), trace=True)
+            rounds = [row async for update in submission for row in update.rounds]
+    assert any(row.num_drafted for row in rounds)
+    assert all(tree.distributions is None for row in rounds for tree in (row.tree, row.drafted))
+
+
+@asynchronous
+async def test_several_listeners_receive_the_rounds_until_they_are_removed() -> None:
+    first: list[RoundRecord] = []
+    second: list[RoundRecord] = []
+    third: list[RoundRecord] = []
+    async with opened(on_round=first.append) as llm:
+        llm.on_round(second.append)
+        remove = llm.on_round(third.append)
+        (done,) = await llm.generate([1], params(1))
+        remove()
+        await llm.generate([2], params(2))
+    assert first == second
+    assert 0 < len(third) == done.stats.rounds < len(first)
 
 
 @asynchronous

@@ -80,7 +80,7 @@ class Engine:
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
-        self._on_round = on_round
+        self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
 
@@ -102,6 +102,15 @@ class Engine:
     @max_waiting.setter
     def max_waiting(self, count: int | None) -> None:
         self._scheduler.max_waiting = count
+
+    def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
+        """Add a listener, which is called with the record of every round; from any thread.
+
+        Returns:
+            A function that removes it.
+        """
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
 
     def takes(self, count: int) -> bool:
         """Return whether a request of `count` sequences can be queued now."""
@@ -249,8 +258,12 @@ class Engine:
                 raise
             self._try_each(ready, chunks, error)
             return
-        if record is not None and self._on_round is not None:
-            self._on_round(record)
+        self._notify(record)
+
+    def _notify(self, record: RoundRecord | None) -> None:
+        if record is not None:
+            for listener in tuple(self._listeners):
+                listener(record)
 
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
         """Retry each sequence of a failed pass alone; those that raise again fail."""
@@ -271,8 +284,7 @@ class Engine:
             except Exception as its_own:
                 sequence.fail(its_own)
                 continue
-            if record is not None and self._on_round is not None:
-                self._on_round(record)
+            self._notify(record)
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():
