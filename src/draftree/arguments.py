@@ -100,6 +100,35 @@ def require_single(params: SamplingParams) -> None:
         raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate")
 
 
+def require_text(params: SamplingParams) -> None:
+    """Raise for a stream of text from a request without text."""
+    if not params.detokenize:
+        raise InvalidRequestError(
+            "detokenize=False gives no text to stream: use stream_updates or AsyncLLM.submit, whose updates have "
+            "token_ids, or generate",
+            param="detokenize",
+        )
+
+
+def require_one_prompt(prompt: Any) -> None:
+    """Raise for a list of prompts or of conversations in place of one."""
+    if not is_row(prompt) or isinstance(prompt, str) or not len(prompt):
+        return
+    first = prompt[0]
+    if isinstance(first, list | tuple) and first and isinstance(first[0], Mapping):
+        raise InvalidRequestError(
+            f"the prompt is a list of {len(prompt)} conversations, and a call takes one: call chat(messages), or this "
+            "method, once for each, for example with asyncio.gather",
+            param="prompt",
+        )
+    if isinstance(first, str | list | tuple):
+        raise InvalidRequestError(
+            f"the prompt is a list of {len(prompt)} prompts, and a call takes one: call it once for each, for example "
+            "with asyncio.gather",
+            param="prompt",
+        )
+
+
 def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int) -> Limits:
     """Return the engine's limits.
 

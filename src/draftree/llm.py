@@ -15,15 +15,25 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from draftree.arguments import Messages, Params, Prompt, limits_of, one_params, params_for, prompt_list, require_single
+from draftree.arguments import (
+    Messages,
+    Params,
+    Prompt,
+    limits_of,
+    one_params,
+    params_for,
+    prompt_list,
+    require_single,
+    require_text,
+)
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import Completion, completion_of, raise_failures
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, Update
+from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
@@ -234,6 +244,7 @@ class LLM:
         Returns:
             The completion, as the value of the finished generator.
         """
+        require_text(one_params(params))
         with closing(self.stream_updates(prompt, params)) as updates:
             while True:
                 try:
@@ -287,9 +298,9 @@ class LLM:
                 self._engine.step()
                 # this step also advances streams that are read alternately: their pieces stay with them
                 for sequence in going:
-                    pieces = sequence.take_pieces() if on_update is not None else ()
-                    if on_update is not None and (pieces or sequence.is_finished):
-                        on_update(Update(sequence, pieces, is_last=sequence.is_finished))
+                    update = None if on_update is None else sequence.take_update()
+                    if on_update is not None and update is not None:
+                        on_update(update)
                 going = [sequence for sequence in going if not sequence.is_finished]
                 if bar.is_shown:
                     bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from draftree.arguments import Messages, Prompt, is_id, is_row, shown_value
+from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
 from draftree.core.noise import Noise
 from draftree.engine.parts import Parts
@@ -57,21 +57,44 @@ class Requests:
         self.allow_control_tokens = allow_control_tokens
         self._grammars: Grammars | None = None
 
-    def sequences(self, ids: Sequence[int], params: SamplingParams, *, priority: int = 0) -> list[WritingSequence]:
+    def sequences(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        trace: bool = False,
+    ) -> list[WritingSequence]:
         """Create the n sequences of a request.
+
+        Args:
+            ids: token ids of the prompt.
+            params: sampling parameters.
+            draft: the drafter; None for the default.
+            priority: lower numbers are served first.
+            request_id: name of the request; None for a new one.
+            trace: whether its updates hold a record of every round.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
         """
+        if draft is not None:
+            raise InvalidRequestError(f"draft is {shown_value(draft)}: only None is possible", param="draft")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
-                f"priority is {shown_value(priority)}: it must be a whole number, lower goes first"
+                f"priority is {shown_value(priority)}: it must be a whole number, lower goes first", param="priority"
+            )
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise InvalidRequestError(
+                f"request_id is {shown_value(request_id)}: give a text that is not empty", param="request_id"
             )
         ids = self.truncated(ids, params)
         limit = self._limit(ids, params)
         self._check_prediction(params)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        name = f"request-{next(self._numbers)}"
+        name = request_id or f"request-{next(self._numbers)}"
         made = [
             WritingSequence(
                 name,
@@ -94,6 +117,7 @@ class Requests:
         ]
         for sequence in made:
             sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
+            sequence.rounds = [] if trace else None
         return made
 
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
@@ -192,7 +216,18 @@ class Requests:
         """
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             return self.encode_chat(prompt)  # type: ignore[arg-type]
+        require_one_prompt(prompt)
         return self.encode_prompt(prompt)  # type: ignore[arg-type]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            InvalidRequestError: there is no tokenizer, or an id is outside the vocabulary.
+        """
+        if self._tokenizer is None:
+            raise InvalidRequestError("token ids cannot be decoded: this model has no tokenizer", param="ids")
+        return self._tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Encode a conversation with the model's chat template.
@@ -220,12 +255,17 @@ class Requests:
             raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
         if not ids:
             raise InvalidRequestError("the prompt is empty: give at least one character or token")
+        return self._checked_ids(ids, "prompt")
+
+    def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
         vocab_size = self._parts.target.vocab_size
         for token in ids:
             if isinstance(token, bool) or not is_id(token):
-                raise InvalidRequestError(f"a prompt of token ids must hold whole numbers, got {shown_value(token)}")
+                raise InvalidRequestError(
+                    f"a {param} of token ids must hold whole numbers, got {shown_value(token)}", param=param
+                )
             if not 0 <= token < vocab_size:
                 raise InvalidRequestError(
-                    f"the prompt holds token {token}, but the vocabulary ends at {vocab_size - 1}"
+                    f"the {param} holds token {token}, but the vocabulary ends at {vocab_size - 1}", param=param
                 )
         return [int(token) for token in ids]

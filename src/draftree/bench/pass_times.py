@@ -99,7 +99,7 @@ def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
 
 
 def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
-    """The header of a results file; measures the bandwidth of memory."""
+    """Return the header of a results file; measures the bandwidth of memory."""
     assert loaded.folder is not None
     model = loaded.model
     weight_bytes = weight_bytes_read(

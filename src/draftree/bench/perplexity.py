@@ -113,6 +113,7 @@ def measure(
         "versions": versions(),
         "model": model_facts(settings.model, first.folder),
         "dtype": ", ".join(settings.weights),
+        "device": first.model.device.type,
         "threads": torch.get_num_threads(),
         "text": {"name": settings.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]},
         "num_tokens": len(ids),
@@ -160,6 +161,7 @@ def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> Pe
         ratio=math.exp(float(differences.mean())),
         ratio_error=math.exp(float(differences.mean())) * error,
         num_other_tokens=int((found.likeliest != base.likeliest).sum()),
+        kernels_reason=loaded.why_torch,
     )
 
 

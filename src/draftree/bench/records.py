@@ -144,6 +144,7 @@ class PerplexityRecord:
     Attributes:
         weights: their dtype or quantization.
         kernels: kernels of the passes.
+        kernels_reason: why torch was used although native kernels were possible; else None.
         num_tokens: number of predicted tokens.
         perplexity: e to the mean of minus the log-probability of each token.
         ratio: perplexity divided by that of the first kind of weights.
@@ -158,6 +159,7 @@ class PerplexityRecord:
     ratio: float
     ratio_error: float
     num_other_tokens: int
+    kernels_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ def hit_rates(records: Sequence[DistributionRecord]) -> list[float]:
 
 
 def independent_tokens(records: Sequence[DistributionRecord], depth: int) -> float:
-    """Tokens per round of a coupled chain if every position accepted with the mean probability, independently."""
+    """Return tokens per round of a coupled chain if every position accepted with the mean probability, independently."""
     mean = mean_kept(records, "coupled")
     return sum(mean**level for level in range(depth + 1))
 
 
 def surviving_tokens(records: Sequence[DistributionRecord], depth: int) -> float:
-    """Tokens per round from each position's own probability: 1 + the mean of their products along the text."""
+    """Return tokens per round from each position's own probability: 1 + the mean of their products along the text."""
     products: list[float] = []
     for record in records:
         chances = [values[0] for values in record.kept["coupled"]]
@@ -40,7 +40,7 @@ def surviving_tokens(records: Sequence[DistributionRecord], depth: int) -> float
 
 
 def replayed_tokens(records: Iterable[DistributionRecord], widths: Sequence[int]) -> float:
-    """Tokens per round of a coupled tree of these widths, replayed on the texts with their own noise.
+    """Return tokens per round of a coupled tree of these widths, replayed on the texts with their own noise.
 
     A round continues while the pick is among the drafter's first `width` guesses, and writes one token more; the next
     round starts after it. The replay uses the actual picks of plain decoding, so no distribution is assumed.

@@ -16,7 +16,7 @@ def some_tokens(model: LanguageModel, count: int) -> list[int]:
 
 
 def slot_behind(model: LanguageModel, prefix: int) -> Slot:
-    """Open a slot with `prefix` committed tokens."""
+    """Return open a slot with `prefix` committed tokens."""
     slot = model.open()
     model.run(Pass([Extend(slot, some_tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])]))
     model.commit(slot, range(prefix))

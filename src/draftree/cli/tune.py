@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
+from draftree.cli.render import note
 
 if TYPE_CHECKING:
     from draftree.loading.layer_sets import LayerSet
@@ -93,6 +94,8 @@ def layers(
         trust_remote_code=trust_remote_code,
     )
     search = LayerSearch(settings, fetch=resolve_with_bar)
+    if search.kernels_note is not None:
+        note(search.kernels_note)
     complete = search_with_bar(search, trials)
     is_kept = keep(search, complete=complete, keep_anyway=keep_anyway)
     if not complete:

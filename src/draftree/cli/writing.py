@@ -18,8 +18,7 @@ from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
 from draftree.drafters import drafts
-from draftree.engine.engine import Update
-from draftree.engine.sequence import Piece
+from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel

@@ -62,7 +62,15 @@ class VocabularyMismatchError(ConfigurationError):
 
 
 class InvalidRequestError(DraftreeError, ValueError):
-    """A prompt or a sampling parameter that cannot be honoured."""
+    """A prompt or a sampling parameter that cannot be honoured.
+
+    Attributes:
+        param: name of the argument or sampling parameter at fault; None if it is not known.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ModelError(DraftreeError, RuntimeError):

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftree.core.types import SequenceRecord
 from draftree.drafters.base import SequenceView
 from draftree.models.base import Slot
 from draftree.sampling.controls import Controls
@@ -53,6 +54,41 @@ class Piece:
 
     text: str
     drafted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The output of one sequence since its last update.
+
+    Attributes:
+        sequence: the sequence.
+        pieces: verified text; empty while characters are incomplete or may belong to a stop string.
+        is_last: whether the sequence is finished.
+        token_ids: verified tokens, the one that ended the text included.
+        drafted: for each token whether it was drafted and accepted.
+        logprobs: one entry per token, if requested; else empty.
+        rounds: one record per round of the sequence, if the request is traced; else empty.
+    """
+
+    sequence: WritingSequence
+    pieces: tuple[Piece, ...] = ()
+    is_last: bool = False
+    token_ids: tuple[int, ...] = ()
+    drafted: tuple[bool, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    rounds: tuple[SequenceRecord, ...] = ()
+
+    def joined(self, later: Update) -> Update:
+        """Return this update and a later one of the same sequence as one."""
+        return Update(
+            self.sequence,
+            self.pieces + later.pieces,
+            later.is_last,
+            self.token_ids + later.token_ids,
+            self.drafted + later.drafted,
+            self.logprobs + later.logprobs,
+            self.rounds + later.rounds,
+        )
 
 
 @dataclass(slots=True)
@@ -144,6 +180,9 @@ class WritingSequence:
         if params.stop_strings:
             self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._unshown: list[Piece] = []
+        self._num_shown = 0
+        self.rounds: list[SequenceRecord] | None = None
+        """Records of the rounds since the last update; None unless the request is traced."""
 
     @property
     def is_finished(self) -> bool:
@@ -235,7 +274,21 @@ class WritingSequence:
         """End the sequence by request of the user."""
         self.finish_reason = FinishReason.ABORT
 
-    def take_pieces(self) -> tuple[Piece, ...]:
-        """Return the verified text since the last call."""
-        pieces, self._unshown = tuple(self._unshown), []
-        return pieces
+    def take_update(self) -> Update | None:
+        """Return the output since the last call; None if there is none, and the sequence is not finished."""
+        first, end = self._num_shown, len(self.drafted)
+        if first == end and not self.is_finished:
+            return None
+        pieces, self._unshown, self._num_shown = tuple(self._unshown), [], end
+        rounds: tuple[SequenceRecord, ...] = ()
+        if self.rounds is not None:
+            rounds, self.rounds = tuple(self.rounds), []
+        return Update(
+            self,
+            pieces,
+            self.is_finished,
+            tuple(self.history.output[first:end].tolist()),
+            tuple(self.drafted[first:end]),
+            tuple(self.logprobs[first:end]),
+            rounds,
+        )

@@ -13,7 +13,8 @@ from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from draftree.loading.load import LoadedModel, behind_seam
+from draftree.loading.load import LoadedModel
+from draftree.loading.wrapping import wrap_checked
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import padding_counts
@@ -80,7 +81,7 @@ def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
         return loan.wrapped  # nested borrowing: one wrapper serves both
     if loan.wrapped is None or loan.facts != facts:
         loan.wrapped = loan.padding_counts = None
-        loan.wrapped, loan.facts = behind_seam(model, type(model).__name__), facts
+        loan.wrapped, loan.facts = wrap_checked(model, type(model).__name__), facts
     else:
         loan.wrapped.attach(model)
     return loan.wrapped

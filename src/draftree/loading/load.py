@@ -13,16 +13,16 @@ import torch
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
-from draftree.loading.choices import has_native_bfloat16, require_known, resolve_device, resolve_dtype
+from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_start import StartKey, load_start, occasion_of, save_start
+from draftree.loading.wrapping import wrap_checked
 from draftree.models.base import LanguageModel
 from draftree.models.check import (
     NATIVE_LENGTHS,
     QUANTIZED_TOLERANCE,
-    ReferenceLogits,
     check,
     reference_logits,
     rounds_alike,
@@ -32,7 +32,6 @@ from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.static.buckets import Shapes
@@ -40,10 +39,6 @@ from draftree.weights.cache import Cache
 from draftree.weights.sums import is_distrusted
 
 logger = logging.getLogger(__name__)
-
-ROW_BUCKETS = (2,)
-"""In bfloat16 a pass over one row uses other kernels than a pass over two; two rows cost the same if the
-processor has bfloat16 instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +208,7 @@ def wrap_model(
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights are not readable afterwards
         logger.info("%s: packed %d linear layers", name, pack(model))
-    wrapped = behind_seam(model, name, shapes=shapes)
+    wrapped = wrap_checked(model, name, shapes=shapes)
     if known is not None:
         wrapped.fingerprint = known
     loaded = LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
@@ -226,70 +221,6 @@ def wrap_model(
         )
     why = wrapped.static.why_eager
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
-
-
-def behind_seam(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
-    """Return a checked model: with our attention if it is exact there, else with transformers' own cache.
-
-    Args:
-        model: a `…ForCausalLM` in evaluation mode; its attention implementation is replaced if ours is used.
-        name: name in messages.
-        shapes: fixed shapes of its passes, if our attention is used.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
-    """
-    kind = type(model).__name__
-    implementation = model.config._attn_implementation
-    try:
-        wanted = reference_logits(model)  # before the attention is replaced
-    except Exception as error:  # a model's own code may raise anything
-        raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
-        ) from error
-    try:
-        ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
-        result = check(ours, wanted)
-    except UnsupportedModelError as reason:
-        logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
-    except Exception as error:  # as above, now with our attention in it
-        logger.warning("%s: our attention fails here (%s); trying transformers' own cache", name, first_line(error))
-    else:
-        if result.chains_ok:
-            ours.supports_trees, ours.self_check = result.trees_ok, result
-            if not result.trees_ok:
-                logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
-            # other shapes use other kernels: exactness of one small tree is verified for larger ones
-            ours.is_exact = shapes is not None and result.is_exact and rounds_alike(ours)
-            return ours
-        logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(implementation)
-    return _behind_cache(model, wanted)
-
-
-def _behind_cache(model: Any, wanted: ReferenceLogits) -> CachedModel:
-    kind = type(model).__name__
-    cached = CachedModel(model)
-    try:
-        result = check(cached, wanted)
-    except Exception as reason:  # as above
-        logger.info("%s: fails token by token: %s", kind, first_line(reason))
-        raise UnsupportedModelError(
-            f"{kind} cannot continue from its stored keys and values, token by token: its architecture is not supported"
-        ) from reason
-    if not result.chains_ok:
-        raise UnsupportedModelError(
-            f"{kind} gives other logits token by token than in one pass (error {result.chain_error:.1e} of their "
-            "spread): its architecture is not supported"
-        )
-    cached.self_check = result
-    return cached
-
-
-def _buckets(model: Any) -> tuple[int, ...]:
-    half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    return ROW_BUCKETS if half and has_native_bfloat16(model.device) else ()
 
 
 def _eos_ids(model: Any) -> tuple[int, ...]:

@@ -41,8 +41,8 @@ def load_target(
             quantization=quantization,
             trust_remote_code=trust_remote_code,
         )
-    is_behind_seam = isinstance(model, LoadedModel | LanguageModel)
-    if kernels == "native" or quantization is not None or (kernels == "graphs" and is_behind_seam):
+    is_wrapped = isinstance(model, LoadedModel | LanguageModel)
+    if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):
         raise ConfigurationError(
             "kernels and quantization are chosen when a model is loaded, and this one is already loaded: "
             "give its name or its folder"

@@ -128,6 +128,11 @@ class LayerSearch:
         return self._journal
 
     @property
+    def kernels_note(self) -> str | None:
+        """One line if torch is used although native kernels were allowed on a CPU; else None."""
+        return self._loaded.kernels_note
+
+    @property
     def num_done(self) -> int:
         """Number of sets that were measured or abandoned."""
         states = self._optuna.trial.TrialState

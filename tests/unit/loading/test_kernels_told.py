@@ -88,6 +88,29 @@ def test_bench_reports_and_records_the_kernels(
 
 
 @pytest.mark.usefixtures("no_compiler")
+def test_perplexity_reports_and_records_the_kernels(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox")
+    results = tmp_path / "perplexity.jsonl"
+    assert run(["bench", "perplexity", str(folder), "--text", str(text), "--output", str(results)]) == 0
+    assert capsys.readouterr().err.count(LINE) == 1
+    (record,) = [line for line in map(json.loads, results.read_text().splitlines()) if line["kind"] == "perplexity"]
+    assert (record["kernels"], record["kernels_reason"]) == ("torch", WHY)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_tune_reports_the_kernels(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"a {i} b"}) + "\n" for i in range(4)))
+    options = ["--prompts", str(prompts), "--trials", "1", "--max-tokens", "2", "--keep-anyway"]
+    assert run(["tune", "layers", str(folder), *options]) == 0
+    assert capsys.readouterr().err.count(LINE) == 1
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
     llm = LLM(folder)

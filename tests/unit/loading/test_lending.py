@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.loading import lending
-from draftree.loading import load as loading
+from draftree.loading import lending, wrapping
 from draftree.loading.lending import borrowed
 from dropin_samples import ours, padded, plain
 from families import fresh
@@ -27,9 +26,9 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(model: Any, name: str) -> Any:
         seen.append(name)
-        return loading.behind_seam(model, name)
+        return wrapping.wrap_checked(model, name)
 
-    monkeypatch.setattr(lending, "behind_seam", counted)
+    monkeypatch.setattr(lending, "wrap_checked", counted)
     return seen
 
 

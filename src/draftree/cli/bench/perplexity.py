@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, write_and_show
+from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, note_kernels, write_and_show
 from draftree.cli.options import Device, Kernels, Model, Threads, TrustRemoteCode, require_new
+
+if TYPE_CHECKING:
+    from draftree.bench.records import PerplexityRecord
 
 
 def perplexity(
@@ -56,4 +59,10 @@ def perplexity(
         trust_remote_code=trust_remote_code,
     )
     header, records = measure(settings, fetch=resolve_with_bar)
-    write_and_show(output, header, (("perplexity", record) for record in records))
+    write_and_show(output, header, (("perplexity", noted(record, header["device"])) for record in records))
+
+
+def noted(record: PerplexityRecord, device: str) -> PerplexityRecord:
+    """Report why the passes of a record do not use native kernels, and return the record."""
+    note_kernels({"kernels": record.kernels, "kernels_reason": record.kernels_reason, "device": device})
+    return record

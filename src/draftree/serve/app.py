@@ -1,0 +1,62 @@
+"""The ASGI application: routers, error handlers, and the server's state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from draftree.serve.api import chat, completions, models
+from draftree.serve.errors import add_handlers
+from draftree.serve.pool import ModelPool
+from draftree.serve.server import Server
+from draftree.serve.settings import ServerSettings
+from draftree.version import __version__
+
+ROUTERS = (chat.router, completions.router, models.router)
+
+
+def create_app(settings: ServerSettings, pool: ModelPool) -> FastAPI:
+    """Return the application of a server.
+
+    Args:
+        settings: of the server.
+        pool: the served models; closed when the application ends.
+    """
+    server = Server(settings, pool)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.close()
+
+    app = FastAPI(title="Draftree", version=__version__, lifespan=lifespan)
+    app.state.server = server
+    add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    _describe_truly(app)
+    return app
+
+
+def _describe_truly(app: FastAPI) -> None:
+    """Remove the status 422 from the description, which FastAPI adds and this server never returns."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = describe()
+            for path in found["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                found.get("components", {}).get("schemas", {}).pop(name, None)
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

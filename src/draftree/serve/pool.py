@@ -1,0 +1,118 @@
+"""The served models: names, aliases, and one memory budget for the sequences of all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from draftree.async_llm import AsyncLLM
+from draftree.core.errors import ConfigurationError
+from draftree.serve.errors import ApiError
+from draftree.serve.render.tokens import TokenTexts, token_texts
+
+
+class Viewer(Protocol):
+    """Decides which models a client may use, for example an API key."""
+
+    def allows(self, names: Iterable[str]) -> bool:
+        """Return whether the model with these names, aliases included, may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that the server offers.
+
+    Attributes:
+        name: its name in the API.
+        llm: generates its texts.
+        aliases: other names.
+        drafts: the loaded drafters; the first is the default.
+        created: seconds since 1970.
+    """
+
+    name: str
+    llm: AsyncLLM
+    aliases: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name and aliases."""
+        return (self.name, *self.aliases)
+
+    @property
+    def texts(self) -> TokenTexts:
+        """Written form of its tokens."""
+        return token_texts(self.llm.llm.tokenizer)
+
+    @property
+    def max_context(self) -> int:
+        """Maximum tokens of prompt and text."""
+        return self.llm.llm.model.max_length
+
+    @property
+    def supports_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        tokenizer = self.llm.llm.tokenizer
+        return tokenizer is not None and tokenizer.has_chat_template
+
+
+class ModelPool:
+    """The models of one server.
+
+    Args:
+        models: with distinct names and aliases.
+
+    Raises:
+        ConfigurationError: no models, or two with one name.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        if not models:
+            raise ConfigurationError("a server needs at least one model")
+        self._models = tuple(models)
+        self._by_name: dict[str, ServedModel] = {}
+        for model in models:
+            for name in model.names:
+                if name in self._by_name:
+                    raise ConfigurationError(f"two served models have the name '{name}': give one an alias instead")
+                self._by_name[name] = model
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def visible(self, viewer: Viewer | None = None) -> list[ServedModel]:
+        """Return the models that the client may use; all without a viewer."""
+        return [model for model in self._models if viewer is None or viewer.allows(model.names)]
+
+    def get(self, name: str, viewer: Viewer | None = None) -> ServedModel:
+        """Return a model by name or alias.
+
+        Raises:
+            ApiError: 404 if there is none that the client may use.
+        """
+        model = self._by_name.get(name)
+        if model is None or (viewer is not None and not viewer.allows(model.names)):
+            known = ", ".join(repr(other.name) for other in self.visible(viewer))
+            message = f"the model {name[:100]!r} is not served here; served: {known or 'none'}"
+            raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
+        return model
+
+    async def drain(self) -> None:
+        """Accept no more requests, and return when all accepted requests are finished."""
+        await asyncio.gather(*(model.llm.drain() for model in self._models))
+
+    async def close(self) -> None:
+        """End unfinished requests and free the models' threads."""
+        await asyncio.gather(*(model.llm.close() for model in self._models))
+
+
+def split_memory(total: int, weights: Iterable[float]) -> list[int]:
+    """Split the memory for sequences over models in proportion to positive weights, such as bytes per token."""
+    shares = list(weights)
+    whole = sum(shares)
+    return [int(total * share / whole) for share in shares]

@@ -1,0 +1,127 @@
+"""Plain completions: the whole object, and chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from draftree.completion import Completion
+from draftree.serve.job import ChoiceUpdate, Job
+from draftree.serve.render.head import Head, closing_fields, last_chunk, report_of_update, usage_so_far
+from draftree.serve.render.tokens import OffsetLogprobs, prompt_logprobs_json
+from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.sse import event
+from draftree.text.detokenize import Detokenizer
+
+KIND = "text_completion"
+
+
+def completion_object(job: Job, body: CompletionBody, head: Head, completions: list[Completion]) -> dict[str, Any]:
+    """Return the response object of finished texts."""
+    found = head.fields(KIND)
+    found["choices"] = [_choice(index, body, job, done) for index, done in enumerate(completions)]
+    return found | closing_fields(job)
+
+
+def _choice(index: int, body: CompletionBody, job: Job, done: Completion) -> dict[str, Any]:
+    drops = job.options.drops_text
+    text, ids = ("", ()) if drops else (done.text, done.token_ids)
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": prompt_text(job, body, index) + text if body.echo else text,
+        "logprobs": None,
+        "finish_reason": "length" if drops else done.finish_reason,
+        "stop_reason": None if drops else done.stop_reason,
+    }
+    prompt_ids = job.submissions[index // job.params.n].prompt_ids
+    if body.logprobs is not None:
+        choice["logprobs"] = _logprobs(job, body, done, prompt_ids, ids)
+    if body.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs_json(done.prompt_logprobs or (), job.served.texts)
+    if body.return_token_ids:
+        choice |= {"prompt_token_ids": list(prompt_ids), "token_ids": list(ids)}
+    return choice
+
+
+def _logprobs(
+    job: Job, body: CompletionBody, done: Completion, prompt_ids: tuple[int, ...], ids: tuple[int, ...]
+) -> dict[str, Any]:
+    entries = (done.logprobs or ())[: len(ids)]
+    if not body.echo:
+        return _offsets(job, prompt_ids).push(entries, ids)
+    whole = _offsets(job, ())
+    return whole.push((*(done.prompt_logprobs or ()), *entries), (*prompt_ids, *ids))
+
+
+def _offsets(job: Job, before: tuple[int, ...], *, offset: int = 0) -> OffsetLogprobs:
+    texts, params = job.served.texts, job.params
+    if texts.tokenizer is None:
+        return OffsetLogprobs(texts, None, offset=offset)
+    detokenizer = Detokenizer(texts.tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=before)
+    return OffsetLogprobs(texts, detokenizer, offset=offset)
+
+
+def prompt_text(job: Job, body: CompletionBody, index: int) -> str:
+    """Return the text of a choice's prompt: as given, or decoded if it was token ids or truncated."""
+    place = index // job.params.n
+    prompt = body.prompts()[place]
+    if isinstance(prompt, str) and job.params.truncate_prompt_tokens is None:
+        return prompt
+    tokenizer = job.served.texts.tokenizer
+    if tokenizer is None:
+        return ""
+    return tokenizer.decode(job.submissions[place].prompt_ids, skip_special_tokens=job.params.skip_special_tokens)
+
+
+async def completion_events(job: Job, body: CompletionBody, head: Head) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded chunks of a stream, one for each update of a text."""
+    stream = _Stream(job, body, head)
+    async for found in job.updates():
+        data = stream.chunk(found)
+        if data:
+            yield data
+    last = last_chunk(job, body, stream.fields)
+    if last is not None:
+        yield event(last)
+
+
+class _Stream:
+    """Chunks of all choices."""
+
+    def __init__(self, job: Job, body: CompletionBody, head: Head) -> None:
+        self.fields = head.fields(KIND)
+        self._job, self._body = job, body
+        self._offsets: dict[int, OffsetLogprobs] = {}
+        self._begun: set[int] = set()
+
+    def chunk(self, found: ChoiceUpdate) -> bytes:
+        """Return the chunk of an update; empty if it has nothing to show."""
+        job, body = self._job, self._body
+        index, update = found.index, found.update
+        report = report_of_update(job, body, index, update)
+        is_first = index not in self._begun
+        self._begun.add(index)
+        text = "".join(piece.text for piece in update.pieces)
+        echo = prompt_text(job, body, index) if is_first and body.echo else ""
+        if not (echo or text or update.is_last or report or body.logprobs is not None or body.return_token_ids):
+            return b""
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": echo + text,
+            "logprobs": None,
+            "finish_reason": str(update.sequence.finish_reason) if update.is_last else None,
+            "stop_reason": update.sequence.stop_reason if update.is_last else None,
+        }
+        if body.logprobs is not None:
+            choice["logprobs"] = self._writer(index, len(echo)).push(update.logprobs, update.token_ids)
+        if body.return_token_ids:
+            choice["token_ids"] = list(update.token_ids)
+            if is_first:
+                choice["prompt_token_ids"] = list(job.submissions[index // job.params.n].prompt_ids)
+        return event({**self.fields, "choices": [choice], **usage_so_far(job, body), **report})
+
+    def _writer(self, index: int, offset: int) -> OffsetLogprobs:
+        if index not in self._offsets:
+            prompt = self._job.submissions[index // self._job.params.n].prompt_ids
+            self._offsets[index] = _offsets(self._job, prompt, offset=offset)
+        return self._offsets[index]

@@ -1,0 +1,140 @@
+"""A server with a tiny random model on a free port, in a thread of the test. Not a test itself."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import uvicorn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftree import LLM, AsyncLLM
+from draftree.serve.app import create_app
+from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.served import ModelChoice
+from draftree.serve.server import Server
+from draftree.serve.settings import ServerSettings
+from text_backends import byte_level
+
+NAME, ALIAS = "tiny", "tiny-alias"
+CONTEXT = 512
+START_SECONDS = 60.0
+
+
+@functools.cache
+def tiny_tokenizer() -> Any:
+    return byte_level()
+
+
+@functools.cache
+def tiny_model(seed: int = 1) -> Any:
+    """A random model with a few likely tokens at each position, and a real tokenizer with a chat template."""
+    tokenizer = tiny_tokenizer()
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator) * (0.75 if "lm_head" in name else 0.25)
+                )
+    return model.eval()
+
+
+def tiny_llm(draft: str | None = "ngram", **options: Any) -> LLM:
+    """The library's object with the served model."""
+    return LLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
+
+
+def tiny_async_llm(draft: str | None = "ngram", **options: Any) -> AsyncLLM:
+    return AsyncLLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
+
+
+def drafts_of(draft: Any) -> tuple[str, ...]:
+    return () if draft is None else (draft,) if isinstance(draft, str) else tuple(draft)
+
+
+def settings(**changes: Any) -> ServerSettings:
+    return ServerSettings(models=(ModelChoice(NAME, "tiny", (ALIAS,)),), **changes)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running server: its URL, such as http://127.0.0.1:8000, and its parts in this process."""
+
+    url: str
+    server: Server
+    pool: ModelPool
+    app: Any
+
+
+@contextmanager
+def running_server(
+    models: Sequence[ServedModel] | None = None,
+    *,
+    draft: Any = "ngram",
+    settings_given: ServerSettings | None = None,
+    **options: Any,
+) -> Iterator[Running]:
+    """Run a server until the block ends.
+
+    Args:
+        models: the served models; None for the tiny one, named `tiny` and `tiny-alias`.
+        draft: drafter of the tiny model.
+        settings_given: settings of the server.
+        **options: of the tiny model's `AsyncLLM`.
+    """
+    if models is None:
+        models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,), drafts_of(draft))]
+    pool = ModelPool(models)
+    app = create_app(settings_given or settings(), pool)
+    with serving(app) as url:
+        yield Running(url, app.state.server, pool, app)
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an ASGI application in a thread until the block ends; yields its URL."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="test-server", daemon=True)
+    thread.start()
+    try:
+        _wait_until_started(server, thread)
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(START_SECONDS)
+        bound.close()
+        assert not thread.is_alive(), "the server ends"
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    pause = threading.Event()
+    for _ in range(int(START_SECONDS / 0.01)):
+        if server.started:
+            return
+        assert thread.is_alive(), "the server starts"
+        pause.wait(0.01)
+    raise AssertionError("the server did not start")
