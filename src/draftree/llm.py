@@ -72,6 +72,8 @@ class LLM:
             the time to first token of new requests, and raises the inter-token latency of running ones.
         prefix_cache_size: maximum number of finished sequences whose keys and values are kept for prompts with a
             common prefix.
+        sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
+            when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is encoded
             as one; by default it is spelled as text.
         on_round: called with the record of every round.
@@ -99,11 +101,17 @@ class LLM:
         max_batch_size: int | None = None,
         prefill_chunk_size: int = PREFILL_TOKENS_BUSY,
         prefix_cache_size: int = PREFIX_CACHE_SIZE,
+        sequence_memory: int | None = None,
         allow_control_tokens: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        limits = limits_of(max_batch_size, prefill_chunk_size=prefill_chunk_size, prefix_cache_size=prefix_cache_size)
+        limits = limits_of(
+            max_batch_size,
+            prefill_chunk_size=prefill_chunk_size,
+            prefix_cache_size=prefix_cache_size,
+            sequence_memory=sequence_memory,
+        )
         methods = choose_each(draft, verify, plan)
         self._planner = next(iter(methods.values())).planner
         trusts = trust_remote_code
@@ -129,7 +137,7 @@ class LLM:
             kernels_reason=loaded.why_torch,
             allow_control_tokens=allow_control_tokens,
         )
-        self.is_lossless = self.promise(1.0) is not Promise.LOSSY
+        self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
         self.is_exact = loaded.model.is_exact
         self.kernels, self.kernels_reason = loaded.kernels, loaded.why_torch
         if loaded.kernels_note is not None and loaded is not model:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
-from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
+from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
 from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
@@ -134,7 +134,8 @@ class Requests:
         if len(ids) >= context:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
-                "shorten the prompt"
+                "shorten the prompt",
+                param="prompt",
             )
         if params.max_tokens is None:
             # as many as fit; the engine refuses a prompt for which there is no memory
@@ -142,7 +143,8 @@ class Requests:
         if len(ids) + params.max_tokens > context:
             raise InvalidRequestError(
                 f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
-                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits"
+                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits",
+                param="max_tokens",
             )
         return len(ids) + params.max_tokens
 
@@ -172,7 +174,9 @@ class Requests:
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
         if self._tokenizer is None:
             if params.stop_strings:
-                raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+                raise InvalidRequestError(
+                    "stop strings need a tokenizer, and this model has none: use stop_token_ids", param="stop"
+                )
             return None
         if not params.detokenize:
             return None
@@ -204,7 +208,8 @@ class Requests:
             return
         with encoding:
             grammars = self._spelled_grammars()
-        grammars.compile(params)
+        with blaming(params.constraint[0]):
+            grammars.compile(params)
 
     def _spelled_grammars(self) -> Grammars:
         """Return the grammar compiler; built for the first grammar, since it needs every token's bytes."""
@@ -251,9 +256,10 @@ class Requests:
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
-        if self._tokenizer is None:
-            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
+        with blaming("messages"):
+            if self._tokenizer is None:
+                raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
+            return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Encode a text, or check a list of token ids.
@@ -261,17 +267,18 @@ class Requests:
         Raises:
             InvalidRequestError: an empty prompt, or ids outside the vocabulary.
         """
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
-            ids = self._tokenizer.encode(prompt) if prompt else []
-        elif is_row(prompt):
-            ids = list(prompt)
-        else:
-            raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
-        if not ids:
-            raise InvalidRequestError("the prompt is empty: give at least one character or token")
-        return self._checked_ids(ids, "prompt")
+        with blaming("prompt"):
+            if isinstance(prompt, str):
+                if self._tokenizer is None:
+                    raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
+                ids = self._tokenizer.encode(prompt) if prompt else []
+            elif is_row(prompt):
+                ids = list(prompt)
+            else:
+                raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
+            if not ids:
+                raise InvalidRequestError("the prompt is empty: give at least one character or token")
+            return self._checked_ids(ids, "prompt")
 
     def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
         vocab_size = self._parts.target.vocab_size

@@ -91,7 +91,8 @@ class SlotAllocator:
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
                 f"({self._budget.token_bytes} bytes a token), but texts may take "
                 f"{_megabytes(self._budget.sequence_bytes)}, enough for {self._budget.longest or 0} tokens: "
-                "shorten the prompt, or lower max_tokens"
+                "shorten the prompt, or lower max_tokens",
+                param="max_tokens",
             )
 
     def fits(self, sequences: Sequence[WritingSequence], ahead: int = AHEAD) -> bool:

@@ -103,6 +103,12 @@ def closed_error() -> ApiError:
     )
 
 
+def loading_error() -> ApiError:
+    """Return the error of a server whose models are not loaded yet."""
+    text = "the models are still loading: retry after the time in Retry-After"
+    return ApiError(503, text, code="loading", headers={"Retry-After": "5"})
+
+
 def validation_error(error: RequestValidationError) -> ApiError:
     """Return the error of the first wrong field, with its dotted path as `param`."""
     first = _most_specific(error.errors())
@@ -194,7 +200,9 @@ class UnexpectedErrors:
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 404:
-        return ApiError(404, f"there is nothing at {request.url.path}: the API is described at /docs", code="not_found")
+        return ApiError(
+            404, f"there is nothing at {request.url.path}: the API is described at /openapi.json", code="not_found"
+        )
     if error.status_code == 405:
         message = f"{request.method} is not allowed at {request.url.path}"
         return ApiError(405, message, code="method_not_allowed", headers=error.headers)
