@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import torch
 import uvicorn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -138,3 +140,15 @@ def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> Non
         assert thread.is_alive(), "the server starts"
         pause.wait(0.01)
     raise AssertionError("the server did not start")
+
+
+def events(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    """The data of the events of a stream, which must end with [DONE]."""
+    with http.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    for line in lines[:-1]:
+        assert line.startswith("data: ")
+        yield json.loads(line.removeprefix("data: "))

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.serve.api.common import ERRORS, model_of, running_job
 from draftree.serve.errors import invalid
-from draftree.serve.job import MAX_PROMPTS, Job, JobOptions
+from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import completion_params
 from draftree.serve.render.completions import completion_events, completion_object
 from draftree.serve.render.head import Head
 from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.sse import EventStream, respond
 
 router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
