@@ -65,6 +65,9 @@ class CallParser:
 
     def __init__(self, form: CallFormat | None, new_id: Callable[[], str], *, max_calls: int | None = None) -> None:
         self._form = form
+        texts = frozenset(form.opening) | form.hidden if form is not None else frozenset()
+        self._markers = _Markers(texts)
+        self._with_closing = self._markers if form is None else _Markers(texts | {form.closing})
         self._new_id = new_id
         self._max_calls = max_calls
         self._state = _State.TEXT
@@ -134,10 +137,12 @@ class CallParser:
                 self._buffer = ahead
                 self._open("")
                 return True
-        markers = _markers(form, self._awaits_closing)
+            if self._after_call and not ahead:
+                return False
+        markers = self._with_closing if self._awaits_closing else self._markers
         found = markers.search(self._buffer)
         if found is None:
-            kept = _partial_length(self._buffer, form, self._awaits_closing)
+            kept = markers.partial_length(self._buffer)
             self._text(self._buffer[: len(self._buffer) - kept])
             self._buffer = self._buffer[len(self._buffer) - kept :]
             return False
@@ -145,8 +150,10 @@ class CallParser:
         self._buffer = self._buffer[found.end() :]
         if found[0] in form.opening:
             self._open(found[0])
-        elif found[0] == form.closing and self._awaits_closing:
-            self._awaits_closing = False
+        elif found[0] not in form.hidden and not self._awaits_closing:
+            self._text(found[0])
+        else:
+            self._awaits_closing &= found[0] != form.closing
         return True
 
     def _open(self, marker: str) -> None:
@@ -226,18 +233,25 @@ class CallParser:
             self._after_call = self._awaits_closing = self._at_start = False
 
 
-def _markers(form: CallFormat, awaits_closing: bool) -> re.Pattern[str]:
-    known = _known(form, awaits_closing)
-    return re.compile("|".join(map(re.escape, known)) or "(?!)")
+@final
+class _Markers:
+    """Finds markers in a text that grows.
 
+    Args:
+        texts: the markers.
+    """
 
-def _known(form: CallFormat, awaits_closing: bool) -> list[str]:
-    closing = {form.closing} if form.closing and awaits_closing else set()
-    return sorted({*form.opening, *form.hidden, *closing}, key=len, reverse=True)
+    def __init__(self, texts: frozenset[str]) -> None:
+        ordered = sorted(texts - {""}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+        self._starts = {text[:size] for text in ordered for size in range(1, len(text))}
+        self._longest = max(map(len, self._starts), default=0)
 
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return the first marker."""
+        return self._pattern.search(text)
 
-def _partial_length(text: str, form: CallFormat, awaits_closing: bool) -> int:
-    """Return the length of the end of the text that may be the beginning of a marker."""
-    known = _known(form, awaits_closing)
-    longest = min(len(text), max(map(len, known), default=1) - 1)
-    return next((size for size in range(longest, 0, -1) if any(one.startswith(text[-size:]) for one in known)), 0)
+    def partial_length(self, text: str) -> int:
+        """Return the length of the end of the text that may be the beginning of a marker."""
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._starts), 0)
