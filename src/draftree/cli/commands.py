@@ -73,6 +73,16 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "chat",
+            "draftree.cli.chat:chat",
+            "Chat with a model in the terminal.",
+            (
+                "draftree chat smollm2-135m-instruct --draft ngram",
+                "draftree chat tinyllama-1.1b-chat --draft model:stories15m,k=4 --temperature 0.7",
+                "echo 'What is a prime number?' | draftree chat smollm2-135m-instruct --json",
+            ),
+        ),
+        Entry(
             "serve",
             "draftree.cli.serve:serve",
             "Serve models with an OpenAI-compatible HTTP API.",
