@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from draftree.serve.api import chat, completions, models
 from draftree.serve.errors import add_handlers
+from draftree.serve.page import mount
 from draftree.serve.pool import ModelPool
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
@@ -40,6 +41,8 @@ def create_app(settings: ServerSettings, pool: ModelPool) -> FastAPI:
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    if settings.page:
+        mount(app)
     _describe_truly(app)
     return app
 
