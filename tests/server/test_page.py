@@ -26,8 +26,8 @@ TEXT = ".view:not([hidden]) .text"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     folder_of(NAME)
-    llm = AsyncLLM(NAME, "ngram", dtype="float32", device="cpu")
-    with running_server([ServedModel(NAME, llm, (), ("ngram",))]) as running:
+    llm = AsyncLLM(NAME, ("ngram", "suffix"), dtype="float32", device="cpu")
+    with running_server([ServedModel(NAME, llm, (), ("ngram", "suffix"))]) as running:
         yield running.url
 
 

@@ -11,6 +11,7 @@ SLOW = frozenset(
         "test_bench_plots",
         "test_bench_runner",
         "test_chat_templates",
+        "test_cli_chat",
         "test_cli_generate",
         "test_cli_main",
         "test_cli_refusals",

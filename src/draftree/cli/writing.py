@@ -23,6 +23,7 @@ from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
 
@@ -68,8 +69,14 @@ class Setup:
         """
         return choose_methods(self.draft, self.verify, self.plan)
 
-    def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
-        """Return the methods on a loaded model."""
+    def over(
+        self,
+        loaded: LoadedModel,
+        *,
+        tokenizer: Tokenizer | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+    ) -> LLM:
+        """Return the methods on a loaded model; its tokenizer is loaded unless it is given."""
         return LLM(
             loaded,
             self.draft,
@@ -78,6 +85,7 @@ class Setup:
             exact=self.exact,
             allow_control_tokens=self.allow_control_tokens,
             trust_remote_code=self.trust_remote_code,
+            tokenizer=tokenizer,
             on_round=on_round,
         )
 
