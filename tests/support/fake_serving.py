@@ -111,7 +111,9 @@ async def _events(body: dict[str, Any], prompt: str, delay: float) -> AsyncItera
     number = 0
     for number, found in enumerate(rounds_of(tokens, is_plain=is_plain), 1):
         if prompt == "fail" and number == 8:
-            yield _event({"error": {"message": "The model failed.", "type": "server_error", "param": None, "code": None}})
+            yield _event(
+                {"error": {"message": "The model failed.", "type": "server_error", "param": None, "code": None}}
+            )
             return
         await asyncio.sleep(delay)
         pieces = [{"index": 0, "text": n["text"], "origin": "drafted"} for n in found["nodes"] if n["accepted"]]
