@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
@@ -20,9 +21,10 @@ from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, D
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
-from draftree.engine.parts import Parts, agree
+from draftree.engine.parts import Parts, agree, joined
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
+from draftree.loading.targets import require_layers
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
 from draftree.planners.base import PLANNERS, Planner, require_effect
@@ -115,6 +117,30 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 
+def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None) -> dict[str, Methods]:
+    """Find and configure the methods of every drafter that a request can choose.
+
+    Args:
+        draft: one drafter, or several of which the first is the default; `none` is plain decoding.
+        verify: the verifier of all.
+        plan: the planner of each; None for its default.
+
+    Returns:
+        Methods by name of the drafter, the default first.
+
+    Raises:
+        ConfigurationError: as `choose_methods`; no drafter, or the same one twice.
+    """
+    names = [draft or NO_DRAFT] if draft is None or isinstance(draft, str) else list(draft)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"draft is {draft!r}: give the name of a drafter, or a list of at least one name")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"draft names '{twice}' twice: name it once")
+    any_drafts = any(map(drafts, names))
+    return {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+
+
 def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
     """Those of the only drafter, or of all merged."""
     each = [method.traits for method in drafters]
@@ -166,6 +192,39 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
     return specs[0]
 
 
+def build_each(
+    each: Mapping[str, Methods],
+    target: LoadedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    kernels: str = "auto",
+    trust_remote_code: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Parts:
+    """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
+
+    Args:
+        each: methods by name of the drafter, the default first.
+        target: as for `build_parts`.
+        tokenizer: as for `build_parts`.
+        kernels: as for `build_parts`.
+        trust_remote_code: as for `build_parts`.
+        clock: as for `build_parts`.
+
+    Raises:
+        DraftreeError: as `build_parts`.
+    """
+    model = target.model
+    load = cache(_reader(target, model.dtype, str(model.device), kernels=kernels, trust_remote_code=trust_remote_code))
+
+    def build(methods: Methods) -> Parts:
+        return build_parts(
+            methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load, clock=clock
+        )
+
+    return joined({name: build(methods) for name, methods in each.items()})
+
+
 def build_parts(
     methods: Methods,
     target: LoadedModel,
@@ -204,7 +263,24 @@ def build_parts(
         raise ConfigurationError(
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
-    _require_layers(methods.traits.features, target)
+    require_layers(methods.traits.features, target)
+
+    read = load_draft or _reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
+
+    def load(name: str) -> LoadedDraftModel:
+        loaded = read(name)
+        if methods.traits.branches and not loaded.model.supports_trees:
+            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
+        return loaded
+
+    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
+    return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+
+
+def _reader(
+    target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
+) -> Callable[[str], LoadedDraftModel]:
+    """Return a function that loads a drafter's model from files."""
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
@@ -214,27 +290,7 @@ def build_parts(
         own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
-    def load(name: str) -> LoadedDraftModel:
-        loaded = (load_draft or read)(name)
-        if methods.traits.branches and not loaded.model.supports_trees:
-            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
-        return loaded
-
-    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
-    return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
-
-
-def _require_layers(layers: Sequence[int], target: LoadedModel) -> None:
-    """Refuse a drafter that needs hidden states of layers that the target does not have."""
-    count = target.model.num_layers
-    strange = [layer for layer in layers if not -count - 1 <= layer <= count]
-    if strange:
-        raise ConfigurationError(
-            f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
-            "that can be told apart: use another target, or another drafter"
-        )
-    if layers:
-        target.model.require_capture([layer if layer >= 0 else count + 1 + layer for layer in layers])
+    return read
 
 
 def _drafter(

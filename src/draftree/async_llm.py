@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from draftree.arguments import Messages, Prompt, one_params, require_count, require_single, require_text
 from draftree.completion import Completion
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, blaming
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -55,7 +55,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         *,
         max_waiting: int = MAX_WAITING,
         **options: Any,
@@ -77,6 +77,11 @@ class AsyncLLM:
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the loaded drafters, the default first."""
+        return self._llm.drafts
 
     @property
     def num_running(self) -> int:
@@ -296,6 +301,8 @@ def require_one_conversation(messages: object) -> None:
     if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
         raise InvalidRequestError(
             f"chat takes one conversation per call, and this is a list of {len(messages)}: "
-            "call it once for each, for example with asyncio.gather"
+            "call it once for each, for example with asyncio.gather",
+            param="messages",
         )
-    check_messages(messages)
+    with blaming("messages"):
+        check_messages(messages)

@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
-from draftree.core.errors import InvalidRequestError, VocabularyMismatchError
+from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
+from draftree.drafters import NO_DRAFT
+from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.sampling.controls import build_controls
@@ -80,8 +82,7 @@ class Requests:
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
         """
-        if draft is not None:
-            raise InvalidRequestError(f"draft is {shown_value(draft)}: only None is possible", param="draft")
+        chosen = self._choice(draft)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
                 f"priority is {shown_value(priority)}: it must be a whole number, lower goes first", param="priority"
@@ -92,7 +93,7 @@ class Requests:
             )
         ids = self.truncated(ids, params)
         limit = self._limit(ids, params)
-        self._check_prediction(params)
+        self._check_prediction(params, chosen)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         name = request_id or f"request-{next(self._numbers)}"
         made = [
@@ -111,7 +112,8 @@ class Requests:
                 limit=limit,
                 detokenizer=self._detokenizer(params, ids),
                 priority=priority,
-                promise=self._parts.promise(params.temperature),
+                draft=chosen,
+                promise=self._parts.promise(params.temperature, chosen),
             )
             for index in range(params.n)
         ]
@@ -132,7 +134,8 @@ class Requests:
         if len(ids) >= context:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
-                "shorten the prompt"
+                "shorten the prompt",
+                param="prompt",
             )
         if params.max_tokens is None:
             # as many as fit; the engine refuses a prompt for which there is no memory
@@ -140,23 +143,40 @@ class Requests:
         if len(ids) + params.max_tokens > context:
             raise InvalidRequestError(
                 f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
-                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits"
+                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits",
+                param="max_tokens",
             )
         return len(ids) + params.max_tokens
 
-    def _check_prediction(self, params: SamplingParams) -> None:
-        drafter = self._parts.drafter
-        if params.prediction is not None and not self._parts.traits.reads_predictions:
+    def _choice(self, draft: str | None) -> str:
+        """Return the name of the chosen drafter; empty for the default."""
+        if draft is None:
+            return ""
+        known = list(dict.fromkeys((*self._parts.choices, NO_DRAFT)))
+        if draft in known:
+            return draft
+        raise InvalidRequestError(
+            f"draft is {shown_value(draft)}, which is not loaded: give {' or '.join(map(repr, known))}, or load it "
+            "with the model",
+            param="draft",
+        )
+
+    def _check_prediction(self, params: SamplingParams, draft: str) -> None:
+        traits = self._parts.traits_of(draft)
+        if params.prediction is not None and not traits.reads_predictions:
             raise InvalidRequestError(
-                f"a prediction was given, but {'there is no drafter' if drafter is None else 'the drafter'} "
+                f"a prediction was given, but {'there is no drafter' if traits is NO_DRAFTS else 'the drafter'} "
                 "that uses it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
-                "or leave the prediction out"
+                "or leave the prediction out",
+                param="prediction",
             )
 
     def _detokenizer(self, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer | None:
         if self._tokenizer is None:
             if params.stop_strings:
-                raise InvalidRequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+                raise InvalidRequestError(
+                    "stop strings need a tokenizer, and this model has none: use stop_token_ids", param="stop"
+                )
             return None
         if not params.detokenize:
             return None
@@ -188,7 +208,8 @@ class Requests:
             return
         with encoding:
             grammars = self._spelled_grammars()
-        grammars.compile(params)
+        with blaming(params.constraint[0]):
+            grammars.compile(params)
 
     def _spelled_grammars(self) -> Grammars:
         """Return the grammar compiler; built for the first grammar, since it needs every token's bytes."""
@@ -235,9 +256,10 @@ class Requests:
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
-        if self._tokenizer is None:
-            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
+        with blaming("messages"):
+            if self._tokenizer is None:
+                raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
+            return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Encode a text, or check a list of token ids.
@@ -245,17 +267,18 @@ class Requests:
         Raises:
             InvalidRequestError: an empty prompt, or ids outside the vocabulary.
         """
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
-            ids = self._tokenizer.encode(prompt) if prompt else []
-        elif is_row(prompt):
-            ids = list(prompt)
-        else:
-            raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
-        if not ids:
-            raise InvalidRequestError("the prompt is empty: give at least one character or token")
-        return self._checked_ids(ids, "prompt")
+        with blaming("prompt"):
+            if isinstance(prompt, str):
+                if self._tokenizer is None:
+                    raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
+                ids = self._tokenizer.encode(prompt) if prompt else []
+            elif is_row(prompt):
+                ids = list(prompt)
+            else:
+                raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
+            if not ids:
+                raise InvalidRequestError("the prompt is empty: give at least one character or token")
+            return self._checked_ids(ids, "prompt")
 
     def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
         vocab_size = self._parts.target.vocab_size

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, final
 
-from draftree.completion import Completion, completion_of, raise_failures
-from draftree.engine.sequence import FinishReason, Update, WritingSequence
+from draftree.completion import Completion, completions_of
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.serving.listening import Request
 
 
@@ -60,10 +60,7 @@ class Submission:
             DraftreeError: as `AsyncLLM.generate`.
         """
         assert self._request.is_over, "completions exist after the last update"
-        written = [s for s in self.sequences if s.finish_reason is not FinishReason.ERROR]
-        done = [completion_of(sequence, prompt_index=0) for sequence in written]
-        raise_failures(self.sequences, done)
-        return done
+        return completions_of([self.sequences])
 
     async def aclose(self) -> None:
         """Abort unfinished texts within one round; does not wait for it."""

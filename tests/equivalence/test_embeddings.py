@@ -159,5 +159,5 @@ def test_an_embedding_that_is_normed_first_is_refused() -> None:
 def test_models_without_an_embedding_are_refused() -> None:
     model: LanguageModel = TableLM(hashed(VOCAB_SIZE, seed=1))
     for ask in (model.input_embedding, model.output_head, model.embedding_facts):
-        with pytest.raises(UnsupportedModelError, match="take a drafter that needs none"):
+        with pytest.raises(UnsupportedModelError, match="choose a drafter that needs none"):
             ask()

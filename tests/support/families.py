@@ -190,9 +190,9 @@ SPARSE: dict[str, Any] = {
 REFUSED_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v32": (SPARSE, "by an index"),
     "glm_moe_dsa": (SPARSE, "by an index"),
-    "openai": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "takes no stored keys and values"),
+    "openai": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "accepts no stored keys and values"),
     "cpmant": ({"dim_head": 8, "dim_ff": 48, "prompt_length": 2}, "cannot continue from its stored keys and values"),
-    "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "takes no stored keys and values"),
+    "xlnet": ({"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, "accepts no stored keys and values"),
 }
 """Families that are refused for another reason, and how its sentence goes."""
 

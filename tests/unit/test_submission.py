@@ -172,7 +172,7 @@ async def test_traced_updates_hold_the_record_of_every_round_of_their_text() -> 
 @asynchronous
 async def test_records_kept_for_a_reader_hold_no_distributions() -> None:
     with tempfile.TemporaryDirectory() as place:
-        folder = save_tiny_model(Path(place))
+        folder = save_tiny_model(Path(place), chat=False)
         async with AsyncLLM(folder, f"model:{folder}", verify="token") as llm:
             submission = await llm.submit([1], params(1, 8), trace=True)
             rounds = [row async for update in submission for row in update.rounds]

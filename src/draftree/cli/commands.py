@@ -83,6 +83,16 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "serve",
+            "draftree.cli.serve:serve",
+            "Serve models with an OpenAI-compatible HTTP API.",
+            (
+                "draftree serve smollm2-135m-instruct",
+                "draftree serve chat=smollm2-135m-instruct stories15m --draft suffix --draft chat=ngram,k=4",
+                "draftree serve smollm2-135m-instruct --host 0.0.0.0 --api-key-file keys.txt",
+            ),
+        ),
+        Entry(
             "watch",
             "draftree.cli.watch:watch",
             "Show the load and the rounds of a running server.",

@@ -97,7 +97,7 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
         if sequence.rounds is not None:
             sequence.rounds.append(without_distributions(row))
         if sequence.is_finished:
-            sequence.counts.explain = parts.planner.explain()
+            sequence.counts.explain = parts.planner.explain_of(sequence.plan_state)
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += record.total_seconds
     return record

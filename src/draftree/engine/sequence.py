@@ -128,6 +128,7 @@ class WritingSequence:
         limit: maximum tokens of prompt and output.
         detokenizer: converts tokens to text; None if the model has no tokenizer.
         draft_controls: the controls for the drafter, if they differ from `controls`.
+        draft: name of the chosen drafter; empty for the default.
         priority: lower numbers are served first.
         promise: relation of its text to plain decoding.
     """
@@ -142,6 +143,7 @@ class WritingSequence:
         limit: int,
         detokenizer: Detokenizer | None,
         draft_controls: Controls | None = None,
+        draft: str = "",
         priority: int = 0,
         promise: Promise = Promise.SAME_TEXT,
     ) -> None:
@@ -149,7 +151,7 @@ class WritingSequence:
         self.index = index
         self.history = History(prompt, capacity=limit)
         self.controls = controls
-        self.view = SequenceView(self.history, draft_controls or controls)
+        self.view = SequenceView(self.history, draft_controls or controls, draft=draft)
         self.limit = limit
         self.priority = priority
         self.promise = promise

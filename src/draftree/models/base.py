@@ -1,7 +1,7 @@
-"""The model seam: a slot holds a committed prefix and a tentative tree.
+"""Model seam: `LanguageModel`, whose slots hold a committed prefix and a tentative tree.
 
-A pass is a value, and so is an edit of slots. Prefill, decoding, verification, a drafter that grows its tree level by
-level and beam search all consist of `run` and `apply`. `models/encoding.py` encodes both as plain data.
+Prefill, decoding, verification and drafting use two calls: `run` computes a pass, `apply` edits slots. Passes and edits
+are plain data (`models/operations.py`).
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ class LanguageModel(ABC):
 
     vocab_size: int
     max_length: int
-    """Positions the model knows: longest prefix plus tree depth."""
+    """Maximum number of positions: prefix plus tree depth."""
     supports_trees: bool
-    """False: only chains may be tentative."""
+    """Whether tentative trees may branch; if False, they must be chains."""
     device: torch.device
     dtype: torch.dtype
     is_exact: bool = False
-    """Whether a token's logits are bit-identical, however it is scored: alone, in any tree, in any batch."""
+    """Whether a token's logits are bit-identical alone, in any tree and in any batch."""
     fingerprint: str = ""
-    """Tells this model from others, under whatever name it is loaded; empty if it cannot be told."""
+    """Identity of the weights, independent of the name; empty if unknown."""
     num_layers: int = 0
-    """Layers of which a part can be run; 0 if none can."""
+    """Number of layers that `LayerSubset` can select from; 0 if only whole passes are supported."""
     num_sublayer_runs: int = 0
-    """Rows that attentions and perceptrons have computed so far, one count for each row of each of them."""
+    """Rows computed by attentions and perceptrons so far, summed over sublayers."""
     self_check: CheckResult | None = None
-    """What the check at load found; None where there was none."""
+    """Result of the self-check at load; None if it was not run."""
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes that it takes; nothing where it takes next to nothing."""
+        """Memory of the model in bytes; zero if negligible."""
         return NOTHING
 
     @property
     def num_warm_ups(self) -> int:
-        """Passes of a shape before one takes as long as all later ones."""
+        """Number of slower first passes of each shape."""
         return 0
 
     def synchronize(self) -> None:
-        """Wait until the device has done all passes so far; on a card a pass returns when it is queued."""
+        """Wait until the device has finished all queued passes."""
         synchronize(self.device)
 
     @property
     def num_open(self) -> int:
-        """Slots that are open now; 0 for a model that need not know."""
+        """Number of open slots; 0 if the model does not count them."""
         return 0
 
     def check_integrity(self) -> None:
@@ -96,11 +96,11 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for this many open slots of this many tokens, tentative ones included. What is open stays."""
+        """Make room for `num_slots` open slots of `length` tokens, tentative ones included. Open slots are kept."""
 
     @abstractmethod
     def open(self) -> Slot:
-        """An empty slot."""
+        """Return an empty slot."""
 
     @abstractmethod
     def run(self, pass_: Pass) -> PassResult:
@@ -117,37 +117,37 @@ class LanguageModel(ABC):
     def require_part(self, part: LayerSubset) -> None:
         """Raise UnsupportedModelError if this part cannot be run."""
         raise UnsupportedModelError(
-            f"{type(self).__name__} cannot run a part of its layers: take a drafter that does not ask for one"
+            f"{type(self).__name__} cannot run a part of its layers: choose a drafter that runs none"
         )
 
     def input_embedding(self) -> Tensor:
-        """The embedding as passes use it, shape (vocab, hidden), in the model's dtype; not to be changed.
+        """Return the embedding as passes use it, shape (vocab, hidden), in the model's dtype; read only.
 
         Raises:
-            UnsupportedModelError: the model has none that can be read.
+            UnsupportedModelError: the model does not expose it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no input embedding: take a drafter that needs none")
+        raise UnsupportedModelError(f"{type(self).__name__} has no input embedding: choose a drafter that needs none")
 
     def output_head(self) -> Tensor:
-        """The matrix that makes logits as passes use it, shape (vocab, hidden), in the model's dtype.
+        """Return the output head as passes use it, shape (vocab, hidden), in the model's dtype; read only.
 
-        Not to be changed. With int8 weights it is the product of the 8-bit numbers and their scales.
+        int8 weights are returned multiplied by their scales.
 
         Raises:
-            UnsupportedModelError: the model has none that can be read.
+            UnsupportedModelError: the model does not expose it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no output head: take a drafter that needs none")
+        raise UnsupportedModelError(f"{type(self).__name__} has no output head: choose a drafter that needs none")
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """How the model uses both.
+        """Return how the model uses its embedding and its head.
 
         Raises:
-            UnsupportedModelError: it does more with them than `EmbeddingFacts` can express.
+            UnsupportedModelError: `EmbeddingFacts` cannot express it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no output head: take a drafter that needs none")
+        raise UnsupportedModelError(f"{type(self).__name__} has no output head: choose a drafter that needs none")
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Refuse layers that cannot be captured.
+        """Check that the hidden states of these layers can be captured.
 
         Raises:
             UnsupportedModelError: the model cannot capture these layers.
@@ -169,7 +169,7 @@ class LanguageModel(ABC):
 
     @final
     def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        """Apply a `Fork`, of the whole prefix if no length is given."""
+        """Apply a `Fork`; None copies the whole prefix."""
         return self.apply([Fork(slot, slot.length if length is None else length)])[0]
 
     @final

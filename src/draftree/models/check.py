@@ -1,7 +1,7 @@
-"""The load-time self-check: a small tree scored in one pass against each of its branches scored alone.
+"""Self-check at load: compares a small tree scored in one pass with each of its branches scored alone.
 
-The model itself, with transformers' own cacheless forward, is the judge. Families whose attention knows
-positions by key index fail on trees and keep chains; those that fail on chains are refused.
+The reference is the model's own forward pass in transformers, without a cache. Families whose attention derives
+positions from key indices fail on trees and are limited to chains; families that fail on chains are refused.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
 BRANCHES = ((0, 1, 4), (0, 2), (3,))
 EXACT_LENGTHS = (60, 124, 250)
-"""Prefixes in which bits are compared: all end just before passes read more keys."""
+"""Prefix lengths of the bitwise comparison, each just below a block boundary of keys."""
 NATIVE_LENGTHS = EXACT_LENGTHS[:2]
-"""Those of passes in C, which read keys in blocks of 64 at any length."""
+"""Prefix lengths for passes in C, which read keys in blocks of 64."""
 EXACT_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10)
 WIDE_PARENTS = (-1, *((node - 1) // 3 for node in range(1, 52)))
-"""More rows than any kernel takes at once (48)."""
+"""Number of rows above the largest row block of any kernel (48)."""
 EXACT_TREES = (EXACT_PARENTS, WIDE_PARENTS, EXACT_PARENTS)
-"""The tree behind each of these prefixes."""
+"""Parents of the tree after each of these prefixes."""
 PIECES = (1, 24)
-"""Where the first passes over a prefix end that is read in pieces, in tokens."""
+"""Ends of the first prefill chunks, in tokens."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, torch.float16: 3e-2}
-"""Largest accepted difference, as a share of the spread of the logits."""
+"""Maximum accepted difference, relative to the range of the logits."""
 QUANTIZED_TOLERANCE = 0.4
-"""The same for weights of 8 bits: what is computed is another model, which must not be a wrong one."""
+"""Maximum accepted difference for int8 weights, which are an approximation of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Largest difference from the judge, as a share of the spread of the logits.
+    """Maximum differences from the reference, relative to the range of the logits.
 
-    `is_exact`: whether every node had the bits that it has when its branch is read token by token, in the small tree
-    and, for passes in C and in fixed shapes, in all that `rounds_alike` compares.
+    `is_exact`: whether every node has the same bits as when its branch is read token by token, in the small tree and,
+    for passes in C and in fixed shapes, in all comparisons of `rounds_alike`.
     """
 
     chain_error: float
@@ -52,18 +52,18 @@ class CheckResult:
 
     @property
     def chains_ok(self) -> bool:
-        """Whether a chain scored in our slots is right."""
+        """Whether chains are scored within the tolerance."""
         return self.chain_error <= self.tolerance
 
     @property
     def trees_ok(self) -> bool:
-        """Whether a tree scored in one pass is right."""
+        """Whether trees are scored within the tolerance."""
         return self.tree_error <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogits:
-    """What the model itself says of every branch, before anything of it was changed.
+    """Logits of every branch by the model's own forward pass, before the model is changed.
 
     Attributes:
         ids: the prefix, then the nodes of the tree.
@@ -85,12 +85,12 @@ class ReferenceLogits:
 
     @property
     def spread(self) -> float:
-        """Largest minus smallest logit, the scale of all errors."""
+        """Largest minus smallest logit; errors are relative to it."""
         return max(float(row.amax() - row.amin()) for rows in self.logits.values() for row in rows) or 1.0
 
 
 def tokens_of_check(vocab: int) -> tuple[int, ...]:
-    """The tokens that are scored, out of so many: the prefix, then the nodes of the tree."""
+    """Return the scored tokens for a vocabulary of this size: the prefix, then the nodes of the tree."""
     return tuple((7 + max(1, vocab // 17) * i) % vocab for i in range(PREFIX_LENGTH + len(TREE_PARENTS)))
 
 
@@ -114,7 +114,7 @@ def reference_logits(model: Any) -> ReferenceLogits:
 
 @torch.inference_mode()
 def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | None = None) -> CheckResult:
-    """Score the tree in one pass, and a chain, and compare; a tolerance of None is the dtype's."""
+    """Compare a tree scored in one pass, and a chain, with the reference; None uses the dtype's tolerance."""
     chain_error = _chain_error(model, wanted) / wanted.spread
     tree_error, is_exact = float("inf"), False
     if model.supports_trees:
@@ -129,10 +129,10 @@ def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | N
 
 @torch.inference_mode()
 def partial_error(model: LanguageModel) -> float:
-    """Largest difference between a whole pass over a small tree and one that continues from partial nodes.
+    """Return the maximum difference between a whole pass over a small tree and one that continues from partial nodes.
 
     Returns:
-        The difference as a share of the spread of the logits.
+        The difference, relative to the range of the logits.
     """
     if model.num_layers < 2:
         return 0.0
@@ -152,14 +152,14 @@ def partial_error(model: LanguageModel) -> float:
 
 @torch.inference_mode()
 def rounds_alike(model: LanguageModel, lengths: Sequence[int] = EXACT_LENGTHS) -> bool:
-    """Whether rows have the same bits in passes of many shapes.
+    """Return whether rows have the same bits in passes of many shapes.
 
-    Behind each prefix a tree is scored alone; beside other sequences, behind the same prefix read in pieces; in part,
-    each branch as a chain; and one branch token by token. Stops at the first bit that differs.
+    After each prefix a tree is scored alone, beside other sequences, after the same prefix prefilled in chunks, branch
+    by branch, and one branch token by token. Stops at the first difference.
 
     Args:
-        model: any.
-        lengths: tokens of the prefixes, ascending; cut to what the model's context holds.
+        model: the model.
+        lengths: prefix lengths in tokens, ascending; limited to the model's context.
     """
     room = model.max_length - max(map(len, EXACT_TREES))
     ids = exact_tokens(model.vocab_size)
@@ -180,7 +180,7 @@ def rounds_alike(model: LanguageModel, lengths: Sequence[int] = EXACT_LENGTHS) -
 
 
 def exact_tokens(vocab: int) -> list[int]:
-    """The tokens of the comparison of bits: prefix first, the tree's nodes from the end."""
+    """Return the tokens of the bitwise comparison: the prefix from the front, the tree's nodes from the end."""
     step = max(1, vocab // 17)
     return [(3 + step * place + place // 17) % vocab for place in range(max(EXACT_LENGTHS) + len(WIDE_PARENTS))]
 
@@ -192,7 +192,7 @@ def _read(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> None:
 
 
 def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -> bool:
-    """Whether a tree's rows have the same bits alone, beside others in `pieces`, branch by branch, and one by one."""
+    """Return whether a tree's rows have the same bits alone, beside others in `pieces`, by branch and by token."""
     nodes, parents = job.tokens, job.parents
     wanted = model.run(Pass([job])).logits.tensor().clone()
     model.commit(slot, ())
@@ -215,7 +215,7 @@ def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -
 
 
 def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
-    """Logits of a job between one that reads several tokens and one that reads one."""
+    """Return logits of a job between one that reads several tokens and one that reads one."""
     ids, length = exact_tokens(model.vocab_size), job.slot.length
     before, behind = (model.fork(job.slot, length // share) for share in (8, 2))
     jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(behind, ids[:1], [-1])]
@@ -243,7 +243,7 @@ def _token_by_token(model: LanguageModel, wanted: ReferenceLogits, branch: Seque
 
 
 def _comparable(error: float) -> float:
-    # NaN compares false with everything: it must count as an error, not as none
+    # comparisons with NaN are false: it must count as an error
     return float("inf") if error != error else error
 
 

@@ -1,4 +1,4 @@
-"""How a model uses its embedding and its output head: the facts that a draft head needs beside the two tensors."""
+"""Scales, cap and bias with which a model uses its embedding and its output head."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingFacts:
-    """What happens to embeddings before the first layer, and to the product with the output head.
+    """Operations on embeddings before the first layer, and on the product with the output head.
 
     Attributes:
-        embedding_scale: factor of a token's embedding where it enters the first layer. Learned positions, if the
-            model has any, are added after it.
+        embedding_scale: factor of a token's embedding before the first layer. Learned positions, if any, are added
+            after it.
         logit_scale: factor of the product with the head.
         soft_cap: logits are `soft_cap * tanh(logits / soft_cap)`; None for no cap.
         bias: added to the product before it is scaled, shape (vocab,), float32; None for none.
@@ -26,11 +26,11 @@ class EmbeddingFacts:
     bias: Tensor | None = None
 
     def logits(self, states: Tensor, head: Tensor) -> Tensor:
-        """Logits of hidden states.
+        """Return logits of hidden states.
 
         Args:
             states: outputs of the final norm, shape (..., hidden).
-            head: of the model, shape (vocab, hidden).
+            head: the output head, shape (vocab, hidden).
 
         Returns:
             Shape (..., vocab), float32.
@@ -41,6 +41,6 @@ class EmbeddingFacts:
         return self.capped(found)
 
     def capped(self, products: Tensor) -> Tensor:
-        """Logits from products with the head, bias included."""
+        """Return logits from products with the head, bias included."""
         found = products * self.logit_scale
         return found if self.soft_cap is None else self.soft_cap * torch.tanh(found / self.soft_cap)

@@ -1,7 +1,7 @@
-"""Passes and edits as plain data, slots by their ids: what is sent to another process that replays them.
+"""Encoding of passes and edits for a process that replays them.
 
-All functions use lists, dictionaries, integers and strings only, as JSON has them. The other side keeps its slots by
-id: it opens slots in the same order, so its slots have the same ids.
+Slots are encoded by id, everything as lists, dictionaries, integers and strings, as in JSON. The other process opens
+slots in the same order, so its slots have the same ids.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from draftree.models.base import Close, Commit, Edit, Extend, Fork, LayerSubset,
 
 
 def encode_pass(pass_: Pass) -> dict[str, Any]:
-    """A pass as plain data."""
+    """Encode a pass."""
     layers = pass_.layers
     return {
         "jobs": [_encode_job(job) for job in pass_.jobs],
@@ -23,10 +23,10 @@ def encode_pass(pass_: Pass) -> dict[str, Any]:
 
 
 def decode_pass(data: Mapping[str, Any], slots: Mapping[int, Slot]) -> Pass:
-    """The pass that was encoded, on these slots.
+    """Decode a pass on these slots.
 
     Raises:
-        KeyError: there is no slot with an id that occurs in the pass.
+        KeyError: the pass names an unknown slot.
     """
     end, attention, mlp = data["layers"]
     jobs = [Extend(slots[slot], tokens, parents, logits_at) for slot, tokens, parents, logits_at in data["jobs"]]
@@ -34,15 +34,15 @@ def decode_pass(data: Mapping[str, Any], slots: Mapping[int, Slot]) -> Pass:
 
 
 def encode_edits(edits: Sequence[Edit]) -> list[list[Any]]:
-    """Edits as plain data: for each its name, the slot's id, and what it needs besides."""
+    """Encode edits, each as its name, the slot's id and its arguments."""
     return [_encode_edit(edit) for edit in edits]
 
 
 def decode_edits(data: Sequence[Sequence[Any]], slots: Mapping[int, Slot]) -> list[Edit]:
-    """The edits that were encoded, on these slots. A slot that one of them opens does not occur in a later one.
+    """Decode edits on these slots. An edit must not use a slot that an earlier one of them opens.
 
     Raises:
-        KeyError: there is no slot with an id that occurs in an edit, or no edit of a name.
+        KeyError: an edit names an unknown slot, or has an unknown name.
     """
     kinds: dict[str, type[Commit | Truncate | Fork | Close]] = {
         "commit": Commit,

@@ -1,4 +1,4 @@
-"""How much memory a model takes, and what is free here. How many slots fit: `engine/memory.py`."""
+"""Memory footprint of a model, and free memory. The number of slots that fit: `engine/memory.py`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 LOGIT_BYTES = 4
-"""Of one logit: they are float32 but for float64 models."""
+"""Bytes of one logit: float32, except in float64 models."""
 LOGIT_COPIES = 2
-"""A model's logits, and the noise or the distribution that is made of them."""
+"""Arrays of this size for one row: logits, and noise or distribution."""
 NO_LIMIT = 1 << 60
-"""A control group without a limit reports a number larger than this, or no number."""
+"""Limits above this mean that a control group has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that a model takes.
+    """Memory of a model in bytes.
 
     Attributes:
-        weights: all that lies ready before the first pass, once.
+        weights: weights and all else that is allocated before the first pass.
         token: keys and values of one token in one slot.
-        logits: of one row.
-        row: what lies between the layers, for one row of the widest pass so far.
-        graphs: what captured graphs keep at most, however many are captured later; once.
+        logits: logits of one row.
+        row: activations between the layers, for one row of the widest pass so far.
+        graphs: upper bound for all captured graphs.
     """
 
     weights: int
@@ -38,18 +38,18 @@ class Footprint:
 
 
 NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
-"""No model."""
+"""Footprint of no model."""
 
 
 def total(footprints: Iterable[Footprint]) -> Footprint:
-    """Several models as one."""
+    """Return the sum of footprints."""
     every = list(footprints)
     sizes = ("weights", "token", "logits", "row", "graphs")
     return Footprint(**{size: sum(getattr(one, size) for one in every) for size in sizes})
 
 
 def activation_bytes(config: Any, dtype: torch.dtype) -> int:
-    """About what a row takes between the operators of a layer, by the sizes that a model's settings name."""
+    """Estimate the activations of one row in a layer from the sizes in a model's configuration, in bytes."""
     hidden = int(config.hidden_size)
     named = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
     inner = max(map(int, named)) if isinstance(named, (list, tuple)) else int(named)  # one for each layer
@@ -57,7 +57,7 @@ def activation_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still take on a device; None where the system does not say."""
+    """Return the bytes that this process can still allocate on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _available()
@@ -69,7 +69,7 @@ GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Limit and use of a container's memory, as its two versions name them."""
+"""Files with limit and use of a container's memory, for both versions of control groups."""
 
 
 def _available() -> int | None:

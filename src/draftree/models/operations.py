@@ -13,34 +13,34 @@ from draftree.sampling.logits import Logits
 
 
 class Slot(ABC):
-    """One sequence's place in the memory of a model. Mutated by its model only."""
+    """Memory of one sequence in a model. Mutated by its model only."""
 
     @property
     @abstractmethod
     def id(self) -> int:
-        """The lowest number that was free when the slot was opened: two models that do the same use the same ids."""
+        """Lowest free number when the slot was opened; the same operations on two models give the same ids."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens in the committed prefix."""
+        """Number of tokens in the committed prefix."""
 
     @property
     @abstractmethod
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
+        """Number of tokens in the tentative tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Tokens to append to a slot's tentative tree in one pass.
+    """Job of a pass: tokens to append to a slot's tentative tree.
 
     Attributes:
-        slot: where.
+        slot: the slot.
         tokens: the token ids.
         parents: for each token the tentative node it follows, or -1 for the end of the prefix; nodes are counted over
             the slot's whole tentative tree, earlier passes included.
-        logits_at: which of these tokens' logits are wanted, ascending; None for all.
+        logits_at: indices of the tokens whose logits are requested, ascending; None for all.
     """
 
     slot: Slot
@@ -50,18 +50,18 @@ class Extend:
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits this job asks for."""
+        """Number of requested rows of logits."""
         return len(self.tokens) if self.logits_at is None else len(self.logits_at)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSubset:
-    """A part of a model's layers; the final norm and the head always belong to it.
+    """Subset of a model's layers; the final norm and the head are always included.
 
     Attributes:
-        end: layers from this one on are left out; None for none of them.
-        attention: layers whose attention is left out.
-        mlp: layers whose multilayer perceptron is left out.
+        end: this layer and all later ones are skipped; None to skip none of them.
+        attention: layers whose attention is skipped.
+        mlp: layers whose multilayer perceptron is skipped.
     """
 
     end: int | None = None
@@ -70,11 +70,11 @@ class LayerSubset:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether a whole pass begins with just what this part computes."""
+        """Whether the subset is the first `end` layers, complete."""
         return self.end is not None and not self.attention and not self.mlp
 
     def num_sublayers(self, num_layers: int) -> int:
-        """Attentions and perceptrons in this part of so many layers."""
+        """Return the number of attentions and perceptrons in this subset of `num_layers` layers."""
         end = num_layers if self.end is None else self.end
         return 2 * end - sum(layer < end for left_out in (self.attention, self.mlp) for layer in left_out)
 
@@ -84,17 +84,20 @@ ALL_LAYERS = LayerSubset()
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass computes: plain host data.
+    """One forward pass, as plain host data.
 
-    A pass through a part of the layers computes partial nodes, on the slots' own keys and values. The tentative tree
-    must be empty, and the parents of a job count partial nodes alone. Every edit and every whole pass of the slot ends
-    them; where the part is the beginning of a whole pass, that one takes over what it would compute again.
+    A pass through a subset of the layers computes partial nodes, on the slots' own keys and values. It requires an
+    empty tentative tree, and the parents of its jobs count partial nodes only. Every edit and every whole pass of a
+    slot drops its partial nodes; a whole pass first reuses the hidden states of partial nodes from the first layers.
 
     Attributes:
-        jobs: a slot occurs in one of them at most.
-        layers: the layers that the rows run through.
-        capture: layers whose input, the residual stream, is returned for every row; the number of layers stands for
-            what comes out of the last one, before the final norm. ValueError if it names a layer twice.
+        jobs: at most one for each slot.
+        layers: layers to run.
+        capture: layers whose input, the residual stream, is returned for every row; the number of layers selects the
+            output of the last layer, before the final norm.
+
+    Raises:
+        ValueError: `capture` has negative or duplicate entries.
     """
 
     jobs: Sequence[Extend]
@@ -108,12 +111,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass returned, job after job.
+    """Result of a pass, rows in the order of the jobs.
 
     Attributes:
-        logits: of the requested rows of all jobs.
+        logits: logits of the requested rows of all jobs.
         starts: for each job its first row in `logits`; then the number of rows.
-        hidden: what was captured, shape (rows of all jobs, captured layers, hidden); None without `capture`.
+        hidden: captured hidden states, shape (rows of all jobs, captured layers, hidden); None without `capture`.
         row_starts: for each job its first row in `hidden`; then the number of rows.
     """
 
@@ -124,30 +127,30 @@ class PassResult:
 
     @staticmethod
     def of_jobs(jobs: Sequence[Extend], logits: Logits, hidden: Tensor | None = None) -> PassResult:
-        """The result of a pass over these jobs."""
+        """Return the result of a pass over these jobs."""
         rows = () if hidden is None else (0, *accumulate(len(job.tokens) for job in jobs))
         return PassResult(logits, (0, *accumulate(job.num_logits for job in jobs)), hidden, rows)
 
     def of(self, job: int) -> Logits:
-        """Logits of one job's requested rows."""
+        """Return logits of one job's requested rows."""
         return self.logits.rows(self.starts[job], self.starts[job + 1])
 
     def first(self, jobs: int) -> Logits:
-        """Logits of the first jobs."""
+        """Return logits of the first `jobs` jobs."""
         return self.logits if jobs + 1 == len(self.starts) else self.logits.rows(0, self.starts[jobs])
 
     def hidden_of(self, job: int) -> Tensor:
-        """What was captured of one job's rows, shape (tokens, captured layers, hidden)."""
+        """Return the captured hidden states of one job's rows, shape (tokens, captured layers, hidden)."""
         assert self.hidden is not None, "the pass captured something"
         return self.hidden[self.row_starts[job] : self.row_starts[job + 1]]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make a path of tentative nodes prefix.
+    """Edit: append a path of tentative nodes to the prefix.
 
     Attributes:
-        slot: where.
+        slot: the slot.
         path: the nodes, in order from the prefix down.
         keep: nodes that stay tentative, ascending, renumbered 0, 1, ... The parent of each is kept as well, or is the
             end of the path (of an empty path: of the prefix). All others are dropped.
@@ -160,7 +163,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Keep the first `length` tokens of a prefix, and nothing tentative or partial."""
+    """Edit: keep only the first `length` tokens of a prefix; tentative and partial nodes are dropped."""
 
     slot: Slot
     length: int
@@ -168,7 +171,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Open a slot with the first `length` tokens of another's prefix, and an empty tree."""
+    """Edit: open a slot with the first `length` tokens of another slot's prefix and an empty tree."""
 
     slot: Slot
     length: int
@@ -176,7 +179,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Free a slot. It must not be used again."""
+    """Edit: free a slot, which must not be used again."""
 
     slot: Slot
 

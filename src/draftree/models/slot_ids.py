@@ -1,4 +1,4 @@
-"""Ids of slots: small numbers, so that a slot can be named in another process."""
+"""Ids of slots: small numbers that identify a slot in another process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 
 class SlotIds:
-    """Gives the lowest free number to each slot that is opened."""
+    """Allocator of slot ids: the lowest free number for each new slot."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -14,16 +14,16 @@ class SlotIds:
 
     @property
     def num_taken(self) -> int:
-        """Numbers in use."""
+        """Number of ids in use."""
         return self._count - len(self._free)
 
     def take(self) -> int:
-        """The lowest free number."""
+        """Take and return the lowest free number."""
         if self._free:
             return heapq.heappop(self._free)
         self._count += 1
         return self._count - 1
 
     def free(self, number: int) -> None:
-        """Give a number back."""
+        """Free a number."""
         heapq.heappush(self._free, number)

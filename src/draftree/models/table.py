@@ -1,7 +1,7 @@
-"""A model that is a probability table: float64 logits that depend on the tokens before, and on nothing else.
+"""Probability table as a model: float64 logits that are a function of the preceding tokens.
 
-The oracle of the exact tests and the quickest model there is. It has real slots and tentative trees, computes each
-row from the tokens on its own path, and refuses every misuse of the model seam that a real model might not notice.
+Reference of the exact tests, with slots and tentative trees. Each row is computed from the tokens on its own path, and
+every misuse of the model seam raises an error.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from draftree.models.table_slots import TableSlot, check_commit, check_prefix
 from draftree.sampling.logits import TensorLogits
 
 Table = Callable[[tuple[int, ...]], Tensor]
-"""Tokens before a position to logits there: float64 of shape (vocab,)."""
+"""Function from preceding tokens to logits: float64 of shape (vocab,)."""
 
 
 def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
-    """Logits that are a hash of all the tokens given: as good as random, the same everywhere and always.
+    """Return a table of pseudorandom logits, a hash of all preceding tokens; the same on every machine.
 
     Args:
-        vocab_size: tokens.
-        seed: another seed is another table.
+        vocab_size: number of tokens.
+        seed: seed of the table.
         scale: logits are standard Gumbel noise times this; at 0 the distribution is uniform.
     """
 
     def logits(context: tuple[int, ...]) -> Tensor:
-        # not the requests' own noise: a model that knew it would be no model
+        # independent of the requests' noise
         digest = hashlib.shake_128(repr((seed, *map(int, context))).encode()).digest(8 * vocab_size)
         uniform = (np.frombuffer(digest, dtype="<u8") >> np.uint64(12)).astype(np.float64) + 0.5
         return torch.from_numpy(-scale * np.log(-np.log(uniform * 2.0**-52)))
@@ -57,7 +57,7 @@ def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
 
 
 def near(table: Table, seed: int, *, distance: float) -> Table:
-    """A drafter's table: another's logits plus hashed noise times `distance`; at 0 they are the same."""
+    """Return a table for a drafter: the logits of `table` plus hashed noise times `distance`."""
     shift = hashed(len(table(())), seed, scale=distance)
 
     def logits(context: tuple[int, ...]) -> Tensor:
@@ -67,7 +67,7 @@ def near(table: Table, seed: int, *, distance: float) -> Table:
 
 
 def listed(distributions: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Table:
-    """Logits from distributions written out by context; a distribution of 0 is a logit of -inf."""
+    """Return a table from distributions listed by context; probability 0 becomes logit -inf."""
     rows = {
         context: torch.tensor(distribution, dtype=torch.float64).log()
         for context, distribution in distributions.items()
@@ -78,17 +78,17 @@ def listed(distributions: Mapping[tuple[int, ...], Sequence[float]], otherwise: 
 
 @final
 class TableLM(LanguageModel):
-    """A language model out of a table.
+    """Language model with the logits of a table.
 
     Args:
-        table: logits by the tokens before.
-        order: how many of the last tokens the table is shown; None for all of them. With an order, rows are kept
-            and computed once.
-        max_length: longest prefix plus tree depth.
-        supports_trees: False refuses everything but chains.
-        partial: the table of any part of its layers; None if it has no parts.
-        num_features: layers whose input can be captured, counted from 0; the feature of a row in layer i is i plus the
-            row's logits.
+        table: logits by preceding tokens.
+        order: number of last tokens that the table depends on; None for all. With an order, rows are computed once and
+            cached.
+        max_length: maximum prefix plus tree depth.
+        supports_trees: whether trees may branch.
+        partial: table of every subset of the layers; None if subsets are not supported.
+        num_features: number of layers whose input can be captured; the hidden state of a row in layer i is i plus its
+            logits.
 
     Example:
         >>> model = TableLM(hashed(8, seed=1), order=2)
@@ -125,7 +125,7 @@ class TableLM(LanguageModel):
         self.dtype = torch.float64
 
     def logits(self, context: Sequence[int]) -> Tensor:
-        """Logits behind these tokens, shape (vocab,); not to be written to."""
+        """Return the logits after these tokens, shape (vocab,); read only."""
         if self._order is None:
             return self._table(tuple(context))
         shown = tuple(context[max(0, len(context) - self._order) :])
@@ -134,17 +134,17 @@ class TableLM(LanguageModel):
         return self._rows[shown]
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room. Once called, more slots or longer ones are refused; until then there is no limit."""
+        """Set the maximum number and length of slots; without a call there is no limit."""
         held_slots, held_length = self._room or (0, 0)
         self._room = (max(num_slots, held_slots), max(length, held_length))
 
     def open(self) -> Slot:
-        """An empty slot."""
+        """Open an empty slot."""
         return self._open(())
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return len(self._slots)
 
     def _open(self, prefix: Sequence[int]) -> TableSlot:
@@ -155,7 +155,7 @@ class TableLM(LanguageModel):
         return slot
 
     def run(self, pass_: Pass) -> PassResult:
-        """Append nodes and compute rows; on a refusal no slot has changed."""
+        """Append nodes and compute rows; if an error is raised, no slot has changed."""
         self.require_capture(pass_.capture)
         slots = [self._checked(job.slot) for job in pass_.jobs]
         if len(set(map(id, slots))) != len(slots):
@@ -190,7 +190,7 @@ class TableLM(LanguageModel):
         return torch.stack(list(rows)) if rows else torch.empty((0, self.vocab_size), dtype=self.dtype)
 
     def _partial_row(self, context: Sequence[int]) -> Tensor:
-        assert self._partial is not None, "there is a table for parts"
+        assert self._partial is not None, "there is a table for subsets"
         return self._partial(tuple(context))
 
     def _partial_nodes(self, slot: TableSlot) -> TableSlot:
@@ -200,12 +200,12 @@ class TableLM(LanguageModel):
         return slot.partial
 
     def require_part(self, part: LayerSubset) -> None:
-        """Any part will do, if there is a table for parts."""
+        """Check that there is a table for subsets of the layers."""
         if self._partial is None:
             super().require_part(part)
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Refuse layers without features."""
+        """Check that the layers have hidden states."""
         if any(layer >= self._num_features for layer in layers):
             super().require_capture(layers)
 
@@ -237,7 +237,7 @@ class TableLM(LanguageModel):
             raise ValueError(f"{slot.length + len(parents)} tokens in a slot of {self._room[1]}: reserve more")
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits, each after it was checked."""
+        """Check and apply edits one by one."""
         opened: list[Slot] = []
         for edit in edits:
             slot = self._checked(edit.slot)

@@ -1,4 +1,4 @@
-"""Slots of a model that is a table: plain lists, checked strictly."""
+"""Slots of `TableLM`: plain lists with strict checks."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class TableSlot(Slot):
 
     @property
     def id(self) -> int:
-        """The number that the slot was given."""
+        """Number assigned when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
+        """Number of tokens in the committed prefix."""
         return len(self.prefix)
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
+        """Number of tokens in the tentative tree."""
         return len(self.tokens)
 
     def context(self, node: int) -> list[int]:
-        """The tokens up to a node."""
+        """Return the tokens from the start up to a node."""
         return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
 
     def take(self, job: Extend) -> list[list[int]]:
-        """Append a job's nodes; their contexts."""
+        """Append a job's nodes; return their contexts."""
         first = self.num_tentative
         self.tokens.extend(map(int, job.tokens))
         self.parents.extend(map(int, job.parents))
         return [self.context(first + index) for index in range(len(job.tokens))]
 
     def keep(self, path: Sequence[int], kept: Sequence[int]) -> None:
-        """The path becomes prefix, and the kept nodes the tentative tree."""
+        """Append the path to the prefix and make the kept nodes the tentative tree."""
         place = {path[-1] if path else ROOT: ROOT} | {node: new for new, node in enumerate(kept)}
         self.prefix += [self.tokens[node] for node in path]
         self.parents = [place[self.parents[node]] for node in kept]
@@ -56,10 +56,10 @@ class TableSlot(Slot):
 
 
 def check_commit(slot: TableSlot, edit: Commit) -> None:
-    """Refuse a commit of nodes that are not connected.
+    """Check that the nodes of a commit are connected.
 
     Raises:
-        ValueError: the path is none, or a kept node would lose its parent.
+        ValueError: the path is not a path of the tree, or the parent of a kept node is not kept.
     """
     path, keep = list(edit.path), list(edit.keep)
     for node, parent in zip(path, [ROOT, *path], strict=False):
@@ -74,7 +74,7 @@ def check_commit(slot: TableSlot, edit: Commit) -> None:
 
 
 def check_prefix(edit: str, slot: TableSlot, length: int) -> None:
-    """Refuse a length that is not within the prefix.
+    """Check that a length is within the prefix.
 
     Raises:
         ValueError: it is not.

@@ -7,25 +7,41 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from draftree.serve.api import chat, completions, models
+from draftree.serve import page
+from draftree.serve.api import chat, completions, health, metrics, models, status
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
-from draftree.serve.server import Server
+from draftree.serve.security import KeyRing
+from draftree.serve.server import Server, guarded
 from draftree.serve.settings import ServerSettings
 from draftree.version import __version__
 
-ROUTERS = (chat.router, completions.router, models.router)
+ROUTERS = (chat.router, completions.router, models.router, health.router, metrics.router, status.router)
 
 
-def create_app(settings: ServerSettings, pool: ModelPool) -> FastAPI:
+class GuardedApp(FastAPI):
+    """An application in which every request passes the log, the limits and the authentication first."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the application with all middleware, errors of the server included."""
+        return guarded(super().build_middleware_stack(), self.state.server)
+
+
+def create_app(settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | None = None) -> FastAPI:
     """Return the application of a server.
 
     Args:
         settings: of the server.
         pool: the served models; closed when the application ends.
+        keys: API keys; None reads those of the settings and the environment.
+
+    Raises:
+        ConfigurationError: the keys cannot be read.
     """
-    server = Server(settings, pool)
+    ring = KeyRing.load(settings.api_key_file, settings.models) if keys is None else keys
+    server = Server(settings, pool, keys=ring)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -35,11 +51,13 @@ def create_app(settings: ServerSettings, pool: ModelPool) -> FastAPI:
         finally:
             await server.close()
 
-    app = FastAPI(title="Draftree", version=__version__, lifespan=lifespan)
+    app = GuardedApp(title="Draftree", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    if settings.page:
+        page.mount(app)
     _describe_truly(app)
     return app
 

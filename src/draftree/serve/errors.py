@@ -6,7 +6,7 @@ A response never contains a path, a traceback or the text of an unexpected excep
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -103,10 +103,16 @@ def closed_error() -> ApiError:
     )
 
 
+def loading_error() -> ApiError:
+    """Return the error of a server whose models are not loaded yet."""
+    text = "the models are still loading: retry after the time in Retry-After"
+    return ApiError(503, text, code="loading", headers={"Retry-After": "5"})
+
+
 def validation_error(error: RequestValidationError) -> ApiError:
     """Return the error of the first wrong field, with its dotted path as `param`."""
-    first = error.errors()[0]
-    kind, place = first["type"], [part for part in first["loc"] if part != "body"]
+    first = _most_specific(error.errors())
+    kind, place = first["type"], list(first["loc"][1:])
     if kind == "json_invalid":
         return invalid("the body is not valid JSON: send one JSON object", None, code="invalid_json")
     field = first.get("ctx", {}).get("field")
@@ -119,6 +125,12 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return invalid(f"the field '{path}' is missing: it is required", path, code="missing_required_parameter")
     reason = str(first["msg"]).removeprefix("Value error, ")
     return invalid(f"'{path}' is refused: {reason[:1].lower()}{reason[1:]}", path)
+
+
+def _most_specific(errors: Sequence[Any]) -> Any:
+    """Return the deepest error of the first wrong field: each alternative of a field has an error of its own."""
+    first = errors[0]["loc"][:2]
+    return max((error for error in errors if error["loc"][:2] == first), key=lambda error: len(error["loc"]))
 
 
 def dotted(place: list[Any]) -> str:
@@ -188,7 +200,9 @@ class UnexpectedErrors:
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 404:
-        return ApiError(404, f"there is nothing at {request.url.path}: the API is described at /docs", code="not_found")
+        return ApiError(
+            404, f"there is nothing at {request.url.path}: the API is described at /openapi.json", code="not_found"
+        )
     if error.status_code == 405:
         message = f"{request.method} is not allowed at {request.url.path}"
         return ApiError(405, message, code="method_not_allowed", headers=error.headers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from draftree.completion import Completion, CompletionStats, stats_of
+from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import Update
 from draftree.sampling.params import SamplingParams
@@ -16,9 +17,6 @@ from draftree.serve.errors import api_error
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.submission import Submission
-
-MAX_PROMPTS = 128
-"""Maximum prompts of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,8 @@ class Job:
         self.params = params
         self.options = options
         self.submissions = tuple(submissions)
+        self.first_time: float | None = None
+        """When the first text arrived, on the server's clock."""
 
     @classmethod
     async def start(
@@ -116,11 +116,11 @@ class Job:
         """
         if len(self.submissions) == 1:
             async for update in self.submissions[0]:
-                self._raise_failure(update)
+                self._check(update)
                 yield ChoiceUpdate(update.sequence.index, update)
             return
         async for found in self._merged():
-            self._raise_failure(found.update)
+            self._check(found.update)
             yield found
 
     async def _merged(self) -> AsyncIterator[ChoiceUpdate]:
@@ -149,21 +149,27 @@ class Job:
             for reader in readers:
                 reader.cancel()
 
-    def _raise_failure(self, update: Update) -> None:
+    def _check(self, update: Update) -> None:
+        if self.first_time is None:
+            self.first_time = SYSTEM_CLOCK()
         error = update.sequence.error if update.is_last else None
         if isinstance(error, InvalidRequestError):
             raise named_error(error, self.options.names or {}) from error
         if error is not None:
             raise api_error(error) from error
 
-    async def finish(self) -> list[Completion]:
+    async def finish(self, on_update: Callable[[ChoiceUpdate], None] | None = None) -> list[Completion]:
         """Wait for all texts, and return them in the order of the choices.
+
+        Args:
+            on_update: called with every update.
 
         Raises:
             ApiError: a text failed.
         """
-        async for _ in self.updates():
-            pass
+        async for found in self.updates():
+            if on_update is not None:
+                on_update(found)
         return self.completions()
 
     def completions(self) -> list[Completion]:

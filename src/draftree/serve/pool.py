@@ -10,7 +10,7 @@ from typing import Protocol
 
 from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ConfigurationError
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import ApiError, loading_error
 from draftree.serve.render.tokens import TokenTexts, token_texts
 
 
@@ -29,20 +29,27 @@ class ServedModel:
         name: its name in the API.
         llm: generates its texts.
         aliases: other names.
-        drafts: the loaded drafters; the first is the default.
         created: seconds since 1970.
     """
 
     name: str
     llm: AsyncLLM
     aliases: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Name and aliases."""
         return (self.name, *self.aliases)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The loaded drafters; the first is the default."""
+        return self.llm.llm.drafts
+
+    def reads_predictions(self, draft: str) -> bool:
+        """Return whether a loaded drafter, or "none", uses the prediction of a request."""
+        return draft in self.drafts and self.llm.llm.engine.parts.traits_of(draft).reads_predictions
 
     @property
     def texts(self) -> TokenTexts:
@@ -65,17 +72,32 @@ class ModelPool:
     """The models of one server.
 
     Args:
-        models: with distinct names and aliases.
+        models: as for `open`; None if they are not loaded yet.
 
     Raises:
-        ConfigurationError: no models, or two with one name.
+        ConfigurationError: as `open`.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel] | None = None) -> None:
+        self._models: tuple[ServedModel, ...] = ()
+        self._by_name: dict[str, ServedModel] = {}
+        if models is not None:
+            self.open(models)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the models are loaded."""
+        return bool(self._models)
+
+    def open(self, models: Sequence[ServedModel]) -> None:
+        """Offer models that have distinct names and aliases; once.
+
+        Raises:
+            ConfigurationError: no models, or two with one name.
+        """
         if not models:
             raise ConfigurationError("a server needs at least one model")
         self._models = tuple(models)
-        self._by_name: dict[str, ServedModel] = {}
         for model in models:
             for name in model.names:
                 if name in self._by_name:
@@ -93,8 +115,10 @@ class ModelPool:
         """Return a model by name or alias.
 
         Raises:
-            ApiError: 404 if there is none that the client may use.
+            ApiError: 404 if there is none that the client may use; 503 while models are loading.
         """
+        if not self.is_open:
+            raise loading_error()
         model = self._by_name.get(name)
         if model is None or (viewer is not None and not viewer.allows(model.names)):
             known = ", ".join(repr(other.name) for other in self.visible(viewer))

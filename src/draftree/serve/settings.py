@@ -14,13 +14,17 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.serve.served import ModelChoice
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "Group", "ServerSettings", "read_bytes"]
+__all__ = ["BYTES_WORD", "LOG_FORMATS", "LOG_LEVELS", "Group", "ServerSettings", "read_bytes"]
 
 BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MEBIBYTE = 2**20
+BYTES_WORD = "BYTES"
+"""Placeholder of a size in the help; such options take units."""
 LOOPBACK_NAMES = ("localhost",)
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+", re.ASCII)
 MAX_PORT = 65535
+MAX_PROMPTS = 128
+"""Maximum prompts of one request to /v1/completions."""
 LOG_FORMATS = ("json", "text")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -81,7 +85,7 @@ class ServerSettings:
     )
     allow_no_key: bool = _option(False, "Serve addresses other than this machine's own without API keys.", ACCESS)
 
-    max_body_bytes: int = _option(8 * MEBIBYTE, "Size of a request body.", LIMITS, word="BYTES", least=1)
+    max_body_bytes: int = _option(8 * MEBIBYTE, "Size of a request body.", LIMITS, word=BYTES_WORD, least=1)
     max_prompt_tokens: int | None = _option(
         None, "Tokens of a prompt; the model's context if not given.", LIMITS, least=1
     )
@@ -102,7 +106,7 @@ class ServerSettings:
     )
     memory: int | None = _option(
         None, "Memory for keys and values of all models together; half of the free memory if not given.",
-        LIMITS, word="BYTES", least=1,
+        LIMITS, word=BYTES_WORD, least=1,
     )  # fmt: skip
 
     log_format: str = _option("json", "json or text.", LOGS, word="NAME")
@@ -153,6 +157,11 @@ class ServerSettings:
     def model_names(self) -> tuple[str, ...]:
         """Names and aliases of all models."""
         return tuple(name for choice in self.models for name in choice.names)
+
+    @property
+    def engine_queue(self) -> int:
+        """Sequences that may wait in an engine: all of the requests that run, so that only the gate refuses."""
+        return self.max_concurrent_requests * self.max_choices * MAX_PROMPTS
 
     def llm_options(self, choice: ModelChoice) -> dict[str, Any]:
         """Return the keyword arguments of `LLM` for a model, besides its source, its drafters and its memory."""

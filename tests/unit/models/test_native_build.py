@@ -157,7 +157,7 @@ def test_a_cc_that_is_not_a_program_is_reported(source: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("no-such-compiler -O2", "'no-such-compiler' of CC was not found"), ("gcc 'unclosed", "which is no command")],
+    [("no-such-compiler -O2", "'no-such-compiler' of CC was not found"), ("gcc 'unclosed", "which is not a command")],
 )
 def test_a_cc_that_names_nothing_is_reported(
     source: Path, value: str, message: str, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +187,7 @@ def test_a_cache_that_cannot_be_made_gives_a_private_build(source: Path, tmp_pat
     path, mode, answer = done.stdout.split()
     assert Path(path).parent.parent == temporary
     assert (mode, answer) == ("0o700", "42")
-    assert "is built for this process alone" in done.stderr
+    assert "is built for this process only" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(temporary.iterdir())
 

@@ -1,8 +1,8 @@
-"""Partial nodes: tokens that a part of a model's layers has computed, and how a whole pass continues from them.
+"""Partial nodes: tokens computed by a subset of a model's layers, and how a whole pass continues from them.
 
-A partial node's keys and values lie in its slot where a tentative node's would. If the part is the first layers, a
-pass over the same token after the same ancestors starts from the hidden state that was kept, and runs the other layers
-only.
+A partial node's keys and values are stored in its slot like those of a tentative node. If the subset is the first
+layers, a pass over the same token after the same ancestors starts from the stored hidden state and runs the other
+layers only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from draftree.sampling.logits import Logits
 
 @dataclass(frozen=True, slots=True)
 class LayerRange:
-    """The layers that the rows of one pass run through.
+    """Range of layers that the rows of one pass run through.
 
     Attributes:
-        first: the first of them.
-        end: the one behind the last.
-        part: names attentions and perceptrons that are left out; None for none.
-        hidden: what goes into the first layer, shape (rows, hidden); None for the tokens' embeddings.
-        keeps_hidden: whether the output of the last layer is wanted, to continue from it.
-        capture: layers whose input, the residual stream that enters them, is wanted for every row; `end` stands for
-            the output of the last layer that is run, before the final norm.
+        first: first layer.
+        end: layer after the last.
+        part: attentions and perceptrons that are skipped; None for none.
+        hidden: input of the first layer, shape (rows, hidden); None for the tokens' embeddings.
+        keeps_hidden: whether the output of the last layer is returned, to continue from it.
+        capture: layers whose input, the residual stream, is returned for every row; `end` selects the output of the
+            last layer that is run, before the final norm.
 
     Raises:
         ConfigurationError: `capture` names a layer whose input does not occur in this pass.
@@ -51,16 +51,16 @@ class LayerRange:
 
     @property
     def captured_layers(self) -> tuple[int, ...]:
-        """Layers whose input a pass must copy: those to capture, then the one that `keeps_hidden` stands for."""
+        """Layers whose input a pass must copy: `capture`, then `end` if `keeps_hidden` is set."""
         return (*self.capture, self.end) if self.keeps_hidden else self.capture
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows start at their tokens' embeddings, no sublayer is left out and only logits are wanted."""
+        """Whether rows start at embeddings, no sublayer is skipped and only logits are returned."""
         return self.part is None and self.hidden is None and not self.keeps_hidden and not self.capture
 
     def output(self, logits: Logits, captured: Tensor | None) -> RangeOutput:
-        """The output of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
+        """Return the output of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
         if captured is None:
             return RangeOutput(logits)
         hidden = captured[:, -1] if self.keeps_hidden else None
@@ -68,17 +68,17 @@ class LayerRange:
 
     @property
     def num_sublayers(self) -> int:
-        """Attentions and perceptrons that every row runs through."""
+        """Number of attentions and perceptrons that every row runs through."""
         if self.part is not None:
             return self.part.num_sublayers(self.end)
         return 2 * (self.end - self.first)
 
     def is_whole(self, num_layers: int) -> bool:
-        """Whether the rows run through all of so many layers, from tokens to logits, and nothing else is wanted."""
+        """Return whether the rows run through all `num_layers` layers and only logits are returned."""
         return (self.first, self.end) == (0, num_layers) and self.is_plain
 
     def skipped(self, num_layers: int) -> np.ndarray | None:
-        """Two flags a layer: whether its attention, and its perceptron, are left out."""
+        """Return two flags per layer: whether its attention, and its perceptron, are skipped."""
         if self.part is None or not (self.part.attention or self.part.mlp):
             return None
         flags = np.zeros((num_layers, 2), dtype=np.uint8)
@@ -89,12 +89,12 @@ class LayerRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeOutput:
-    """What the layers of a range, the norm and the head computed.
+    """Output of the layers of a range, the norm and the head.
 
     Attributes:
-        logits: of the requested rows.
-        hidden: what came out of the last layer, shape (rows, hidden); None if it was not requested.
-        captured: the residual stream that enters the captured layers, for every row in the order of the jobs, shape
+        logits: logits of the requested rows.
+        hidden: output of the last layer, shape (rows, hidden); None if it was not requested.
+        captured: input of the captured layers, for every row in the order of the jobs, shape
             (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was requested.
     """
 
@@ -104,15 +104,15 @@ class RangeOutput:
 
 
 def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
-    """Refuse layers whose input does not occur between these two.
+    """Check that a pass over a range of layers can capture these.
 
     Args:
         capture: indices of layers.
-        first: the first layer that is run.
-        end: the one after the last, which stands for the output of the last.
+        first: first layer that is run.
+        end: layer after the last; as an index, the output of the last.
 
     Raises:
-        ConfigurationError: one of them is outside.
+        ConfigurationError: an index is out of range.
     """
     strange = [layer for layer in capture if not first <= layer <= end]
     if strange:
@@ -124,12 +124,12 @@ def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Which nodes of a tree are partial nodes already.
+    """Match between the nodes of a tree and partial nodes.
 
     Attributes:
-        places: the nodes of the tree that are.
+        places: nodes of the tree that are partial nodes already.
         sources: for each of them the partial node.
-        missing: the nodes of the tree that are not.
+        missing: nodes of the tree that are not.
     """
 
     places: list[int]
@@ -138,17 +138,17 @@ class Found:
 
 
 class PartialTree:
-    """The partial nodes of one slot. Mutated by the slot's model only.
+    """Partial nodes of one slot. Mutated by the slot's model only.
 
     Args:
-        slot: whose nodes they are.
-        part: the layers that it goes through.
+        slot: the slot.
+        part: the layers that the nodes ran through.
     """
 
     def __init__(self, slot: KVSlot, part: LayerSubset) -> None:
         self.part = part
         self.nodes = KVSlot(slot.index)
-        """The tree as passes read one: behind the same prefix, at the same places."""
+        """Bookkeeping of the nodes in the form that passes use: same prefix, same positions."""
         self.nodes.copy_prefix(slot.length)
         self.nodes.offset = slot.offset
         self._places: dict[tuple[int, int], int] = {}
@@ -156,17 +156,17 @@ class PartialTree:
 
     @property
     def end(self) -> int:
-        """The first layer that the nodes did not go through."""
-        assert self.part.end is not None, "asked of the first layers only"
+        """First layer that the nodes did not run through."""
+        assert self.part.end is not None, "only the first layers have an end"
         return self.part.end
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether a pass can go on from here."""
+        """Whether a whole pass can continue from the nodes."""
         return bool(self._hidden)
 
     def note(self, tokens: Sequence[int], parents: Sequence[int], hidden: Tensor | None) -> None:
-        """Note what a pass made of the last nodes: their hidden states, shape (nodes, hidden), if they are of use."""
+        """Add nodes with their hidden states, shape (nodes, hidden), or None if no pass can continue from them."""
         first = self.nodes.num_tentative - len(tokens)
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), first):
             self._places.setdefault((parent, int(token)), node)
@@ -174,11 +174,11 @@ class PartialTree:
             self._hidden.append(hidden)
 
     def hidden(self) -> Tensor:
-        """Hidden states of all nodes, shape (nodes, hidden)."""
+        """Return hidden states of all nodes, shape (nodes, hidden)."""
         return torch.cat(self._hidden)
 
     def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
-        """Which nodes of a tree have the same tokens from the prefix on as a sketched node."""
+        """Match the nodes of a tree with partial nodes that have the same tokens since the prefix."""
         nodes = NodeMap.by_tokens(tokens, parents, self._places, num_targets=self.nodes.num_tentative)
         missing = [node for node, sketched in enumerate(nodes.targets) if sketched is None]
         return Found(nodes.kept, [sketched for sketched in nodes.targets if sketched is not None], missing)

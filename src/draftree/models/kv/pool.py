@@ -1,4 +1,4 @@
-"""The places of a model's slots: which are free, what each holds, and where what is kept comes to lie."""
+"""Allocation of a model's slots, and compaction of the nodes that are kept."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from draftree.models.base import Commit, Extend, Slot
 from draftree.models.kv.slots import CLOSED, KVMemory, KVSlot, LayerShape
 
 MAX_PARTIAL = 512
-"""Partial nodes that may be stored after a slot's prefix and tree."""
+"""Maximum number of partial nodes after a slot's prefix and tree."""
 
 
 class Leftovers(Enum):
-    """What passes do with places whose keys and values are not kept."""
+    """Treatment of positions whose keys and values are not kept."""
 
     UNREAD = auto()
-    """They touch what is visible only."""
+    """Passes read visible positions only."""
     MASKED = auto()
-    """They read it with weight zero: what is not finite must not stay in a slot that is used again."""
+    """Passes read them with weight zero: a reused slot must contain finite values only."""
     CLEARED = auto()
-    """As masked, but without waiting for the device: it becomes zero as soon as it is dropped."""
+    """As `MASKED`, without waiting for the device: dropped positions are overwritten with zeros at once."""
 
 
 class SlotPool:
-    """Slots of one model, in one memory. Mutated by its model only.
+    """Slots of one model in shared memory. Mutated by its model only.
 
     Args:
-        shapes: of keys and values, by the index of the layer.
-        dtype: of keys and values.
-        device: where they lie.
-        leftovers: what passes do with places that are not kept.
+        shapes: shapes of keys and values by layer index.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
+        leftovers: treatment of positions that are not kept.
         granule: lengths are rounded up to a multiple of it.
-        num_scratch: places behind each slot's, for values that are never read.
+        num_scratch: positions after the end of each slot for values that are never read.
     """
 
     def __init__(
@@ -57,28 +57,28 @@ class SlotPool:
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return len(self._open)
 
     def check_integrity(self) -> None:
-        """Every place is free or open, and every open slot fits into its place."""
-        assert sorted([*self._free, *self._open]) == list(range(self.memory.num_slots)), "each place is free or open"
-        assert self._free == sorted(self._free), "free places ascend"
+        """Raise AssertionError unless every index is free or open and every open slot fits into its memory."""
+        assert sorted([*self._free, *self._open]) == list(range(self.memory.num_slots)), "each index is free or open"
+        assert self._free == sorted(self._free), "free indices ascend"
         for index, slot in self._open.items():
-            assert slot.index == index, "a slot knows its place"
+            assert slot.index == index, "a slot has its index"
             assert slot.length + slot.num_tentative <= self.memory.length, "what is stored fits"
             assert len(slot.parents) == len(slot.depths), "every tentative node has a parent and a depth"
 
     def clear(self) -> None:
-        """Close every slot and give all memory back."""
+        """Close every slot and free all memory."""
         self.memory.clear()
         self._free.clear()
         self._open.clear()
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for so many slots of so many tokens.
+        """Make room for `num_slots` slots of `length` tokens.
 
-        Slots that are too short are exchanged for longer ones, and then there are no more of them than are asked for.
+        If slots are too short, all are reallocated, exactly as many as requested.
         """
         memory = self.memory
         known = memory.num_slots
@@ -86,14 +86,14 @@ class SlotPool:
             num_slots = max(num_slots, max(self._open, default=-1) + 1)
         else:
             num_slots, length = max(num_slots, known), memory.length
-        # partial nodes are noted elsewhere; what a pass is about to append is not stored yet
+        # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
         behind = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
         used = {index: min(memory.length, slot.length + behind[index]) for index, slot in self._open.items()}
         memory.reserve(num_slots, length, used=used)
         self._free = [index for index in range(num_slots) if index not in self._open]
 
     def open(self) -> KVSlot:
-        """An empty slot: the free one with the lowest index, so that open slots stay neighbours."""
+        """Open the free slot with the lowest index, so that open slots stay neighbours."""
         if not self._free:
             self.reserve(max(1, 2 * self.memory.num_slots), max(64, self.memory.length))
         slot = KVSlot(self._free.pop(0))
@@ -101,7 +101,7 @@ class SlotPool:
         return slot
 
     def close(self, slot: KVSlot) -> None:
-        """Free the slot's place."""
+        """Free a slot."""
         if self._leftovers is Leftovers.CLEARED:
             self.memory.wipe(slot.index)
         elif self._leftovers is Leftovers.MASKED:
@@ -111,7 +111,7 @@ class SlotPool:
         slot.index = CLOSED
 
     def fork(self, slot: KVSlot, length: int) -> KVSlot:
-        """Copy the prefix, or the beginning of it, into a new slot."""
+        """Copy the first `length` tokens of the prefix into a new slot."""
         assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
         target = self.open()
         self.memory.copy(slot.index, target.index, length)
@@ -120,11 +120,11 @@ class SlotPool:
         return target
 
     def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
-        """A new slot whose prefix was read elsewhere.
+        """Open a slot with keys and values that were computed elsewhere.
 
         Args:
             layers: keys and values of all layers, shape (kv_heads, length, dim).
-            length: tokens of the prefix.
+            length: number of tokens.
         """
         slot = self.open()
         if length > self.memory.length:
@@ -134,7 +134,7 @@ class SlotPool:
         return slot
 
     def append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
-        """Note the jobs' tokens in these slots; the nodes that they are there."""
+        """Append the jobs' tokens to these slots; return their nodes."""
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         nodes: list[Sequence[int]] = []
         for slot, job in zip(slots, jobs, strict=True):
@@ -147,7 +147,7 @@ class SlotPool:
         return nodes
 
     def commit(self, edits: Sequence[Commit]) -> None:
-        """Compact paths and kept nodes after the prefixes, in place; each edit has a slot of its own."""
+        """Compact paths and kept nodes after the prefixes, in place; at most one edit per slot."""
         slots = [kv_slot(edit.slot) for edit in edits]
         for slot, edit in zip(slots, edits, strict=True):
             require_subtree(slot.parents, edit)
@@ -156,12 +156,12 @@ class SlotPool:
             slot.commit(edit.path, edit.keep)
 
     def truncate(self, slot: KVSlot, length: int) -> None:
-        """Forget where the prefix went on; what is stored there is written over."""
+        """Cut the prefix to `length` tokens and drop the tree."""
         self._settle([slot], [()])
         slot.truncate(length)
 
     def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
-        """Bring the kept nodes of each slot's tree to where it begins."""
+        """Move the kept nodes of each slot to the start of its tree."""
         if self._leftovers is not Leftovers.CLEARED:
             for slot, nodes in zip(slots, kept, strict=True):
                 self.memory.gather(slot.index, start=slot.length, offsets=nodes)
@@ -175,15 +175,15 @@ class SlotPool:
 
 
 def require_subtree(parents: Sequence[int], edit: Commit) -> None:
-    """Assert that a commit's path goes down the tree, and that what it keeps is connected to the end of the path."""
+    """Assert that a commit's path descends in the tree and that kept nodes are connected to its end."""
     path, keep = edit.path, edit.keep
-    assert is_path(parents, path), "a path goes down the tree"
+    assert is_path(parents, path), "a path descends in the tree"
     root = path[-1] if path else ROOT
     assert not keep or is_rooted(parents, keep, root), "a kept node needs its parent kept, and keeps its order"
 
 
 def kv_slot(slot: Slot) -> KVSlot:
-    """A slot as its model knows it."""
+    """Return a slot as `KVSlot`; assert that it is open."""
     assert isinstance(slot, KVSlot), "a slot belongs to the model that opened it"
     assert slot.index != CLOSED, "a closed slot is not used again"
     return slot

@@ -1,8 +1,8 @@
-"""Slots of a model that runs here: preallocated keys and values, compacted in place.
+"""Memory of slots: preallocated keys and values, compacted in place.
 
-All layers of one shape share one tensor of shape (slots, layers, kv_heads, length, head_dim), so that keeping
-an accepted path is two copies for the whole model, and slots that are added touch no memory of others. A token's keys
-depend on its depth, not on its index, so a tentative node can be moved to the place where it is committed.
+All layers of one shape share one tensor of shape (slots, layers, kv_heads, length, head_dim): committing a path takes
+two copies for the whole model, and a new slot touches no memory of others. A token's keys depend on its depth, not on
+its index, so a tentative node can be moved to its committed position.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from draftree.models.kv.partial import PartialTree
 
 SPARE = 8
-"""How many times as many slots as are asked for the host's memory has room for."""
+"""Factor of slots reserved in host memory over slots requested."""
 CLOSED = -1
-"""Index of a slot that was given back."""
+"""Index of a closed slot."""
 
 
 class KVSlot(Slot):
-    """A slot's bookkeeping. Mutated by its model only."""
+    """Bookkeeping of a slot. Mutated by its model only."""
 
     __slots__ = ("_length", "depths", "index", "offset", "parents", "partial")
 
@@ -42,32 +42,32 @@ class KVSlot(Slot):
         self.depths: list[int] = []
         self.partial: PartialTree | None = None
         self.offset = 0
-        """How far positions are ahead of places: images may take fewer positions than tokens."""
+        """Position minus index of a token; not zero after images, which may take fewer positions than tokens."""
 
     @property
     def id(self) -> int:
-        """The index."""
+        """Index of the slot."""
         return self.index
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
+        """Number of tokens in the committed prefix."""
         return self._length
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
+        """Number of tokens in the tentative tree."""
         return len(self.parents)
 
     def append(self, parents: Sequence[int]) -> None:
-        """Note new tentative nodes."""
+        """Append tentative nodes."""
         for parent in parents:
             assert ROOT <= parent < len(self.parents), "a parent must be an earlier tentative node"
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
             self.parents.append(parent)
 
     def commit(self, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        """These nodes, stored first, are prefix now; those to keep, stored next, are the tentative tree."""
+        """Append a path, stored first, to the prefix; the nodes to keep, stored next, become the tentative tree."""
         self._length += len(path)
         self.partial = None
         if not keep:
@@ -79,19 +79,19 @@ class KVSlot(Slot):
         self.depths = [self.depths[node] - len(path) for node in keep]
 
     def truncate(self, length: int) -> None:
-        """The first `length` stored tokens are the prefix now; the rest and the tree are forgotten."""
+        """Keep only the first `length` tokens of the prefix; drop the tree."""
         assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
         self._length = length
         self.commit(())
 
     def copy_prefix(self, length: int) -> None:
-        """As many tokens of another slot's prefix were copied here."""
+        """Set the prefix length after a copy of another slot's prefix."""
         self._length = length
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shape of one layer's keys and values, for one token."""
+    """Shape of one layer's keys and values for one token."""
 
     kv_heads: int
     key_dim: int
@@ -102,11 +102,11 @@ class KVMemory:
     """Keys and values of all layers and slots. Mutated by passes and commits.
 
     Args:
-        shapes: one a layer that attends, by the layer's index.
-        dtype: of keys and values.
-        device: where they lie.
+        shapes: shape of each attention layer by layer index.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
         granule: lengths are rounded up to a multiple of it.
-        num_scratch: places behind each slot's, for values that are never read.
+        num_scratch: positions after the end of each slot for values that are never read.
     """
 
     def __init__(
@@ -124,40 +124,40 @@ class KVMemory:
         self._granule = granule
         self.num_scratch = num_scratch
         self.version = 0
-        """Another one whenever the memory lies elsewhere."""
+        """Token that changes whenever the memory is reallocated."""
         self.num_slots = 0
         self.length = 0
         self._stores: list[tuple[Tensor, Tensor]] = []
         self._num_held = 0
-        """Slots that the stores have room for."""
+        """Number of slots that fit into the memory."""
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Size of all slots in bytes."""
         return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one slot."""
+        """Size of one token in one slot in bytes."""
         values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self._shapes.values())
         return values * self._dtype.itemsize
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self.num_slots = self.length = self._num_held = 0
         self.version += 1
         self._stores = []
         self.keys, self.values = {}, {}
 
     def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
-        """Make room for so many slots and tokens.
+        """Make room for slots and tokens.
 
         Args:
-            num_slots: slots from now on.
-            length: tokens of each.
-            used: how many tokens are stored in which slots; they stay, whatever else was stored is gone.
+            num_slots: number of slots.
+            length: tokens per slot.
+            used: number of stored tokens by slot; these are kept, all others are lost.
         """
         length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
@@ -171,12 +171,12 @@ class KVMemory:
                 self.keys[layer], self.values[layer] = keys[:num_slots, place], values[:num_slots, place]
 
     def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
-        """Other stores, which hold what is used."""
-        # untouched memory of the host costs nothing: slots that are added later lie there, and none is copied then
+        """Reallocate, and copy the used tokens."""
+        # untouched host memory costs nothing: slots that are added later fit without a copy
         held = num_slots * SPARE if self._device.type == "cpu" else num_slots
         try:
             stores = self._stores_of(held, length)
-        except MemoryError:  # of a system that counts what is untouched as well
+        except MemoryError:  # on a system that counts untouched memory as well
             held, stores = num_slots, self._stores_of(num_slots, length)
         for slot, count in used.items():
             for old_pair, pair in zip(self._stores, stores, strict=True):
@@ -194,7 +194,7 @@ class KVMemory:
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self._device.type != "cpu":
             return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        # numpy asks the system for zeros, which costs nothing until they are written over
+        # numpy gets zeroed pages from the system, which cost nothing until they are written
         size = int(np.prod(shape)) * self._dtype.itemsize
         return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self._dtype).view(shape)
 
@@ -206,12 +206,12 @@ class KVMemory:
 
     @torch.inference_mode()
     def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
-        """Move tokens of many slots at once, and put zeros where tokens were dropped; the host does not wait.
+        """Move tokens of many slots at once, and write zeros over dropped tokens; the host does not wait.
 
         Args:
-            moves: slot, place, and the place it goes to; all are read before any is written.
-            dropped: slot and place. Masked places are read as well, and zero times NaN is NaN: what a node that nobody
-                kept left behind must be finite.
+            moves: slot, source and target position; all sources are read before any target is written.
+            dropped: slot and position. Masked positions are read as well, and zero times NaN is NaN: values of dropped
+                nodes must be finite.
         """
         if not (moves or dropped):
             return
@@ -229,13 +229,13 @@ class KVMemory:
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
-        """Put zeros into a slot."""
+        """Fill a slot with zeros."""
         for pair in self._stores:
             for store in pair:
                 store[slot].zero_()
 
     def gather(self, slot: int, *, start: int, offsets: Sequence[int]) -> None:
-        """Move the tokens at start + offsets to start, start + 1, …; all are read before any is written."""
+        """Move the tokens at start + offsets to start, start + 1, …; all sources are read first."""
         if list(offsets) != list(range(len(offsets))):
             with single_threaded():
                 self._gather(slot, start, [start + offset for offset in offsets])
@@ -250,7 +250,7 @@ class KVMemory:
 
     @torch.inference_mode()
     def move(self, slot: KVSlot, sources: Sequence[int], targets: Sequence[int], *, layers: Iterable[int]) -> None:
-        """Give tentative tokens the places of others, in some layers only; what is there already is read before."""
+        """Move tentative tokens to other positions in some layers only; all sources are read first."""
         if list(sources) == list(targets):
             return
         to, came_from = (torch.tensor(nodes, device=self._device) + slot.length for nodes in (targets, sources))
@@ -267,15 +267,15 @@ class KVMemory:
 
     @torch.inference_mode()
     def write(self, slot: int, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> None:
-        """Put the first `length` tokens of a slot: keys and values of all layers, shape (kv_heads, length, dim)."""
+        """Write the first `length` tokens of a slot: keys and values of all layers, shape (kv_heads, length, dim)."""
         for layer, (keys, values) in layers.items():
             self.keys[layer][slot, :, :length] = keys
             self.values[layer][slot, :, :length] = values
 
     @torch.inference_mode()
     def scrub(self, slot: int) -> None:
-        """Zero a slot if it holds what is not finite: a masked key counts 0 times, and 0 times NaN is NaN."""
-        # what is not finite in one layer is not finite in all layers above it
+        """Fill a slot with zeros if it has values that are not finite: weight 0 times NaN is NaN."""
+        # a value that is not finite in one layer is not finite in any later layer
         last = max(self._shapes, default=None)
         if last is None or bool(self.values[last][slot].sum(dtype=torch.float32).isfinite()):
             return

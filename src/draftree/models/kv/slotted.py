@@ -1,4 +1,4 @@
-"""What all models with slots of our own have in common: everything but the pass itself."""
+"""Base class of models with our own slots: everything except the pass itself."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from draftree.models.memory import Footprint
 
 
 class SlottedModel(LanguageModel):
-    """A model whose keys and values lie in slots here.
+    """Model whose keys and values are stored in our slots.
 
     Args:
-        kind: what messages call it.
-        num_layers: all of them attend.
-        pool: its slots.
+        kind: name in messages.
+        num_layers: number of layers, all with attention.
+        pool: the slots.
     """
 
     def __init__(self, kind: str, *, num_layers: int, pool: SlotPool) -> None:
@@ -48,35 +48,35 @@ class SlottedModel(LanguageModel):
 
     @abstractmethod
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
-        """One pass over these tentative nodes, which are the jobs' tokens; hidden states stand job after job."""
+        """Run a pass over `nodes`, the jobs' tokens; hidden states are in the order of the jobs."""
 
     @property
     @abstractmethod
     def footprint(self) -> Footprint:
-        """Bytes of weights, of keys and values, and of what a pass works on."""
+        """Memory of weights, keys and values, and activations in bytes."""
 
     def _require_layers(self, part: LayerSubset) -> None:
-        """Refuse a part that names layers which cannot be told apart here."""
+        """Check that this implementation can select the layers of a subset."""
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for so many slots of so many tokens."""
+        """Make room for `num_slots` slots of `length` tokens."""
         self._pool.reserve(num_slots, length)
 
     def open(self) -> KVSlot:
-        """An empty slot: the free one with the lowest index, so that open slots stay neighbours."""
+        """Return an empty slot: the free one with the lowest index, so that open slots stay neighbours."""
         return self._pool.open()
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return self._pool.num_open
 
     def check_integrity(self) -> None:
-        """Every place is free or open, and every open slot fits into its place."""
+        """Raise AssertionError unless every index is free or open and every open slot fits into its memory."""
         self._pool.check_integrity()
 
     def run(self, pass_: Pass) -> PassResult:
-        """One forward pass over the new tokens of all jobs, side by side as (1, rows)."""
+        """Run one forward pass over the new tokens of all jobs, as one dimension (1, rows)."""
         if pass_.capture:
             self.require_capture(pass_.capture)
         jobs = pass_.jobs
@@ -98,17 +98,17 @@ class SlottedModel(LanguageModel):
         return self._pass(jobs, nodes, layers)
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Refuse layers that this model does not have."""
+        """Check that the model has these layers."""
         require_capture(layers, first=0, end=self.num_layers)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Refuse a part that this model cannot run, or does not run rightly."""
+        """Check that this model runs a subset of its layers, with correct logits."""
         end = self.num_layers if part.end is None else part.end
         strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
         if strange or not 0 < end <= self.num_layers:
             raise UnsupportedModelError(
                 f"{self.kind} has {self.num_layers} layers, numbered from 0: "
-                f"layer {strange[0] if strange else end} is not among them"
+                f"layer {strange[0] if strange else end} does not exist"
             )
         self._require_layers(part)
         if not self._checked_parts:
@@ -118,18 +118,18 @@ class SlottedModel(LanguageModel):
                 raise  # a mistake of ours, not the model's
             except Exception as reason:  # a model's own code may raise anything
                 raise UnsupportedModelError(
-                    f"{self.kind} cannot run its layers in two parts: take a drafter that needs no part of the model"
+                    f"{self.kind} cannot run its layers in two parts: choose a drafter that runs no part of the model"
                 ) from reason
             if not error <= TOLERANCE[self.dtype]:
                 raise UnsupportedModelError(
                     f"{self.kind} gives other logits when its layers run in two parts "
-                    f"(error {error:.1e} of their spread): take a drafter that needs no part of the model"
+                    f"(error {error:.1e} of their spread): choose a drafter that runs no part of the model"
                 )
             self._checked_parts = True
 
     @torch.inference_mode()
     def _run_part(self, pass_: Pass) -> RangeOutput:
-        """One pass through a part of the layers."""
+        """Run a pass through a subset of the layers."""
         jobs, part = pass_.jobs, pass_.layers
         partials = []
         for job in jobs:
@@ -152,7 +152,7 @@ class SlottedModel(LanguageModel):
         return output
 
     def _take_partials(self, jobs: Sequence[Extend], capture: Sequence[int]) -> dict[int, PartialTree]:
-        """Partial nodes that a pass over these jobs can continue from, by job: all of one part."""
+        """Remove the jobs' partial nodes; return by job those that the pass can continue from, all of one subset."""
         found: dict[int, PartialTree] = {}
         for index, job in enumerate(jobs):
             slot = kv_slot(job.slot)
@@ -167,13 +167,11 @@ class SlottedModel(LanguageModel):
     def _resumed(
         self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], partials: Mapping[int, PartialTree]
     ) -> LayerRange:
-        """Bring all nodes to where the partial ones end; the layers that are left to run."""
+        """Compute all nodes up to the layer where the partial nodes end; return the remaining layers."""
         first = next(iter(partials.values()))
         starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         hidden = first.hidden().new_zeros(starts[-1], first.hidden().shape[1])
-        late = dict(
-            enumerate(range(len(job.tokens)) for job in jobs)
-        )  # by job, places of nodes that are not computed yet
+        late = dict(enumerate(range(len(job.tokens)) for job in jobs))  # by job, nodes that are not computed yet
         for index, partial in partials.items():
             found = partial.find(jobs[index].tokens, jobs[index].parents)
             late[index] = found.missing  # type: ignore[assignment]
@@ -187,12 +185,12 @@ class SlottedModel(LanguageModel):
             ]
             chosen = [[nodes[i][place] for place in places] for i, places in late.items()]
             output = self._counted_pass(parts, chosen, LayerRange(0, first.end, keeps_hidden=True))
-            assert output.hidden is not None, "hidden states were asked for"
+            assert output.hidden is not None, "hidden states were requested"
             hidden[[starts[i] + place for i, places in late.items() for place in places]] = output.hidden
         return LayerRange(first.end, self.num_layers, hidden=hidden)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits; what is dropped stays stored until it is overwritten."""
+        """Apply edits; dropped tokens stay stored until they are overwritten."""
         opened: list[Slot] = []
         commits: dict[KVSlot, Commit] = {}
         for edit in edits:
@@ -214,8 +212,11 @@ class SlottedModel(LanguageModel):
         return opened
 
 
-def asked_rows(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
-    """Rows whose logits are asked for, job after job, where the jobs' rows stand in that order."""
+def requested_rows(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
+    """Return the rows whose logits are requested, in the order of the jobs.
+
+    `order` gives the order of the jobs' rows in the pass.
+    """
     first_rows, row = {}, 0
     for job in order:
         first_rows[job] = row

@@ -1,1 +1,1 @@
-"""Passes in C, for decoders that are built as most are; everything else runs through torch."""
+"""Passes in C for decoders of the usual architecture; all others run through torch."""

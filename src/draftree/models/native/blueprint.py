@@ -1,4 +1,4 @@
-"""How a decoder is built that passes in C can run: plain data, no weights and nothing of transformers."""
+"""Architecture of a decoder that passes in C support, as plain data without weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SILU, GELU_TANH = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class LinearBlueprint:
-    """A linear layer.
+    """Linear layer.
 
     Attributes:
-        weight: its name.
-        bias: its name; None for none.
-        inputs: numbers of a row that it reads.
-        outputs: numbers of a row that it writes.
+        weight: name of its weight.
+        bias: name of its bias; None for none.
+        inputs: number of inputs.
+        outputs: number of outputs.
     """
 
     weight: str
@@ -27,13 +27,13 @@ class LinearBlueprint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its parameters."""
+        """Names of its parameters."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBlueprint:
-    """One layer. Norms are named, None where there is none; projections that read the same rows stand together."""
+    """One layer: names of its norms, None for none, and its projections, grouped by their input."""
 
     attention_norm: str
     attention_post_norm: str | None
@@ -48,7 +48,7 @@ class LayerBlueprint:
     window: int | None
     scaling: float
     rope: int | None
-    """Which kind of rotary positions; None for none."""
+    """Index in `Blueprint.ropes`; None for no rotary positions."""
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -57,22 +57,22 @@ class LayerBlueprint:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """All norms that there are."""
+        """Names of all norms."""
         found = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return tuple(name for name in (*found, self.query_norm, self.key_norm) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A decoder, without its weights: these are named as the model of transformers names them.
+    """Architecture of a decoder. Weights have the names of the transformers model.
 
     Attributes:
-        kind: what messages call it.
-        fingerprint: tells it from others.
-        context: positions that it knows.
-        dtype: of its weights, keys and values, as torch calls it.
-        norm_offset: what is added to the norms' weights.
-        residual_scale: factor of what is added to the residual stream.
+        kind: name in messages.
+        fingerprint: identity of the weights.
+        context: maximum number of positions.
+        dtype: torch's name of the dtype of weights, keys and values.
+        norm_offset: offset added to the norms' weights.
+        residual_scale: factor of each sublayer's output in the residual stream.
         logit_scale: factor of the logits.
         ropes: kinds of rotary positions.
     """
@@ -101,12 +101,12 @@ class Blueprint:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head's weights are the embedding's."""
+        """Whether the head and the embedding share their weight."""
         return self.head.weight == self.embedding
 
     @property
     def names(self) -> frozenset[str]:
-        """All parameters."""
+        """Names of all parameters."""
         found = [self.embedding, self.final_norm, *self.head.names]
         for layer in self.layers:
             found += [*layer.norms, *(name for linear in layer.linears for name in linear.names)]

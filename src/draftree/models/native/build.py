@@ -1,7 +1,7 @@
-"""Builds the C pass once for this processor and keeps it in the user's cache.
+"""Build of the C library for this processor, stored in the user's cache.
 
-Nothing is built when draftree is installed, so that it installs where there is no compiler; without one, passes run
-through torch. A library that was built before needs no compiler.
+It is built at first use, not at installation, so no compiler is needed to install. Without a compiler, passes run
+through torch. An existing library needs no compiler.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 OPTIMIZATION = "-O3"
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
-"""Contraction is off: a product may be fused in one copy of a loop and not in another, which would break exactness."""
+"""Flags of all builds. Contraction is off: fused products in only one copy of a loop would break exactness."""
 BUILD_SECONDS = 300
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
-"""What a compiler says of a folder that it cannot write to: another folder may do."""
+"""Compiler messages about a folder that cannot be written."""
 PROCESSOR_VARIABLE = "DRAFTREE_MARCH"
-"""Names the processor to build for, as the compiler's `-march` or, on Arm, `-mcpu` does; `native` where it is unset."""
+"""Environment variable with the value of `-march` or, on Arm, `-mcpu`; `native` if unset."""
 
 
 class NativeUnavailableError(ConfigurationError):
-    """The C pass is not available here, or cannot run this model; the message says why."""
+    """The native kernels are unavailable or do not support this model; the message has the reason."""
 
 
 class NativeMismatchError(NativeUnavailableError):
-    """What was built from a model computes something else than the model. Its weights are gone."""
+    """The native model computes other logits than the original, whose weights were released."""
 
 
 class NoCompilerError(NativeUnavailableError):
-    """There is no C compiler, or not the one that `CC` names."""
+    """No C compiler was found, or the one in `CC` does not exist."""
 
 
 class _FolderError(NativeUnavailableError):
-    """The compiler cannot write where it was told to."""
+    """The compiler cannot write to the output folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is to be built.
+    """Inputs of a build.
 
     Attributes:
-        sources: files of C.
-        flags: all that the compiler is given besides files.
-        command: words of `CC`; empty where it is not set.
+        sources: C files.
+        flags: all compiler arguments except files.
+        command: words of `CC`; empty if unset.
     """
 
     sources: tuple[Path, ...]
@@ -70,7 +70,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """Beginning of the library's name: what it depends on besides the compiler. A cache may serve many machines."""
+        """Prefix of the library's name: a hash of everything except the compiler. Machines may share a cache."""
         text = b"".join(file.read_bytes() for file in (*self.sources, *HEADERS))
         options = [word for word in self.command if word.startswith("-")]
         facts = (*options, "", *self.flags, platform.system(), platform.machine(), _processor())
@@ -78,20 +78,20 @@ class Build:
 
 
 _private: dict[tuple[str, tuple[str, ...]], Path] = {}
-"""Libraries that this process built for itself, by the beginning of their names and the words of `CC`."""
+"""Libraries that this process built in private folders, by name prefix and the words of `CC`."""
 
 
 def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = (), in_cache: bool = True) -> Path:
-    """The shared library for this processor, built if there is none that can be used.
+    """Return the shared library for this processor; build it if there is no usable one.
 
     Args:
-        sources: files of C.
-        extra_flags: given to the compiler after the others.
-        in_cache: whether the user's cache may be used; else, and where it cannot be, the library lies in a private
+        sources: C files.
+        extra_flags: compiler arguments after the others.
+        in_cache: whether the user's cache may be used; if not, or if it is unusable, the library is built in a private
             folder that is removed when the process ends.
 
     Raises:
-        NativeUnavailableError: no compiler, or it fails.
+        NativeUnavailableError: there is no compiler, or it fails.
     """
     command = _asked_compiler()
     build = Build(tuple(sources), (*_flags(command), *extra_flags), command)
@@ -99,44 +99,44 @@ def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[st
     if (own := _private.get((name, command))) is not None and own.exists():
         return own
     folder = Cache().root / "native"
-    reason = _why_not_there(folder) if in_cache else f"what lies in '{folder}' does not load"
+    reason = _why_not_there(folder) if in_cache else f"the file in '{folder}' does not load"
     try:
         compiler = find_compiler()
         prefix = f"{name}{_fingerprint(compiler)}"
         found = usable(folder, prefix) if reason is None else None
         return found or _built_somewhere(build, compiler, folder, prefix=prefix, reason=reason)
-    except NativeUnavailableError as error:  # what another compiler built here is as good
+    except NativeUnavailableError as error:  # a library of another compiler is as good
         found = usable(folder, name) if reason is None else None
         if found is None:
             raise
-        logger.info("%s: '%s' is used, which was built before", error, found)
+        logger.info("%s: using '%s', which was built before", error, found)
         return found
 
 
 def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str, reason: str | None) -> Path:
-    """Build into the cache; or, where `reason` or the system is against it, for this process alone."""
+    """Build in the cache or, with a `reason` against it or if it cannot be written, in a private folder."""
     if reason is None:
         try:
             return _built(build, compiler, folder, prefix=prefix)
         except (OSError, _FolderError) as error:
             reason = f"'{folder}' cannot be written ({first_reason(error)})"
-    logger.warning("the C pass is built for this process alone, which takes some seconds each time: %s", reason)
+    logger.warning("the C library is built for this process only, which takes some seconds each time: %s", reason)
     try:
         place = private_folder()
         if (danger := why_folder_untrusted(place)) is not None:
-            raise NativeUnavailableError(f"the C pass could not be built: {reason}; {danger}")
+            raise NativeUnavailableError(f"the C library could not be built: {reason}; {danger}")
         found = _built(build, compiler, place, prefix=prefix)
     except OSError as error:
-        raise NativeUnavailableError(f"the C pass could not be built: {reason}; {first_reason(error)}") from error
+        raise NativeUnavailableError(f"the C library could not be built: {reason}; {first_reason(error)}") from error
     _private[build.name, build.command] = found
     return found
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Command of the C compiler that is used: what `CC` says, or the first that is found.
+    """Return the command of the C compiler: `CC`, or the first compiler found.
 
     Raises:
-        NoCompilerError: none is here.
+        NoCompilerError: no compiler was found.
     """
     asked = _asked_compiler()
     for words in (asked,) if asked else tuple((name,) for name in COMPILERS):
@@ -148,22 +148,22 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def first_reason(error: Exception) -> str:
-    """Why, in few words."""
+    """Return the first line of an error message."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 
 def _asked_compiler() -> tuple[str, ...]:
     asked = os.environ.get("CC", "")
     if asked and shutil.which(asked):
-        return (asked,)  # a path may have spaces
+        return (asked,)  # a path may contain spaces
     try:
         return tuple(shlex.split(asked))
     except ValueError as error:
-        raise NoCompilerError(f"CC is {asked!r}, which is no command ({error}): correct it or unset it") from error
+        raise NoCompilerError(f"CC is {asked!r}, which is not a command ({error}): correct it or unset it") from error
 
 
 def _flags(command: Sequence[str]) -> list[str]:
-    """Flags of all builds, but those that the words of `CC` choose themselves."""
+    """Return the flags of all builds, except those that `CC` sets itself."""
     flags = list(FLAGS)
     if not any(word.startswith("-O") for word in command):
         flags.insert(0, OPTIMIZATION)
@@ -178,7 +178,7 @@ def _for_this_processor() -> str:
 
 
 def _fingerprint(compiler: Sequence[str]) -> str:
-    """Tells compilers apart, and one from its next version, without running them."""
+    """Return a hash that identifies a compiler and its version, without running it."""
     facts = list(compiler)
     for word in compiler:
         if path := shutil.which(word):
@@ -204,7 +204,7 @@ def _why_not_there(folder: Path) -> str | None:
 
 
 def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) -> Path:
-    """Compile into a folder.
+    """Compile to a folder.
 
     Raises:
         NativeUnavailableError: the compiler fails.
@@ -214,7 +214,7 @@ def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) 
         fresh = work / "library.so"
         _run([*compiler, *build.flags, "-o", os.fspath(fresh), *map(os.fspath, build.sources), "-lm"], work)
         if not fresh.is_file() or not fresh.stat().st_size:
-            raise NativeUnavailableError(f"'{shlex.join(compiler)}' ended well and wrote no library: correct CC")
+            raise NativeUnavailableError(f"'{shlex.join(compiler)}' succeeded but wrote no library: correct CC")
         library = publish(fresh, folder, prefix)
     logger.info("built the C pass with %s: %s", shlex.join(compiler), library)
     return library
@@ -238,8 +238,8 @@ def _run(command: Sequence[str], work: Path) -> None:
             raise _FolderError(next(reason for reason in NO_ROOM if reason in error.stderr)) from error
         first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[:200]).strip()
         why = first or f"it ended with status {error.returncode}"
-        raise NativeUnavailableError(f"'{command[0]}' could not build the C pass: {why}") from error
+        raise NativeUnavailableError(f"'{command[0]}' could not build the C library: {why}") from error
     except subprocess.TimeoutExpired as error:
-        raise NativeUnavailableError(f"'{command[0]}' took more than {BUILD_SECONDS} s for the C pass") from error
+        raise NativeUnavailableError(f"'{command[0]}' took more than {BUILD_SECONDS} s for the C library") from error
     except OSError as error:
         raise NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC") from error

@@ -1,6 +1,6 @@
-"""A decoder whose passes run in C: packs the weights of a model and steps them over slots.
+"""Decoder whose passes run in C: packs the weights of a model and runs passes over slots.
 
-Weights are let go as they are packed, part by part, so that nothing large is held twice.
+Each weight is released once it is packed, so no large weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ NO_ROPE = -1
 PAGE = 1 << 12
 FIRST_POSITIONS = 1024
 PIECES_OF_THREAD = 4
-"""Pieces of attention for each thread, where rows are enough."""
+"""Attention chunks per thread, if there are enough rows."""
 LEAST_ROWS = 8
 PACK_ROWS = 256
-"""Outputs that are packed as one piece of work."""
+"""Number of outputs per packing task."""
 ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
 
 
 class NativeDecoder:
-    """Runs passes of one model in C.
+    """Packed weights of one model, and its passes in C.
 
     Args:
-        blueprint: of the model.
-        weights: taken one after the other, and let go once they are packed.
-        quantization: "int8" for weights of 8 bits, None for the model's own.
+        blueprint: architecture of the model.
+        weights: read one by one and released once they are packed.
+        quantization: "int8" for 8-bit weights, None for the model's dtype.
 
     Raises:
-        NativeUnavailableError: there is no C pass here.
+        NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
@@ -61,7 +61,7 @@ class NativeDecoder:
         self._ropes = _Ropes(blueprint.ropes)
         self._rooms = LogitBufferPool()
         self._form = CPass()
-        """What passes have in common."""
+        """Arguments that all passes share."""
         self._arena, self._used = huge_pages(self._bytes_needed()), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
@@ -69,31 +69,31 @@ class NativeDecoder:
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return len(self._blueprint.layers)
 
     @property
     def instructions(self) -> str:
-        """What it computes with."""
+        """Instruction set of the kernels."""
         return self._library.instructions
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all packed weights, and of an embedding that is kept beside."""
+        """Size of all packed weights and of a separate embedding in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes between the layers for a row: the stream, a product's result, what is mixed, and the next input."""
+        """Size of a row's activations in bytes: residual stream, product, mixed values, next input."""
         plan = self._blueprint
         heads, all_heads = (plan.heads * plan.head_dim, (plan.heads + 2 * plan.kv_heads) * plan.head_dim)
         widest = max(plan.hidden, heads, plan.mlp)
         return 4 * (plan.hidden + max(all_heads, plan.hidden) + 2 * widest)
 
     def rows_of_chunk(self, rows: int) -> int:
-        """Rows whose attention is one piece of work in a pass over so many: few enough that threads end together.
+        """Return the rows per attention chunk in a pass over `rows` rows, so that threads end together.
 
-        What comes out does not depend on it.
+        Results do not depend on it.
         """
         pieces = -(-PIECES_OF_THREAD * torch.get_num_threads() // self._blueprint.kv_heads)
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
@@ -101,11 +101,11 @@ class NativeDecoder:
 
     def _pack(self, pool: Executor) -> CDecoder:
         plan = self._blueprint
-        # a tied embedding is read back from the packed head, where that keeps it as it is
+        # a tied embedding is read from the packed head if that keeps its bits
         tied = plan.is_tied and self._format == FORMATS[plan.dtype]
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         own = None
-        if not tied:  # behind the layers, whose weights are gone by then
+        if not tied:  # after the layers, whose weights are released by then
             own = self._keep(self._weights.get(plan.embedding).to(self.dtype, copy=True).contiguous())
             if not plan.is_tied:
                 self._weights.release(plan.embedding)
@@ -150,16 +150,16 @@ class NativeDecoder:
         )
 
     def _kept_at(self, place: int | None) -> Tensor | None:
-        """The tensor that lies there, which is kept; None for no place."""
+        """Return the retained tensor at an address; None for no address."""
         return None if place is None else next(tensor for tensor in self._kept if tensor.data_ptr() == place)
 
     def input_embedding(self) -> Tensor:
-        """The embedding as passes use it, shape (vocab, hidden)."""
+        """Return the embedding as passes use it, shape (vocab, hidden)."""
         own = self._kept_at(self._decoder.embedding)
         return self.output_head() if own is None else own
 
     def output_head(self) -> Tensor:
-        """The head as passes use it, shape (vocab, hidden): a new tensor."""
+        """Return the head as passes use it, shape (vocab, hidden), as a new tensor."""
         head = self._decoder.head
         packed = self._kept_at(head.weight)
         assert packed is not None, "a decoder has a head"
@@ -168,7 +168,7 @@ class NativeDecoder:
         return found.to(self.dtype)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """How the embedding and the head are used."""
+        """Return how the model uses its embedding and its head."""
         bias = self._kept_at(self._decoder.head.bias)
         plan = self._blueprint
         own = None if bias is None else bias[: plan.vocab]
@@ -186,7 +186,7 @@ class NativeDecoder:
         return self._keep(weight).data_ptr()
 
     def _linear(self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False) -> CLinear:
-        """Pack layers one behind the other, or (gate and up) in turns, and let their weights go."""
+        """Pack layers one after the other or interleaved (gate and up), and release their weights."""
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
         packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, self._format)))
@@ -240,9 +240,9 @@ class NativeDecoder:
         padding = -sum(part.numel() for part in full) % LANES
         return self._keep(torch.cat([*full, torch.zeros(padding)]))
 
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, stretch: LayerRange) -> RangeOutput:
-        """One pass over rows; their keys and values are written to the memory."""
-        # without numpy and torch wherever that can be: a pass has driven their code out of the caches
+    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, layer_range: LayerRange) -> RangeOutput:
+        """Run one pass over rows; their keys and values are written to the memory."""
+        # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory.version != self._memory_version:
             self._point_at(memory)
         self._ropes.point(self._form, longest=rows.longest)
@@ -250,24 +250,24 @@ class NativeDecoder:
         buffer = self._rooms.take(len(logit_rows), vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(logit_rows)
-        run.first_layer, run.last_layer = stretch.first, stretch.end
+        run.first_layer, run.last_layer = layer_range.first, layer_range.end
         run.num_threads = num_threads
-        asked = array("q", logit_rows)
-        run.logit_rows, run.logits = place_of(asked), buffer.address
+        requested = array("q", logit_rows)
+        run.logit_rows, run.logits = place_of(requested), buffer.address
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
         captured = layers = skipped = None
-        if not stretch.is_plain:
-            layers = array("q", stretch.captured_layers)
+        if not layer_range.is_plain:
+            layers = array("q", layer_range.captured_layers)
             captured = torch.empty(rows.count, len(layers), self._blueprint.hidden) if layers else None
             run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), address(captured)
-            skipped = stretch.skipped(self.num_layers)
-            run.hidden_in = address(stretch.hidden)
+            skipped = layer_range.skipped(self.num_layers)
+            run.hidden_in = address(layer_range.hidden)
             run.skipped = None if skipped is None else skipped.ctypes.data
         self._library.run(self._decoder, run)
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
-        return stretch.output(NativeLogits(self._library, at, buffer.memory, num_threads), captured)
+        return layer_range.output(NativeLogits(self._library, at, buffer.memory, num_threads), captured)
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._layers):
@@ -278,12 +278,12 @@ class NativeDecoder:
 
 
 def place_of(numbers: array[int]) -> int:
-    """Where an array's numbers lie."""
+    """Return the address of an array's numbers."""
     return numbers.buffer_info()[0]
 
 
 class _Ropes:
-    """Tables of cosines and sines, made once for every position."""
+    """Tables of cosines and sines, computed once for every position."""
 
     def __init__(self, ropes: Sequence[Rope]) -> None:
         self._ropes = ropes
@@ -291,7 +291,7 @@ class _Ropes:
         self._length = 0
 
     def point(self, run: CPass, *, longest: int) -> None:
-        """Let passes over positions below this one find their cosines and sines."""
+        """Set the tables of a pass whose positions are below `longest`."""
         if longest > self._length:
             self._length = max(2 * self._length, longest, FIRST_POSITIONS)
             self._tables = [rope.table(self._length) for rope in self._ropes]

@@ -1,9 +1,9 @@
-"""Reads how a decoder of transformers is built, if it is built as most are.
+"""Derivation of the `Blueprint` of a transformers model.
 
-That is: RMS norms, grouped-query attention with rotary positions (and perhaps a norm of every head), a gated
-multilayer perceptron, each added to a residual stream. The parts are found by the names that nearly all families
-share; a family is never asked for its name. What is read must account for every parameter of the model, and what is
-built from it is checked against the model's own logits.
+Supported: RMS norms, grouped-query attention with rotary positions and optional norms per head, gated multilayer
+perceptrons, residual connections. Modules are found by the names that nearly all families share; the name of the family
+is not used. The blueprint must account for every parameter, and the native model is checked against the original
+logits.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from draftree.models.torch.hf import HFModel
 
 NORM_OFFSETS = (0.0, 1.0)
 NORM_TOLERANCE = 2.0**-6
-"""Largest accepted error of an element: twice what two roundings to bfloat16 make of it."""
+"""Maximum relative error of an element: twice that of two roundings to bfloat16."""
 
 
 def read(model: HFModel) -> Blueprint:
-    """Read a model.
+    """Derive the blueprint of a model.
 
     Args:
-        model: behind the seam, with its weights.
+        model: the wrapped model, with its weights.
 
     Raises:
-        NativeUnavailableError: it is built otherwise; the message says where.
+        NativeUnavailableError: the architecture is not supported; the message has the reason.
     """
     names = _Names(model.model)
     config, base, inner = model.config, model.model.base_model, model.model
@@ -84,18 +84,18 @@ def read(model: HFModel) -> Blueprint:
 
 
 class _Names:
-    """The names of a model's parameters. One that has two is known by the first."""
+    """Names of a model's parameters. A shared parameter has its first name."""
 
     def __init__(self, model: Any) -> None:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
 
     def of(self, module: Any) -> str:
-        """Of a module's weight."""
+        """Return the name of a module's weight."""
         return self._names[id(_part(module, "weight"))]
 
     def of_bias(self, module: Any) -> str | None:
-        """Of a module's bias, if it has one."""
+        """Return the name of a module's bias, if it has one."""
         return None if module.bias is None else self._names[id(module.bias)]
 
 
@@ -111,7 +111,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
-    """Each layer's kind of rotary positions; "" where there is only one, None for none."""
+    """Return each layer's kind of rotary positions; "" if there is only one, None for none."""
     known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         known = [str(kind) for kind in config.layer_types]
@@ -158,13 +158,13 @@ def _linear(module: Any, name: str, *, names: _Names) -> LinearBlueprint:
 
 
 def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> tuple[LinearBlueprint, ...]:
-    """The layers of these names, or the one that holds them all."""
+    """Return the linear layers with these names, or the fused one."""
     chosen = [fused] if hasattr(owner, fused) else list(parts)
     return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
 
 
 def _activation(mlps: Sequence[Any]) -> int:
-    """The one activation of all layers, told by what it computes: implementations of one function have many names."""
+    """Return the activation of all layers, identified by its values: implementations have many names."""
     x = torch.linspace(-4, 4, 33)
     known = {SILU: F.silu(x), GELU_TANH: F.gelu(x, approximate="tanh")}
     with torch.inference_mode():
@@ -180,23 +180,23 @@ def _epsilon(norm: Any) -> float:
 
 
 def _norm_offset(norm: Any) -> float:
-    """0 or 1, whichever makes the formula give what the norm gives, element by element.
+    """Return the offset, 0 or 1, with which the formula reproduces the norm.
 
-    A norm with a large weight differs little between the two, so errors are relative to each element, and a copy in
-    float32 is asked where that can be: bfloat16 rounds 25 to within 0.1.
+    With a large weight the two differ little, so errors are relative to each element, and a float32 copy is used if
+    possible: bfloat16 rounds 25 to within 0.1.
     """
     errors = {offset: _norm_error(norm, offset) for offset in NORM_OFFSETS}
     offset = min(errors, key=lambda one: float(errors[one].mean()))
-    if not float(errors[offset].max()) < NORM_TOLERANCE:  # NaN is refused as well
-        raise NativeUnavailableError(f"{type(norm).__name__} is no root-mean-square norm")
+    if not float(errors[offset].max()) < NORM_TOLERANCE:  # also refuses NaN
+        raise NativeUnavailableError(f"{type(norm).__name__} is not a root-mean-square norm")
     return offset
 
 
 @torch.inference_mode()
 def _norm_error(norm: Any, offset: float) -> Tensor:
-    """Relative error of each element, shape (inputs, elements), if this is added to the weight.
+    """Return the relative error of each element, shape (inputs, elements), with this offset.
 
-    The inputs have a mean, which a norm may subtract, and two sizes, one of them so small that epsilon counts.
+    The inputs have a mean, which a norm may subtract, and two scales, one so small that epsilon matters.
     """
     weight: Tensor = _part(norm, "weight").detach().float()
     epsilon = _epsilon(norm)
@@ -209,7 +209,7 @@ def _norm_error(norm: Any, offset: float) -> Tensor:
 
 
 def _require_like_norms(model: Any, names: Sequence[str], final: Any) -> None:
-    """Refuse a model with unlike norms: the C pass has one epsilon and one offset."""
+    """Check that all norms have the same epsilon and offset, as the C library requires."""
     wanted = _epsilon(final), _norm_offset(final)
     for name in names:
         norm = model.get_submodule(name.rpartition(".")[0])
@@ -237,7 +237,7 @@ def _require_sizes(found: Blueprint, names: _Names) -> None:
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
         if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
-            raise NativeUnavailableError("it norms queries and keys of all heads together")
+            raise NativeUnavailableError("it normalizes queries and keys of all heads together")
     if len(found.ropes) > 2:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 

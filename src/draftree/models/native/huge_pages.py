@@ -12,7 +12,7 @@ HUGE_PAGE = 1 << 21
 
 
 def huge_pages(num_bytes: int) -> Tensor:
-    """Bytes in huge pages where the system has them: address translation of small ones costs a tenth of a pass."""
+    """Return bytes in huge pages if available: address translation of small pages takes a tenth of a pass."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""The C pass as Python sees it: structures of the same layout, and its functions."""
+"""Bindings of the C library: its structures and functions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, 
 
 
 class NotLoadableError(NativeUnavailableError):
-    """The system does not load the library, as from a file system that runs no programs."""
+    """The system does not load the library, for example from a file system without execution rights."""
 
 
 class TilesRefusedError(NativeUnavailableError):
-    """The processor has matrix tiles, and the system does not let this process use them."""
+    """The processor has matrix tiles, but the system does not let this process use them."""
 
 
 class CSearch(ctypes.Structure):
@@ -50,11 +50,11 @@ class CSearch(ctypes.Structure):
 
 
 class SearchBuffers:
-    """Where one thread's searches read and write: made once, since a pass drives all that makes it out of the caches.
+    """Buffers of one thread's searches, allocated once: after a pass the caches are cold and allocation is slow.
 
     Args:
-        rows: that there is room for.
-        numbers: results that there is room for.
+        rows: capacity in rows.
+        numbers: capacity in results.
     """
 
     def __init__(self, rows: int, numbers: int) -> None:
@@ -71,7 +71,7 @@ class SearchBuffers:
         self.search_at = ctypes.addressof(self.search)
 
     def found(self, rows: int, count: int) -> Top:
-        """What the search wrote."""
+        """Return the results of the search."""
         tokens, scores = self._tokens[: rows * count], self._scores[: rows * count]
         if rows == 1:
             return Top([tokens], [scores], self._totals[:1])
@@ -80,28 +80,28 @@ class SearchBuffers:
         return Top(*each, self._totals[:rows])
 
 
-class Desks(threading.local):
-    """A desk for each thread."""
+class ThreadBuffers(threading.local):
+    """`SearchBuffers` of each thread."""
 
     def __init__(self) -> None:
-        self._desk = SearchBuffers(16, 256)
+        self._buffers = SearchBuffers(16, 256)
 
     def of(self, rows: int, count: int) -> SearchBuffers:
-        """One that is large enough."""
-        desk = self._desk
-        if rows > desk.rows or rows * count > desk.numbers:
-            desk = self._desk = SearchBuffers(2 * rows, 2 * rows * count)
-        return desk
+        """Return buffers that are large enough."""
+        buffers = self._buffers
+        if rows > buffers.rows or rows * count > buffers.numbers:
+            buffers = self._buffers = SearchBuffers(2 * rows, 2 * rows * count)
+        return buffers
 
 
 class Library:
-    """The functions of a built library.
+    """Functions of a built library.
 
     Args:
-        path: of the shared library.
+        path: path of the shared library.
 
     Raises:
-        NativeUnavailableError: the library does not load, does not fit this file, or may not run here.
+        NativeUnavailableError: the library does not load, has another layout, or may not run here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Library:
         self._library.draftree_instructions.restype = ctypes.c_char_p
         self._library.draftree_search.argtypes = [_pointer, _size]
         self._library.draftree_layout.restype = ctypes.c_char_p
-        self._desks = Desks()
+        self._buffers = ThreadBuffers()
         self._require_same_layout()
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
@@ -133,12 +133,12 @@ class Library:
 
     @property
     def instructions(self) -> str:
-        """What it computes with."""
+        """Instruction set of the kernels."""
         name: bytes = self._library.draftree_instructions()
         return name.decode()
 
     def block_bytes(self, inputs: int, kind: int) -> int:
-        """Bytes of 16 packed outputs."""
+        """Return the size of 16 packed outputs in bytes."""
         return int(self._library.draftree_block_bytes(inputs, kind))
 
     def pack(
@@ -169,50 +169,50 @@ class Library:
         )
 
     def run(self, decoder: CDecoder, run: CPass) -> None:
-        """One pass.
+        """Run one pass.
 
         Raises:
-            MemoryError: there is no room for what lies between the layers.
+            MemoryError: there is no room for activations.
         """
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
     def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool, num_threads: int) -> Top:
-        """The `count` largest scores of each row, at most `max_count` and the width.
+        """Return the `count` largest scores of each row, at most `max_count` and the width.
 
-        `totals` asks for the sums as well.
+        With `totals`, sums are returned as well.
 
         Raises:
             MemoryError: there is no room for the scores of a row.
         """
         rows = logits.rows
-        desk = self._desks.of(rows, count)
-        asked = desk.search
-        asked.logits, asked.stride, asked.vocab = logits.address, logits.stride, logits.width
-        asked.rows, asked.count = rows, count
-        asked.totals = desk.totals_at if totals else None
-        keys, temperatures = desk.keys, desk.temperatures
+        buffers = self._buffers.of(rows, count)
+        search = buffers.search
+        search.logits, search.stride, search.vocab = logits.address, logits.stride, logits.width
+        search.rows, search.count = rows, count
+        search.totals = buffers.totals_at if totals else None
+        keys, temperatures = buffers.keys, buffers.temperatures
         for row, entry in enumerate(noise):
             if entry is None:
                 temperatures[row] = 0.0
             else:
                 (keys[2 * row], second), temperatures[row] = entry
                 keys[2 * row + 1] = second | 1
-        if rows and self._library.draftree_search(desk.search_at, num_threads):
+        if rows and self._library.draftree_search(buffers.search_at, num_threads):
             raise MemoryError(f"no memory for the scores of {logits.width} tokens")
-        return desk.found(rows, count)
+        return buffers.found(rows, count)
 
 
 @functools.cache
 def library() -> Library:
-    """The library for this processor, built and loaded once.
+    """Return the library for this processor, built and loaded once.
 
     Raises:
-        NativeUnavailableError: it cannot be had here.
+        NativeUnavailableError: it cannot be built or loaded.
     """
     try:
         return _loaded()
-    except TilesRefusedError as error:  # an old kernel, or a sandbox, on a new processor
+    except TilesRefusedError as error:  # an old kernel or a sandbox on a new processor
         logger.info("%s: passes run without them", error)
         return _loaded(WITHOUT_TILES)
 
@@ -221,10 +221,10 @@ def _loaded(extra_flags: Sequence[str] = ()) -> Library:
     try:
         return Library(built_library(extra_flags=extra_flags))
     except NotLoadableError as error:
-        logger.info("%s: it is built elsewhere", error)
+        logger.info("%s: building it in another folder", error)
         return Library(built_library(extra_flags=extra_flags, in_cache=False))
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's values lie; None for none."""
+    """Return the address of a tensor's values; None for no tensor."""
     return None if tensor is None else tensor.data_ptr()

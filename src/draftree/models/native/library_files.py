@@ -1,7 +1,7 @@
-"""Compiled libraries as files: found, checked before they are loaded, and published whole.
+"""Files of compiled libraries: search, checks before loading, atomic publication.
 
-A name ends with the checksum of its content, so one rename publishes both. A folder in which others can write is not
-used. Where the cache cannot be used, a library lies in a private folder that is removed when the process ends.
+A file name ends with the checksum of the content, so one rename publishes both. Folders that other users can write are
+not used. If the cache is unusable, a library is in a private folder that is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ SUFFIX = ".so"
 SUM_LENGTH = 32
 WORK, PRIVATE = ".build", "draftree-native"
 DEAD_SECONDS = 3600
-"""No build takes so long, and on another machine a process cannot be looked up."""
+"""Age in seconds after which a working folder of another machine is abandoned."""
 
 
 def usable(folder: Path, prefix: str) -> Path | None:
-    """The newest library of that prefix that is whole and that only this user or root could have written.
+    """Return the newest intact library with this prefix that only this user or root can have written.
 
     Args:
-        folder: trusted already.
-        prefix: all of the name before the checksum.
+        folder: a trusted folder.
+        prefix: the name before the checksum.
     """
     for path in sorted(folder.glob(f"{prefix}*{SUFFIX}"), key=_modified, reverse=True):
         reason = why_unusable(path)
         if reason is None:
             return path
-        logger.warning("%s: it is not loaded, and built anew", reason)
+        logger.warning("%s: not loaded; building a new one", reason)
         with contextlib.suppress(OSError):
             path.unlink()
     return None
@@ -56,7 +56,7 @@ def _modified(path: Path) -> float:
 
 
 def why_unusable(path: Path) -> str | None:
-    """Why a library must not be loaded; None if it may."""
+    """Return why a library must not be loaded; None if it may."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
@@ -76,7 +76,7 @@ def _sum(content: bytes) -> str:
 
 
 def publish(fresh: Path, folder: Path, prefix: str) -> Path:
-    """Move a file that was built on the same file system into a folder, under its final name.
+    """Move a built file from the same file system to a folder, under its final name.
 
     Raises:
         OSError: the folder cannot be written, or its disk is full.
@@ -91,13 +91,15 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
 
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[Path]:
-    """A folder of this user alone inside `folder`, which is made if need be, readable by all; removed in the end.
+    """Create a folder of this user inside `folder`, which is created if needed; remove it at the end.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
-        missing.mkdir(mode=0o755, exist_ok=True)  # whatever the umask: a folder open to others is not used again
+        missing.mkdir(
+            mode=0o755, exist_ok=True
+        )  # independent of the umask: a folder that others can write is not used again
     remove_leftovers(folder, WORK)
     work = Path(tempfile.mkdtemp(prefix=f"{WORK}-{_owner()}-", dir=folder))
     try:
@@ -107,10 +109,10 @@ def working_folder(folder: Path) -> Iterator[Path]:
 
 
 def private_folder() -> Path:
-    """A new folder of this user alone, removed when this process ends.
+    """Create a private folder of this user, removed when this process ends.
 
     Raises:
-        OSError: no folder for temporary files can be written.
+        OSError: no temporary folder can be written.
     """
     root = Path(tempfile.gettempdir())
     remove_leftovers(root, PRIVATE)
@@ -120,7 +122,7 @@ def private_folder() -> Path:
 
 
 def _remove_own(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork of it must not
+    if os.getpid() == process:  # not in forked processes
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -133,7 +135,7 @@ def _host() -> str:
 
 
 def remove_leftovers(folder: Path, kind: str) -> None:
-    """Remove the working folders of processes that are gone. Only this user's can be removed."""
+    """Remove working folders of this user's ended processes."""
     for place in folder.glob(f"{kind}-*-*-*"):
         with contextlib.suppress(OSError, ValueError):
             host, process = place.name.removeprefix(f"{kind}-").split("-")[:2]
@@ -143,7 +145,7 @@ def remove_leftovers(folder: Path, kind: str) -> None:
             is_gone = host == _host() and not _lives(int(process))
             is_old = status.st_mtime < time.time() - DEAD_SECONDS
             if is_gone or (is_old and (kind == WORK or host != _host())):
-                logger.info("removing '%s', left by a process that is gone", place)
+                logger.info("removing '%s' of an ended process", place)
                 shutil.rmtree(place, ignore_errors=True)
 
 

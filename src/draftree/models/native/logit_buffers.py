@@ -1,7 +1,7 @@
-"""Memory for logits that is used again.
+"""Pool of memory for logits.
 
-A pass over a vocabulary gives hundreds of kilobytes, and fresh memory of that size costs more than to search it: the
-system fills it with zeros, page by page. So a buffer that is not referenced any more is overwritten by the next pass.
+The logits of a pass take hundreds of kilobytes, and allocating them costs more than searching them, because the system
+zeroes every page. So the next pass overwrites a buffer that is not referenced any more.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from typing import NamedTuple
 FLOAT_BYTES = 4
 ALIGNMENT = 64
 KEPT = 3
-"""Rooms that are kept at most: the last pass's, and those of a pass or two whose logits are still read."""
+"""Maximum number of buffers: one for the last pass, others for passes whose logits are still in use."""
 UNREAD = 3
-"""References to a room that is not in use: the list's, the loop's, and the one that asks."""
+"""References to an unused buffer: by the list, the loop and the call of `getrefcount`."""
 
 
 class RowsAt(NamedTuple):
-    """Where rows of float32 are in the host's memory."""
+    """Location of float32 rows in host memory."""
 
     address: int
     rows: int
     stride: int
-    """From row to row, in numbers."""
+    """Distance between rows, in numbers."""
     width: int
 
 
 class LogitBuffer(NamedTuple):
-    """Memory for rows of floats."""
+    """Buffer for rows of floats."""
 
     memory: ctypes.Array[ctypes.c_float]
     address: int
-    """Of the first row, within the memory."""
+    """Address of the first row."""
 
 
 class LogitBufferPool:
-    """Gives memory for rows of floats. A room is free again when neither logits nor tensors refer to it."""
+    """Pool of buffers for rows of floats. A buffer is free when neither logits nor tensors refer to it."""
 
     def __init__(self) -> None:
         self._rooms: list[ctypes.Array[ctypes.c_float]] = []
 
     def take(self, count: int, width: int) -> LogitBuffer:
-        """Memory for so many rows, whose content is not defined."""
+        """Return a buffer for `count` rows of undefined content."""
         needed = count * width + ALIGNMENT // FLOAT_BYTES
         room = self._free(needed) or self._new(needed)
         address = ctypes.addressof(room)

@@ -1,6 +1,6 @@
-"""Logits of a pass in C: searched in C where they are, without a tensor.
+"""Logits of a pass in C: searched in place, without a tensor.
 
-After a pass the caches are cold, and asking torch for a tensor takes longer than a search.
+After a pass the caches are cold, and creating a torch tensor takes longer than a search.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from draftree.models.native.logit_buffers import FLOAT_BYTES, RowsAt
 from draftree.sampling.logits import NEAR, Logits, Picks, RowNoise, TensorLogits, Top, decided, is_close
 
 FEW = 4
-"""Scores of a row that tell whether its pick is close."""
+"""Number of top scores that show whether a pick is close."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NativeLogits(Logits):
-    """Rows of float32 in the host's memory.
+    """Float32 rows in host memory.
 
     Attributes:
-        library: searches them.
-        at: where they are.
-        memory: what contains them, kept as long as they are: an array of ctypes, or a tensor.
-        num_threads: of a search.
+        library: library with the search.
+        at: location of the rows.
+        memory: owner of the memory, a ctypes array or a tensor.
+        num_threads: threads of a search.
     """
 
     library: Library
@@ -42,16 +42,16 @@ class NativeLogits(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.at.rows
 
     @property
     def width(self) -> int:
-        """Columns of a row."""
+        """Number of columns."""
         return self.at.width
 
     def tensor(self) -> Tensor:
-        """The rows as a tensor, which keeps the memory."""
+        """Return the rows as a tensor that shares the memory."""
         at = self.at
         if isinstance(self.memory, Tensor):
             first = (at.address - self.memory.data_ptr()) // FLOAT_BYTES
@@ -63,23 +63,23 @@ class NativeLogits(Logits):
         return numbers.view(at.rows, at.stride)[:, : at.width]
 
     def rows(self, start: int, stop: int) -> NativeLogits:
-        """Some rows; a view."""
+        """Return some rows as a view."""
         address = self.at.address + FLOAT_BYTES * start * self.at.stride
         return replace(self, at=self.at._replace(address=address, rows=stop - start))
 
     def narrowed(self, width: int) -> NativeLogits:
-        """The first columns; a view."""
+        """Return the first columns as a view."""
         return replace(self, at=self.at._replace(width=width))
 
     def replaced(self, tensor: Tensor) -> Logits:
-        """Logits in a tensor; searched by torch if the tensor is no rows of float32 in the host's memory."""
+        """Return logits of a tensor; torch searches them unless they are float32 rows in host memory."""
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.stride(-1) != 1:
             return TensorLogits(tensor)
         at = RowsAt(tensor.data_ptr(), tensor.shape[0], tensor.stride(0), tensor.shape[1])
         return replace(self, at=at, memory=tensor)
 
     def picks(self, noise: RowNoise) -> Picks:
-        """The largest entries, found in C."""
+        """Return the picks, searched in C."""
         has_noise = any(noise)
         count = min(FEW, self.at.width) if has_noise else 1
         found = self.library.search(self.at, noise, count, totals=False, num_threads=self.num_threads)
@@ -99,12 +99,12 @@ class NativeLogits(Logits):
         return decided(near, logits, noise)
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """The largest entries, found in C; by torch where there are more than C ranks."""
+        """Return the top scores, searched in C, or in torch if there are more than C supports."""
         if count <= min(self.library.max_count, self.at.width):
             return self.library.search(self.at, noise, count, totals=True, num_threads=self.num_threads)
         with self.computing():
             return TensorLogits(self.tensor()).top(noise, count, overwrites=overwrites)
 
     def computing(self) -> AbstractContextManager[object]:
-        """One thread: torch's others would stay awake after an operation and hold up the next pass."""
+        """Limit torch to one thread: idle threads would spin after an operation and delay the next pass."""
         return single_threaded()

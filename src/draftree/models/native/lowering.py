@@ -1,4 +1,4 @@
-"""From a model of transformers to one whose passes run in C."""
+"""Planning of the conversion of a transformers model to native kernels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 def plan_lowering(model: HFModel) -> Blueprint:
-    """How a model is built, if it is built as most decoders are.
+    """Return the blueprint of a model.
 
     Raises:
-        NativeUnavailableError: it is built otherwise, or computes elsewhere.
+        NativeUnavailableError: its architecture, dtype or device is not supported.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     if model.device.type != "cpu" or dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""A decoder that runs in C, behind the model seam. Nothing of transformers is left in it."""
+"""Decoder in C as a `LanguageModel`, independent of transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import LayerShape
-from draftree.models.kv.slotted import SlottedModel, asked_rows
+from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder
@@ -21,15 +21,15 @@ from draftree.models.native.weights import Weights
 
 
 class NativeModel(SlottedModel):
-    """A model whose passes run in C.
+    """Model whose passes run in C.
 
     Args:
-        blueprint: how it is built.
-        weights: its own.
-        quantization: "int8" for weights of 8 bits, None for the model's own.
+        blueprint: architecture of the model.
+        weights: weights of the model.
+        quantization: "int8" for 8-bit weights, None for the model's dtype.
 
     Raises:
-        NativeUnavailableError: there is no C pass here.
+        NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
@@ -46,12 +46,12 @@ class NativeModel(SlottedModel):
 
     @property
     def instructions(self) -> str:
-        """What passes compute with."""
+        """Instruction set of the kernels."""
         return self._decoder.instructions
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes of packed weights, of keys and values, and of what a pass works on."""
+        """Memory of packed weights, keys and values, and activations in bytes."""
         return Footprint(
             weights=self._decoder.weight_bytes,
             token=self._pool.memory.token_bytes,
@@ -60,19 +60,21 @@ class NativeModel(SlottedModel):
         )
 
     def input_embedding(self) -> Tensor:
-        """The embedding that is kept, or a new tensor from the packed head if that holds it. Never quantized."""
+        """Return the retained embedding, or a new tensor from the packed head if tied. Never quantized."""
         return self._decoder.input_embedding()
 
     def output_head(self) -> Tensor:
-        """A new tensor from the packed head, in the model's dtype; with int8 weights numbers times scales."""
+        """Return a new tensor from the packed head, in the model's dtype; int8 weights times scales."""
         return self._decoder.output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Of the blueprint, which was compared with the model when it was loaded."""
+        """Return the blueprint's facts, which were compared with the model at load."""
         return self._decoder.embedding_facts()
 
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
         chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)
-        return self._decoder.run(self._pool.memory, rows, asked_rows(jobs, range(len(jobs))), stretch=stretch)
+        return self._decoder.run(
+            self._pool.memory, rows, requested_rows(jobs, range(len(jobs))), layer_range=layer_range
+        )

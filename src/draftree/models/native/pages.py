@@ -1,7 +1,7 @@
-"""Memory that maps files of weights: what was packed need not be held there as well.
+"""Release of memory-mapped pages of weights that were packed.
 
-A loaded weight is often a view of its file. Its pages count as this process's memory from the first read on, until the
-last view of the file is gone.
+A loaded weight is often a view of its mapped file. Its pages count as memory of this process from the first read until
+the last view is deleted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ SUFFIX = ".safetensors"
 
 
 class FilePages:
-    """The mapped files of weights of this process, as they are now; none where the system does not say."""
+    """Mapped weight files of this process; none if the system does not list them."""
 
     def __init__(self) -> None:
         self._ranges = _ranges() if hasattr(mmap, "MADV_DONTNEED") else []
 
     def give_back(self, weight: Tensor) -> bool:
-        """Let a weight's pages go, if they are of a file: who reads them again reads the file again.
+        """Release a weight's pages if they are mapped from a file; later reads load them again.
 
         Returns:
-            Whether there was anything to let go.
+            Whether pages were released.
         """
         start, size = weight.data_ptr(), weight.numel() * weight.element_size()
         if not any(first <= start and start + size <= end for first, end in self._ranges):

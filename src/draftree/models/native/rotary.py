@@ -1,4 +1,4 @@
-"""Cosines and sines of positions: what is left of a model's rotary embedding is its frequencies."""
+"""Rotary positions: frequencies read from a model, and tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from draftree.models.native.build import NativeUnavailableError
 
 NEAR, FAR = 64, 97
-"""The first positions are all compared with the model's own, and others in steps of this many."""
+"""Number of first positions that are all compared with the model; also the step between later ones."""
 TOLERANCE = 1e-3
-"""Of a cosine: an angle of thousands has few digits left behind the point."""
+"""Maximum error of a cosine; angles of thousands have few fractional digits in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One kind of rotary positions.
+    """Kind of rotary positions.
 
     Attributes:
-        frequencies: radians a position, for each pair of numbers.
+        frequencies: radians per position for each pair of numbers.
         scaling: factor of cosines and sines.
     """
 
@@ -30,11 +30,11 @@ class Rope:
     scaling: float
 
     def table(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions below this one, shape (length, rotary size)."""
+        """Return cosines and sines of positions below `length`, shape (length, rotary size)."""
         return self.at(torch.arange(length))
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, shape (positions, rotary size)."""
+        """Return cosines and sines of positions, shape (positions, rotary size)."""
         angles = positions.float()[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None]
         both = torch.cat((angles, angles), dim=-1)
         return both.cos() * self.scaling, both.sin() * self.scaling
@@ -42,15 +42,15 @@ class Rope:
 
 @torch.inference_mode()
 def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
-    """The kinds of rotary positions of a model.
+    """Return the kinds of rotary positions of a model.
 
     Args:
-        rotary: its rotary embedding, a module of transformers.
-        kinds: their names; "" where there is only one.
-        context: positions that the model knows.
+        rotary: rotary embedding, a module of transformers.
+        kinds: names of the kinds; "" if there is only one.
+        context: maximum number of positions.
 
     Raises:
-        NativeUnavailableError: they are computed otherwise.
+        NativeUnavailableError: its rotary positions are not supported.
     """
     positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, FAR)))
     return tuple(_read(rotary, kind, positions) for kind in kinds)
@@ -60,11 +60,11 @@ def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
     prefix = f"{kind}_" if kind else ""
     found = getattr(rotary, f"{prefix}inv_freq", None)
     if not isinstance(found, Tensor):
-        raise NativeUnavailableError(f"{type(rotary).__name__} keeps its frequencies where they are not found")
+        raise NativeUnavailableError(f"{type(rotary).__name__} stores its frequencies under an unknown name")
     like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
     wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
     rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
     for ours, theirs in zip(rope.at(positions), wanted, strict=True):
         if ours.shape != theirs[0].shape or not torch.allclose(ours, theirs[0], rtol=0, atol=TOLERANCE):
-            raise NativeUnavailableError("its rotary positions are computed otherwise")
+            raise NativeUnavailableError("its rotary positions are computed in another way")
     return rope

@@ -1,4 +1,4 @@
-"""The rows of a pass as the C pass reads them: where each row's keys lie, in the order of their positions."""
+"""Rows of a pass in the format of the C library: where each row's keys are stored, ordered by position."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from draftree.models.kv.slots import KVSlot
 class Rows:
     """Columns of 64-bit numbers.
 
-    They are, one entry a row: the token's id; the slot's index; where in the slot its keys and values go; its position
-    in the text; from which position on keys lie elsewhere than at the place of the same number; where in the list the
-    places of these begin. Then the list: places, by position; rows on one path share them. Then first rows of chunks,
-    which are runs of rows of one slot, and the number of rows after them.
+    With one entry per row: token id; slot index; index of its keys and values in the slot; position in the text; first
+    position whose key is not stored at the index of the same number; start of the indices of such keys in the list.
+    Then the list of indices by position, which rows on one path share. Then the first row of each chunk, a run of rows
+    of one slot, and the total number of rows.
 
     Attributes:
         numbers: all columns.
-        starts: where each begins; the list itself lies last.
-        count: rows.
-        num_chunks: chunks.
-        longest: positions up to the last one.
+        starts: start of each column; the list is the last one.
+        count: number of rows.
+        num_chunks: number of chunks.
+        longest: largest position plus one.
     """
 
     numbers: array[int]
@@ -36,13 +36,13 @@ class Rows:
 def plan_rows(
     slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]], *, rows_of_chunk: int
 ) -> Rows:
-    """Rows of a pass.
+    """Return the rows of a pass.
 
     Args:
-        slots: a slot a job; the nodes are already noted in them.
-        tokens: for each job its rows' tokens.
-        nodes: which tentative nodes these rows are, ascending.
-        rows_of_chunk: rows in a chunk at most.
+        slots: slot of each job, with the nodes appended.
+        tokens: tokens of each job's rows.
+        nodes: tentative nodes of these rows, ascending.
+        rows_of_chunk: maximum number of rows per chunk.
     """
     columns = _Columns()
     chunks = [0]
@@ -72,7 +72,7 @@ class _Columns:
         self.list = array("q")
 
     def add_chain(self, slot: KVSlot, chosen: Sequence[int]) -> None:
-        """Rows of a slot whose nodes are a chain: their places are their positions."""
+        """Add rows of a slot whose nodes are a chain, stored at their positions."""
         places = [slot.length + node for node in chosen]
         self.slot += [slot.index] * len(places)
         self.place += places
@@ -81,10 +81,10 @@ class _Columns:
         self.start += [0] * len(places)
 
     def add_tree(self, slot: KVSlot, chosen: Sequence[int], chain: int) -> None:
-        """Rows of a slot of which only the first `chain` nodes are a chain.
+        """Add rows of a slot of which only the first `chain` nodes are a chain.
 
-        A node's first child extends the node's list of places; any other child extends a copy. So Python takes one
-        step for each node, however deep the node is. List 0 is empty, for nodes of the chain.
+        A node's first child extends the node's list of indices; every other child extends a copy. So Python takes one
+        step for each node, at any depth. List 0 is empty, for nodes of the chain.
         """
         length, depths, parents = slot.length, slot.depths, slot.parents
         numbers, lists, identical = [0] * chain, [array("q")], [length]
@@ -109,7 +109,7 @@ class _Columns:
         self.start += [starts[numbers[node]] for node in chosen]
 
     def rows(self, tokens: list[int], chunks: list[int]) -> Rows:
-        """All columns in one array; the list, which is an array already, is copied to its end."""
+        """Return all columns in one array, with the list at its end."""
         count, end = len(tokens), 6 * len(tokens)
         columns = [*tokens, *self.slot, *self.place, *self.position, *self.identical, *self.start, *chunks]
         numbers = array("q", columns)
@@ -119,7 +119,7 @@ class _Columns:
 
 
 def _chain_length(parents: Sequence[int]) -> int:
-    """How many first nodes are a chain: their places are their positions."""
+    """Return the number of first nodes that form a chain, stored at their positions."""
     for node, parent in enumerate(parents):
         if parent != node - 1:
             return node

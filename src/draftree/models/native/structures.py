@@ -1,4 +1,4 @@
-"""C structures of a pass, as `models/native/csrc/shared.h` declares them, and the check that Python agrees."""
+"""C structures of a pass, declared in `models/native/csrc/shared.h`, and the check that both layouts agree."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPa
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that the library describes: lines of structure, field, offset and size."""
+    """Parse the layout from the library: lines of structure, field, offset and size."""
     rows = (line.split() for line in text.splitlines())
     return {(kind, field): (int(offset), int(size)) for kind, field, offset, size in rows}
 
 
 def layout_of(structures: Iterable[type[ctypes.Structure]]) -> Layout:
-    """The layout of these structures. A structure's name in C is its name here without the leading C."""
+    """Return the layout of these structures. The name in C is the Python name without the leading C."""
     found = {}
     for structure in structures:
         kind = structure.__name__.removeprefix("C")

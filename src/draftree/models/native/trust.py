@@ -1,6 +1,6 @@
-"""Whether only this user (and root) can have written a file: what is loaded as code must pass.
+"""Check that only this user or root can have written a file, required for files that are loaded as code.
 
-A file is as safe as every folder on the way to it: write access to a folder suffices to exchange its files.
+All folders above it are checked too: write access to a folder suffices to replace its files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ OTHERS, GROUP = stat.S_IWOTH, stat.S_IWGRP
 
 
 def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str | None:
-    """Why another user could have written this file or folder; None if none could.
+    """Return why another user could have written this file or folder; None if none could.
 
     Args:
-        status: of it.
-        name: for the message.
+        status: status of the file or folder.
+        name: name in the message.
     """
     if not hasattr(os, "geteuid"):
         return None  # systems without owners and modes
@@ -25,17 +25,17 @@ def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str |
         return f"'{os.fspath(name)}' belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
     is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if is_sticky_folder:
-        return None  # others can add names there, and neither remove nor rename ours
+        return None  # sticky bit: others can add files, but neither remove nor rename ours
     if status.st_mode & OTHERS or (status.st_mode & GROUP and not _is_private(status.st_gid)):
         return f"'{os.fspath(name)}' can be written by others: chmod go-w '{os.fspath(name)}'"
     return None
 
 
 def why_folder_untrusted(folder: Path) -> str | None:
-    """The same for a folder and all folders above it; what does not exist yet is judged by what does.
+    """Return the same for a folder and all folders above it; missing ones are skipped.
 
     Raises:
-        OSError: a folder cannot be looked at.
+        OSError: a folder cannot be read.
     """
     place = folder.resolve()
     for one in (place, *place.parents):
@@ -49,7 +49,7 @@ def why_folder_untrusted(folder: Path) -> str | None:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group has no other member than this user: many systems give everyone such a group."""
+    """Return whether this user is the only member of a group, as on systems with user private groups."""
     import grp
     import pwd
 

@@ -1,4 +1,4 @@
-"""Weights from the packed blocks of the C library, whose layout `models/native/csrc/structures.h` describes."""
+"""Unpacking of weights from the blocks of the C library (layout: `models/native/csrc/structures.h`)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16,
 
 
 def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tensor | None) -> Tensor:
-    """A weight of shape (outputs, inputs), as the pass uses it.
+    """Return a weight of shape (outputs, inputs), as the pass uses it.
 
     Args:
         packed: bytes of the blocks.
         kind: format of the blocks.
-        inputs: of the layer.
-        outputs: of the layer.
+        inputs: number of inputs of the layer.
+        outputs: number of outputs of the layer.
         scales: one for each output of int8 blocks; None otherwise.
 
     Returns:
-        float32 or bfloat16 with every bit of what was packed; for int8 the product of weights and scales in float32.
+        The packed float32 or bfloat16 weight, bit for bit; for int8 the product of weights and scales in float32.
     """
     numbers = packed.view(TYPES[kind])
     blocks = -(-outputs // LANES)

@@ -1,4 +1,4 @@
-"""Where weights come from while they are packed: a model of transformers, or the files that it was read from."""
+"""Sources of weights for packing: a transformers model, or its files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from draftree.models.native.pages import FilePages
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ROWS = 1024
-"""Rows of a weight that are compared as one piece of work."""
+"""Number of rows of a weight per comparison task."""
 
 
 class Weights(ABC):
-    """Weights by the names that a model of transformers gives them."""
+    """Weights by their names in the transformers model."""
 
     @abstractmethod
     def get(self, name: str) -> Tensor:
-        """A weight, in the model's dtype or in that of its file."""
+        """Return a weight in the dtype of the model or of its file."""
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """It was packed: what it takes is given back."""
+        """Free a packed weight's memory."""
 
 
 class ModelWeights(Weights):
-    """The weights of a model in memory, which cannot compute any more once they are let go.
+    """Weights of a model in memory, which is unusable once they are released.
 
     Args:
         model: a `…ForCausalLM`.
@@ -46,11 +46,11 @@ class ModelWeights(Weights):
         self._pages = FilePages()
 
     def get(self, name: str) -> Tensor:
-        """A weight, in the model's dtype."""
+        """Return a weight in the model's dtype."""
         return self._parameters[name].detach()
 
     def release(self, name: str) -> None:
-        """Give back its pages if they are of a file, and empty the parameter."""
+        """Release its mapped pages and empty the parameter."""
         weight = self._parameters.pop(name)
         self._pages.give_back(weight)
         owner, _, attribute = name.rpartition(".")
@@ -60,12 +60,12 @@ class ModelWeights(Weights):
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Where a weight lies.
+    """Location of a weight in a file.
 
     Attributes:
-        file: in the model's folder.
-        key: its name there.
-        shape: what it has there.
+        file: file in the model's folder.
+        key: name in the file.
+        shape: shape in the file.
     """
 
     file: str
@@ -74,14 +74,14 @@ class StoredWeight:
 
 
 class FileWeights(Weights):
-    """The weights of safetensors files, mapped. Closed by `close`.
+    """Weights of memory-mapped safetensors files. Closed by `close`.
 
     Args:
-        folder: of the files.
-        places: where each weight lies.
+        folder: folder of the files.
+        places: location of each weight.
 
     Raises:
-        OSError, ValueError: a file is not there, or is another one.
+        OSError, ValueError: a file is missing or has changed.
     """
 
     def __init__(self, folder: Path, places: Mapping[str, StoredWeight]) -> None:
@@ -103,7 +103,7 @@ class FileWeights(Weights):
         self._pages: dict[str, FilePages] = {}
 
     def get(self, name: str) -> Tensor:
-        """A weight, in the dtype of its file."""
+        """Return a weight in the dtype of its file."""
         if name not in self._mapped:
             place = self._places[name]
             self._mapped[name] = self._files[place.file].get_tensor(place.key)
@@ -112,25 +112,25 @@ class FileWeights(Weights):
         return self._mapped[name]
 
     def release(self, name: str) -> None:
-        """Give back its pages."""
+        """Release its pages."""
         self._pages[self._places[name].file].give_back(self._mapped.pop(name))
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._mapped.clear()
         self._stack.close()
 
 
 @torch.inference_mode()
 def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str, StoredWeight] | None:
-    """Where a model's weights lie in the files that it was read from; None if they are not there as they are.
+    """Return the location of a model's weights in its files; None if the files have other values.
 
-    Every value is compared: libraries rename, split and convert weights while they read them.
+    Every value is compared: libraries rename, split and convert weights while loading them.
 
     Args:
         model: a `…ForCausalLM` with its weights.
-        names: of the weights.
-        folder: of the files.
+        names: names of the weights.
+        folder: folder of the files.
     """
     parameters = dict(model.named_parameters())
     places = _candidates(folder)
@@ -159,7 +159,7 @@ def _are_same(pair: tuple[Tensor, Tensor]) -> bool:
 
 
 def _candidates(folder: Path) -> dict[str, StoredWeight]:
-    """All weights of a folder, by name, in the files that transformers reads."""
+    """Return all weights by name in the files of a folder that transformers reads."""
     from safetensors import SafetensorError, safe_open
 
     found = {}

@@ -1,7 +1,7 @@
-"""Our attention: rows of many sequences, each seeing its slot's prefix and its own ancestors.
+"""Our attention: rows of many sequences, each attending to its slot's prefix and its own ancestors.
 
-Registered with transformers once. A pass is announced by a context variable; without one, the call is answered
-plainly with the mask that transformers made, so a model that a user shares with us still works for the user.
+Registered with transformers once. A context variable holds the current pass; without one, the call is computed with the
+mask of transformers, so a model that the user shares with us works outside our passes too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "draftree"
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What one layer asks for besides queries, keys and values."""
+    """Arguments of one layer's attention besides queries, keys and values."""
 
     layer: int
     scaling: float
@@ -33,13 +33,13 @@ class LayerCall:
 
 
 class Pass(Protocol):
-    """What answers the attention calls of one forward pass."""
+    """Handler of the attention calls of one forward pass."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Queries, keys and values of shape (1, heads, rows, head_dim); returns (1, rows, heads, head_dim)."""
+        """Attend; arguments have shape (1, heads, rows, head_dim), the result (1, rows, heads, head_dim)."""
 
     def note_mask(self, window: int | None) -> None:
-        """The model asks for a mask of this window, which it will not get: the pass knows who sees whom."""
+        """Record the window of a requested mask; the pass computes masks itself."""
 
 
 _CURRENT: ContextVar[Pass | None] = ContextVar("draftree_pass", default=None)
@@ -48,7 +48,7 @@ _RECORD: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("draft
 
 @contextmanager
 def announced(current: Pass) -> Iterator[None]:
-    """Attention calls inside go to this pass."""
+    """Route attention calls inside to this pass."""
     token = _CURRENT.set(current)
     try:
         yield
@@ -58,7 +58,7 @@ def announced(current: Pass) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
-    """Keys and values of the calls inside that are of no pass, by layer: shape (batch, kv_heads, rows, dim)."""
+    """Record keys and values of calls outside of passes by layer, shape (batch, kv_heads, rows, dim)."""
     found: dict[int, tuple[Tensor, Tensor]] = {}
     token = _RECORD.set(found)
     try:
@@ -82,7 +82,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     current = _CURRENT.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # attentions outside of the decoder, such as those of images, need not know their layer
+    # attentions outside of the decoder, such as those of images, may have no layer index
     call = LayerCall(int(getattr(module, "layer_idx", -1)), scale, sliding_window, softcap, s_aux)
     if current is not None:
         return current.attend(call, query, key, value), None
@@ -94,7 +94,7 @@ def _attention(
         attention_mask = seen.tril(key.shape[2] - query.shape[2])[None, None]
     mask = attention_mask
     if mask is not None:
-        if mask.dtype == torch.bool:  # a row of padding sees nothing, and softmax of nothing is NaN
+        if mask.dtype == torch.bool:  # a padding row has no visible key, and softmax over none is NaN
             mask = mask | ~mask.any(dim=-1, keepdim=True)
         mask = additive(mask, query.dtype)
     mixed = attend(query, key, value, call=call, mask=mask)
@@ -102,7 +102,7 @@ def _attention(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask as what is added to scores: 0 where it is True, -inf elsewhere; other masks as they are."""
+    """Return a bool mask as an additive one, 0 for True and -inf for False; return other masks unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
@@ -119,7 +119,7 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def use_in_decoder(model: Any) -> None:
-    """Set our attention in the layers that write text; what reads images keeps its own."""
+    """Set our attention in the text decoder; image encoders keep their own."""
     register()
     text = model.config.get_text_config()
     inside = [key for key in model.config.sub_configs if getattr(model.config, key, None) is text]
@@ -130,31 +130,31 @@ def use_in_decoder(model: Any) -> None:
 
 
 def register() -> None:
-    """Make our attention known to transformers; twice is once."""
+    """Register our attention with transformers; idempotent."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)
-    # without this one transformers would hand every layer no mask at all, without a word
+    # without this function transformers would silently pass no mask to any layer
     AttentionMaskInterface.register(NAME, _mask)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, call: LayerCall, mask: Tensor | None) -> Tensor:
-    """Attention of grouped heads.
+    """Compute attention of grouped heads.
 
     Args:
         query: shape (batch, heads, nodes, key_dim).
         key: shape (batch, kv_heads, length, key_dim).
         value: shape (batch, kv_heads, length, value_dim).
         call: scaling, soft cap and sinks of the layer.
-        mask: what is added to the scores: shape (batch, 1, nodes, length) or, with rows repeated for every head
-            of a group, (batch, 1, group * nodes, length); 0 or -inf; None to see all.
+        mask: additive mask of 0 and -inf, shape (batch, 1, nodes, length) or, with rows repeated for every head of a
+            group, (batch, 1, group * nodes, length); None for all keys.
 
     Returns:
         Shape (batch, heads, nodes, value_dim).
     """
     batch, heads, nodes, _ = query.shape
     group = heads // key.shape[1]
-    # the queries of one key head become rows: keys are read once and never repeated
+    # the queries of one key head become rows: keys are read once and not repeated
     rows = query.reshape(batch, key.shape[1], group * nodes, query.shape[-1])
     if mask is not None and mask.shape[2] != group * nodes:
         mask = mask.repeat(1, 1, group, 1)
@@ -183,7 +183,7 @@ def _attend_plainly(
 
 @dataclass(slots=True)
 class ProbePass:
-    """A causal pass that stores nothing: it learns which layers attend, with which shapes and windows."""
+    """Causal pass without storage that records which layers attend, with their shapes and windows."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, LayerCall] = field(default_factory=dict)
@@ -191,16 +191,16 @@ class ProbePass:
 
     @property
     def windows_of_calls(self) -> set[int]:
-        """Windows that layers keep to."""
+        """Windows of the calls."""
         return {call.window for call in self.calls.values() if call.window is not None}
 
     def note_mask(self, window: int | None) -> None:
-        """A window that some layer must keep to."""
+        """Record the window of a mask."""
         if window is not None:
             self.windows_of_masks.add(window)
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Plain causal attention among the rows of the pass."""
+        """Compute causal attention among the rows of the pass."""
         self.shapes[call.layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         self.calls[call.layer] = call
         rows = query.shape[2]
@@ -211,7 +211,7 @@ class ProbePass:
 
 @torch.inference_mode()
 def windows_of_masks(model: Any) -> set[int]:
-    """Windows of the masks that a model makes for itself; its attention implementation stays what it was."""
+    """Return the windows of a model's own masks; its attention implementation is unchanged afterwards."""
     if not model._can_set_attn_implementation():
         return set()
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""How many positions a model of transformers can be stepped through."""
+"""Maximum context length of a transformers model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 UNBOUNDED = 1 << 20
-"""Stands for the context of models that name none, such as those with linear biases."""
+"""Context length of models that have no limit, such as those with linear biases."""
 
 
 def context_length(config: Any) -> int:
-    """Positions whose keys stay valid, whatever is read behind them.
+    """Return the number of positions whose keys stay valid, whatever follows.
 
-    A model with "longrope" scaling turns all its keys by other angles once a pass goes beyond the length it was
-    first trained for: stored keys no longer fit, and one long sequence would change the others of its batch. Its
-    context ends there.
+    A model with "longrope" scaling rotates all its keys by other angles once a pass exceeds its original context:
+    stored keys would be invalid, and one long sequence would change the others of its batch. The context ends there.
 
     Args:
         config: the text configuration of a transformers model.
@@ -32,10 +31,10 @@ def context_length(config: Any) -> int:
 
 
 def turning_length(config: Any) -> int | None:
-    """Positions beyond which the rotary angles of all keys depend on how long the text is; None where they never do.
+    """Return the length beyond which rotary angles of all keys depend on the length of the text; None if never.
 
-    Under `generate` keys that are stored keep the angles of the pass that made them, one pass a token. Passes over
-    drafts would give them other angles.
+    Under `generate` stored keys keep the angles of the pass that computed them, one pass per token. Passes over drafts
+    would give them other angles.
     """
     limits = []
     for rope in _ropes(config):
@@ -47,7 +46,7 @@ def turning_length(config: Any) -> int | None:
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
-    """The rotary settings: one of all layers, or one for each kind of layer."""
+    """Return the rotary settings: one for all layers, or one for each layer type."""
     settings = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in settings:
         return [settings]

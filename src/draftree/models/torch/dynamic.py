@@ -1,4 +1,4 @@
-"""Passes over slots: which rows attend together, what each row sees, and where keys and values go."""
+"""Dynamic passes over slots: blocks of rows, visible keys, and writing of keys and values."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall, additive, attend
 
 MAX_BATCHED_ROWS = 64
-"""Jobs with more rows than this attend alone: padding others to their length would waste more than a call costs."""
+"""Maximum rows of a job in a shared block; padding others to a longer job costs more than a call."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Jobs that attend together: neighbouring slots, rows padded to the longest of them.
+    """Jobs of neighbouring slots that attend in one call, padded to the longest of them.
 
     Attributes:
         slots: slice of slot indices.
-        rows: index of each row in the pass, shape (jobs, nodes); None if the jobs' rows lie side by side unpadded.
+        rows: index of each row in the pass, shape (jobs, nodes); None if the jobs' rows are contiguous and unpadded.
         first_row: first row of the block.
         num_rows: rows of the block without padding.
-        places: where the true rows lie in the padded (jobs * nodes) block; None if nothing is padded.
-        nodes: rows a job, padded.
-        length: keys to read.
+        places: indices of the real rows in the padded (jobs * nodes) block; None if nothing is padded.
+        nodes: rows per job, with padding.
+        length: number of keys to read.
         visible: bool of shape (jobs, nodes, length); None if all rows see all keys.
         row_positions: position of each row, shape (jobs, nodes).
         key_positions: position of each key, shape (jobs, length).
-        causal: the rows are a whole prompt with nothing before it.
+        causal: whether the rows are a prompt from its first token.
     """
 
     slots: slice
@@ -48,7 +48,7 @@ class Block:
     masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask of shape (jobs, 1, group * nodes, length), made once a pass for each window."""
+        """Return the additive mask of shape (jobs, 1, group * nodes, length), built once per pass and window."""
         key = (window, group, dtype)
         if key not in self.masks:
             self.masks[key] = self._make_mask(window, group, dtype)
@@ -56,7 +56,7 @@ class Block:
 
     def _make_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         visible = self.visible
-        # windows go by depth: siblings stand at one position, whatever their index is
+        # windows go by depth: siblings share a position
         if window is not None and int(self.row_positions.max()) >= window:
             near = self.row_positions[:, :, None] - self.key_positions[:, None, :] < window
             visible = near if visible is None else visible & near
@@ -67,16 +67,16 @@ class Block:
 
 @dataclass(slots=True)
 class SlotPass:
-    """A pass over slots: writes the rows' keys and values and attends over what each row may see."""
+    """Handler of the attention calls of one dynamic pass over slots. Mutates their memory."""
 
     memory: KVMemory
     blocks: Sequence[Block]
     num_rows: int
-    """Rows that belong to sequences; rows behind them are padding and attend to nothing."""
+    """Number of rows of sequences; later rows are padding and attend to nothing."""
     slot_of_row: Tensor | None
     place_of_row: Tensor | None
     only: tuple[int, int] | None
-    """Slot and first place, if all rows are one sequence's: written with one slice."""
+    """Slot and first index, if all rows belong to one sequence and are written as one slice."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend block by block."""
@@ -96,7 +96,7 @@ class SlotPass:
         return mixed.unsqueeze(0)
 
     def note_mask(self, window: int | None) -> None:
-        """Windows come with the calls."""
+        """Do nothing: each call has its window."""
 
     def _attend_block(self, block: Block, call: LayerCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         heads, dim = query.shape[1], query.shape[3]
@@ -115,7 +115,7 @@ class SlotPass:
 
 
 def is_run(numbers: Sequence[int]) -> bool:
-    """Whether ascending numbers follow each other without a gap."""
+    """Return whether ascending numbers have no gap."""
     return numbers[-1] - numbers[0] == len(numbers) - 1
 
 
@@ -125,13 +125,13 @@ def plan_blocks(
     visible: Callable[[int], Tensor | None],
     device: torch.device,
 ) -> list[Block]:
-    """Blocks of a pass; see `Block`.
+    """Divide a pass into blocks.
 
     Args:
-        slots: a slot a job, ascending by index; the nodes are already noted in them.
+        slots: slot of each job, ascending by index, with the nodes appended.
         nodes: for each job the tentative nodes that are rows of the pass, ascending.
-        visible: for a job the bool mask (rows, tentative nodes) among its tree; None if its rows end a chain.
-        device: where the masks go.
+        visible: for a job the bool mask (rows, tentative nodes) in its tree; None if its rows end a chain.
+        device: device of the masks.
     """
     blocks: list[Block] = []
     counts = [len(chosen) for chosen in nodes]
@@ -179,7 +179,7 @@ def _block(
             )
         else:
             mask[job, :count, slot.length : total] = tree
-        mask[job, count:, 0] = True  # a padding row must see something, or softmax gives NaN
+        mask[job, count:, 0] = True  # softmax over no visible key gives NaN, in padding rows as well
         rows[job, :count] = torch.arange(row, row + count)
         rows[job, count:] = row
         places.extend(range(job * nodes, job * nodes + count))

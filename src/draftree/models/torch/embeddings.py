@@ -1,7 +1,7 @@
-"""The embedding and the output head of a transformers model, and how the model uses them.
+"""Embedding and output head of a transformers model, with scales, cap and bias.
 
-The facts are read from the configuration and compared with a pass of the model; a model that does something else with
-its embedding or its head is refused.
+The facts are read from the configuration and compared with a pass of the model; a model that uses its embedding or its
+head in another way is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from draftree.models.torch.packing import PackedLinear
 PROBE_TOKENS = (3, 5)
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2
-"""Largest relative error of a fact against a pass, in float32 and in half precision."""
+"""Maximum relative error between the facts and a pass, in float32 and in half precision."""
 
 
 def input_embedding(model: Any) -> Tensor:
-    """The embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight.
+    """Return the embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight.
 
     Raises:
         UnsupportedModelError: the model has no such matrix.
@@ -36,7 +36,7 @@ def input_embedding(model: Any) -> Tensor:
 
 
 def output_head(model: Any) -> Tensor:
-    """The matrix that makes logits, shape (vocab, hidden); a view, or a new tensor if the weight is packed.
+    """Return the output head, shape (vocab, hidden); a view, or a new tensor if the weight is packed.
 
     Raises:
         UnsupportedModelError: the model has no such matrix.
@@ -50,13 +50,13 @@ def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
     vocab = int(model.config.get_text_config().vocab_size)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[0] < vocab or not weight.is_floating_point():
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no {what} of {vocab} rows of numbers: take a drafter that needs none"
+            f"{type(model).__name__} has no {what} of {vocab} rows of numbers: choose a drafter that needs none"
         )
     return weight.detach()[:vocab]
 
 
 def scale_of_embedding(embedding: Any, config: Any) -> float:
-    """Factor of the embeddings, as the embedding module and the configuration name it."""
+    """Return the factor of embeddings from the embedding module and the configuration."""
     scale = getattr(embedding, "embed_scale", None)
     own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
     return own * float(getattr(config, "embedding_multiplier", 1.0))
@@ -64,7 +64,7 @@ def scale_of_embedding(embedding: Any, config: Any) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Probe:
-    """A pass over one token: outputs of modules by name, what enters the first layer, and logits; one axis each."""
+    """Pass over one token: module outputs by name, the first layer's input, and logits; one axis each."""
 
     modules: dict[str, Tensor]
     entered: Tensor
@@ -73,10 +73,10 @@ class _Probe:
 
 @torch.inference_mode()
 def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
-    """How a model uses its embedding and its head. Runs two passes over one token each.
+    """Return how a model uses its embedding and its head. Runs two passes over one token each.
 
     Raises:
-        UnsupportedModelError: it does something else than scale, add a bias and cap.
+        UnsupportedModelError: other operations than scale, bias and cap are used.
     """
     layers.require_capture()
     one, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
@@ -105,11 +105,11 @@ def _probe(model: Any, layers: TorchLayers, token: int) -> _Probe:
 
     head = model.get_output_embeddings()
     if head is None:
-        raise UnsupportedModelError(f"{type(model).__name__} names no output head: take a drafter that needs none")
+        raise UnsupportedModelError(f"{type(model).__name__} names no output head: choose a drafter that needs none")
     with ExitStack() as stack:
         stack.callback(head.register_forward_pre_hook(reads).remove)
         stack.callback(head.register_forward_hook(writes).remove)
-        for base in (model.base_model, model.get_decoder()):  # some models call a part of their base model only
+        for base in (model.base_model, model.get_decoder()):  # some models run only a submodule of their base model
             stack.callback(base.register_forward_hook(ends).remove)
         caught = stack.enter_context(layers.running(LayerRange(0, layers.num_layers, capture=(0,))))
         ids = torch.tensor([[token]], device=model.device)
@@ -122,7 +122,7 @@ def _tolerance(model: Any) -> float:
 
 
 def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
-    """The scale by the difference of two tokens at one position, in which learned positions cancel."""
+    """Return the scale, from the difference of two tokens at one position, in which learned positions cancel."""
     weight, config = input_embedding(model), model.config.get_text_config()
     first, second = (weight[token].float() for token in PROBE_TOKENS)
     rows, entered = first - second, one.entered - other.entered
@@ -131,8 +131,8 @@ def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
         if rows.shape == entered.shape and _is_near(scale * rows, entered, _tolerance(model)):
             return scale
     raise UnsupportedModelError(
-        f"{type(model).__name__} changes embeddings by more than a factor before its first layer: take a drafter that "
-        "does not read the target's embedding"
+        f"{type(model).__name__} changes embeddings by more than a factor before its first layer: choose a drafter "
+        "that does not read the target's embedding"
     )
 
 
@@ -149,7 +149,7 @@ def _logit_facts(model: Any, probe: _Probe) -> tuple[float, float | None]:
                 return float(scale), cap
     raise UnsupportedModelError(
         f"{type(model).__name__} does more between its last layer and its logits than a norm, a product, a scale and a "
-        "cap: take a drafter that does not use the target's output head"
+        "cap: choose a drafter that does not use the target's output head"
     )
 
 

@@ -1,7 +1,7 @@
-"""Any causal language model of transformers, unforked.
+"""Causal language models of transformers, with our attention and slots.
 
-The model runs without a cache of its own: our attention, registered with transformers, writes keys and values
-into our slots and attends over prefix and ancestors. Positions go by depth.
+The model runs without its own cache: our attention, registered with transformers, writes keys and values into our slots
+and attends to prefix and ancestors. Positions go by depth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
-from draftree.models.kv.slotted import SlottedModel, asked_rows
+from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.torch.context import context_length
@@ -38,14 +38,14 @@ from draftree.sampling.logits import TensorLogits
 
 
 class HFModel(SlottedModel):
-    """A transformers model behind the model seam.
+    """Transformers model as a `LanguageModel`.
 
     Args:
-        model: any `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours, which passes
-            calls that are not ours on to transformers' own.
-        row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed
-            by the same kernels whatever comes beside it. Empty: no padding.
-        shapes: run passes in these shapes, as CUDA graphs where there are such; None: each as it comes.
+        model: any `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours, which computes calls
+            outside of our passes as transformers does.
+        row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed by the
+            same kernels in every batch. Empty for no padding.
+        shapes: limits of static passes, as CUDA graphs if the device has them; None for dynamic passes only.
 
     Raises:
         UnsupportedModelError: the model's layers do not call the registered attention, or keep other state.
@@ -68,7 +68,7 @@ class HFModel(SlottedModel):
         use_in_decoder(model)
         probe = self._probe(num_layers)
         self.calls = probe.calls
-        # what a layer sees without a window of its own is forgotten by the cache of generate: texts end before that
+        # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
         forgotten = [window for layer, window in cache_windows(self.config).items() if self._sees_all(layer)]
         self.max_length = min([self.max_length, *forgotten])
         pool = SlotPool(
@@ -97,14 +97,14 @@ class HFModel(SlottedModel):
 
     @property
     def num_warm_ups(self) -> int:
-        """On a card a first pass loads kernels and chooses among them; a shape that is captured needs more."""
+        """Number of slower first passes: on a GPU they load and choose kernels; captured shapes need more."""
         if self.static is not None:
             return self.static.num_warm_ups
         return 1 if self.device.type == "cuda" else 0
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes of weights, of keys and values, and of what a pass works on."""
+        """Memory of weights, keys and values, and activations in bytes."""
         return Footprint(
             weights=weight_bytes(self.model),
             token=self._pool.memory.token_bytes,
@@ -114,13 +114,13 @@ class HFModel(SlottedModel):
         )
 
     def attach(self, model: Any) -> None:
-        """Go on with the model that was let go by `release`."""
+        """Attach a model of the same architecture after `release`."""
         self.model = model
         use_in_decoder(model)
         self._layers.bind(model)
 
     def release(self) -> None:
-        """Let the model and all memory of slots go; every slot is closed. The attention implementation stays ours."""
+        """Close every slot, free their memory and drop the reference to the model, which keeps our attention."""
         self.model = None
         self._layers.release()
         if self.static is not None:
@@ -147,10 +147,10 @@ class HFModel(SlottedModel):
                 f"{num_layers} layers"
             )
         if probe.windows_of_masks != probe.windows_of_calls:
-            # the self-check is too short to see this: a real window is thousands of tokens wide
+            # the self-check is too short to detect this: real windows span thousands of tokens
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
-                f"attention with {sorted(probe.windows_of_calls)}: which layers look how far is not known"
+                f"attention with {sorted(probe.windows_of_calls)}, so the window of each layer is unknown"
             )
         return probe
 
@@ -168,7 +168,7 @@ class HFModel(SlottedModel):
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
-        """Read prompts by the model's own forward; padding is left out of what is kept."""
+        """Prefill prompts with the model's own forward pass; padding is not kept."""
         rows_wanted = {"logits_to_keep": 1} if self._rows_keyword else {}
         inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=False, **rows_wanted, **given)
         with recorded() as calls:
@@ -186,48 +186,50 @@ class HFModel(SlottedModel):
         return found
 
     def adopt(self, prompt: ReadPrompt) -> KVSlot:
-        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
-        assert set(prompt.layers) == set(self.calls), "every layer that attends was recorded"
+        """Open a slot with all but the last token of a prompt that was prefilled by the model's own forward pass."""
+        assert set(prompt.layers) == set(self.calls), "every attention layer was recorded"
         slot = self._pool.adopt(prompt.layers, prompt.length - 1)
         slot.offset = prompt.offset
         return slot
 
     @torch.inference_mode()
-    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         bucket, slots = None, [kv_slot(job.slot) for job in jobs]
-        if self.static is not None and stretch.is_whole(self.num_layers):
+        if self.static is not None and layer_range.is_whole(self.num_layers):
             bucket = self.static.bucket(slots, nodes)
         if self.static is None or bucket is None:
-            return self._run(jobs, nodes, stretch)
-        tokens, asked = [job.tokens for job in jobs], asked_rows(jobs, range(len(jobs)))
-        return RangeOutput(TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, asked=asked)))
+            return self._run(jobs, nodes, layer_range)
+        tokens, requested = [job.tokens for job in jobs], requested_rows(jobs, range(len(jobs)))
+        return RangeOutput(
+            TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, requested=requested))
+        )
 
     def _require_layers(self, part: LayerSubset) -> None:
         if int(getattr(self.config, "num_kv_shared_layers", None) or 0):
             raise UnsupportedModelError(
-                f"{self.kind} shares keys and values between its layers, so no part of them can run alone: take a "
-                "drafter that needs no part of the model"
+                f"{self.kind} shares keys and values between its layers, so no part of them can run alone: "
+                "choose a drafter that runs no part of the model"
             )
         self._layers.require(part)
 
     def input_embedding(self) -> Tensor:
-        """A view of the model's embedding."""
+        """Return a view of the model's embedding."""
         return input_embedding(self.model)
 
     def output_head(self) -> Tensor:
-        """A view of the model's head, or a new tensor if it is packed."""
+        """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Read from the configuration and compared with a pass."""
+        """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)
 
     def require_capture(self, capture: Sequence[int]) -> None:
-        """Refuse layers that this model does not have, or whose input is not one row of numbers a token."""
+        """Check that the model has these layers and that their input is one vector per token."""
         super().require_capture(capture)
         self._layers.require_capture()
 
-    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], stretch: LayerRange) -> RangeOutput:
+    def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
         tokens: list[int] = []
         positions: list[int] = []
@@ -236,22 +238,22 @@ class HFModel(SlottedModel):
             tokens.extend(jobs[job].tokens)
             positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
         current = self._plan([kv_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
-        asked = asked_rows(jobs, order)
+        requested = requested_rows(jobs, order)
         padding = self._padding(len(tokens))
         rows = None
-        if padding or len(asked) != len(tokens) or order != list(range(len(jobs))):
-            rows = torch.tensor(asked or [0])  # the head cannot be asked for no row at all
+        if padding or len(requested) != len(tokens) or order != list(range(len(jobs))):
+            rows = torch.tensor(requested or [0])  # the head needs at least one row
         tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
-        if stretch.is_whole(self.num_layers):
+        if layer_range.is_whole(self.num_layers):
             with announced(current):
-                return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(asked)]))
+                return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(requested)]))
         place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
-        if stretch.hidden is not None:
-            stretch = replace(stretch, hidden=stretch.hidden[place.argsort()])
-        with announced(current), self._layers.running(stretch) as caught:
+        if layer_range.hidden is not None:
+            layer_range = replace(layer_range, hidden=layer_range.hidden[place.argsort()])
+        with announced(current), self._layers.running(layer_range) as caught:
             logits = self._forward(tokens_row, positions_row, rows)
-        captured = caught.stacked(stretch.captured_layers)
-        return stretch.output(TensorLogits(logits[: len(asked)]), None if captured is None else captured[place])
+        captured = caught.stacked(layer_range.captured_layers)
+        return layer_range.output(TensorLogits(logits[: len(requested)]), None if captured is None else captured[place])
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
@@ -277,7 +279,7 @@ class HFModel(SlottedModel):
 
 
 def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Where each row stands if the jobs' rows stand in that order, job after job."""
+    """Return the position of each row, in the order of the jobs, if the jobs' rows have this order in the pass."""
     starts, row = {}, 0
     for job in order:
         starts[job] = row

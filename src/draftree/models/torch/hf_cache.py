@@ -1,7 +1,7 @@
-"""Families that do not call the registered attention (bloom, mpt, falcon, gptj, …): chains, by transformers' cache.
+"""Models that do not call the registered attention (bloom, mpt, falcon, gptj, …): chains in transformers' own cache.
 
-Each slot holds a cache of its own; a tentative chain is appended to it, and what is not kept is cropped off.
-One sequence is one forward pass, so a batch costs as much as its sequences one by one.
+Each slot has its own cache; a tentative chain is appended to it, and rejected tokens are cropped. Each sequence is one
+forward pass, so a batch costs as much as its sequences one by one.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ class CacheSlot(Slot):
         self._length = 0
         self.tentative = 0
         self.num_pads = num_pads
-        """Tokens of padding that lie before the prefix, unseen."""
+        """Number of masked padding tokens before the prefix."""
         self.offset = offset
-        """How far positions are ahead of places."""
+        """Position minus index of a token."""
 
     @property
     def id(self) -> int:
-        """The number that the slot was given."""
+        """Number assigned when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
+        """Number of tokens in the committed prefix."""
         return self._length
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative chain."""
+        """Number of tokens in the tentative chain."""
         return self.tentative
 
     def set_length(self, length: int) -> None:
-        """Crop the cache to this prefix; nothing is tentative any more."""
+        """Crop the cache to a prefix of this length; drop the tentative chain."""
         surplus = self._length + self.tentative - length
         if surplus:
             self.cache.crop(-surplus)
@@ -80,7 +80,7 @@ class CacheSlot(Slot):
 
 
 class CachedModel(LanguageModel):
-    """A transformers model that keeps its own attention and cache; chains only.
+    """Transformers model with its own attention and cache; chains only.
 
     Args:
         model: any `…ForCausalLM` whose cache can be cropped.
@@ -97,7 +97,7 @@ class CachedModel(LanguageModel):
         self.max_length = context_length(config)
         windows = set(cache_windows(config).values())
         if windows:
-            # where the model's own mask has no window the cache of generate forgets what it would see
+            # without a window in the mask, the cache of generate drops keys that would be visible
             self.max_length = min([self.max_length, *(windows - windows_of_masks(model))])
         self.supports_trees = False
         self._ids = SlotIds()
@@ -108,7 +108,7 @@ class CachedModel(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes of weights, of keys and values, and of what a pass works on; by the sizes that its settings name."""
+        """Memory of weights, keys and values, and activations in bytes, from sizes in the configuration."""
         config = self.model.config.get_text_config()
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
@@ -120,52 +120,52 @@ class CachedModel(LanguageModel):
         )
 
     def input_embedding(self) -> Tensor:
-        """A view of the model's embedding."""
+        """Return a view of the model's embedding."""
         return input_embedding(self.model)
 
     def output_head(self) -> Tensor:
-        """A view of the model's head, or a new tensor if it is packed."""
+        """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
 
     @torch.inference_mode()
     def embedding_facts(self) -> EmbeddingFacts:
-        """Read from the configuration and compared with a pass."""
+        """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)
 
     def require_capture(self, capture: Sequence[int]) -> None:
-        """Refuse layers that this model does not have, or a model whose layers are not found."""
+        """Check that the model has these layers and that their inputs can be copied."""
         require_capture(capture, first=0, end=self._layers.num_layers)
         self._layers.require_capture()
 
     def attach(self, model: Any) -> None:
-        """Go on with the model that was let go by `release`."""
+        """Attach a model of the same architecture after `release`."""
         self.model = model
         self._layers.bind(model)
 
     def release(self) -> None:
-        """Let the model go; every slot is closed."""
+        """Close every slot and drop the reference to the model."""
         self.model = None
         self._layers.release()
         self._ids = SlotIds()
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Nothing to do: transformers' caches grow by themselves."""
+        """Do nothing: transformers' caches grow on demand."""
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return self._ids.num_taken
 
     def open(self) -> CacheSlot:
-        """An empty slot."""
+        """Open an empty slot."""
         from transformers import DynamicCache
 
-        # without the configuration no layer is a sliding one: those forget, and could not be rolled back
+        # without the configuration no layer gets a sliding cache, which could not be rolled back
         return CacheSlot(self._ids.take(), DynamicCache())
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
-        """Read prompts by the model's own forward as `generate` does; padding stays where it is."""
+        """Prefill prompts with the model's own forward pass, as `generate` does; padding is kept."""
         from transformers import DynamicCache
 
         cache: Any = DynamicCache()
@@ -186,7 +186,7 @@ class CachedModel(LanguageModel):
 
     @torch.inference_mode()
     def adopt(self, prompt: ReadPrompt) -> CacheSlot:
-        """A slot that holds all but the last token of a prompt that was read by the model's own forward."""
+        """Open a slot with all but the last token of a prompt that was prefilled by the model's own forward pass."""
         slot = self.open()
         for layer, (keys, values) in prompt.layers.items():
             slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
@@ -195,7 +195,7 @@ class CachedModel(LanguageModel):
 
     @torch.inference_mode()
     def run(self, pass_: Pass) -> PassResult:
-        """One forward pass for each job."""
+        """Run one forward pass for each job."""
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)
         if pass_.capture:
@@ -218,8 +218,8 @@ class CachedModel(LanguageModel):
         assert list(job.parents) == list(expected), "this model scores chains only"
         start = slot.length + slot.tentative
         count = len(job.tokens)
-        asked = list(range(count) if job.logits_at is None else job.logits_at)
-        rows = torch.tensor(asked or [0], device=self.device)  # the head cannot be asked for no row at all
+        requested = list(range(count) if job.logits_at is None else job.logits_at)
+        rows = torch.tensor(requested or [0], device=self.device)  # the head needs at least one row
         positions = torch.arange(start, start + count, device=self.device) + slot.offset
         seen = torch.ones(1, slot.num_pads + start + count, dtype=torch.long, device=self.device)
         seen[:, : slot.num_pads] = 0
@@ -233,7 +233,7 @@ class CachedModel(LanguageModel):
         )
         slot.tentative += count
         logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
-        return (logits if logits.dtype == torch.float64 else logits.float())[: len(asked)]
+        return (logits if logits.dtype == torch.float64 else logits.float())[: len(requested)]
 
     @torch.inference_mode()
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
@@ -264,10 +264,10 @@ class CachedModel(LanguageModel):
 
 
 def _commit(slot: CacheSlot, edit: Commit) -> None:
-    """Keep the first tokens of the chain: the path as prefix, and what comes next as the tentative chain."""
+    """Keep the first tokens of the chain: the path becomes prefix, the next ones stay tentative."""
     kept = [*edit.path, *edit.keep]
-    assert kept == list(range(len(kept))), "a path of a chain starts at its first node, and goes on with what is kept"
-    assert len(kept) <= slot.tentative, "what is kept is tentative"
+    assert kept == list(range(len(kept))), "a path of a chain starts at its first node, followed by the kept nodes"
+    assert len(kept) <= slot.tentative, "kept nodes are tentative"
     length = slot.length + len(edit.path)
     slot.set_length(length + len(edit.keep))
     slot._length, slot.tentative = length, len(edit.keep)

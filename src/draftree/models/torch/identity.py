@@ -1,4 +1,4 @@
-"""Which model this is, whatever its name, folder, dtype or kernels: its architecture and samples of its weights."""
+"""Identity of a model by architecture and samples of weights, independent of name, folder, dtype and kernels."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 SAMPLES = 16
-"""Values looked at of each parameter: a fine-tuned model differs somewhere in them."""
+"""Number of sampled values of each parameter; fine-tuned models differ in some of them."""
 
 
 @torch.inference_mode()
 def fingerprint(model: Any) -> str:
-    """Sixteen hexadecimal digits.
+    """Return a hash of a model, sixteen hexadecimal digits.
 
     Args:
-        model: a module of transformers that holds its weights. Values are compared in bfloat16, so that a model loaded
-            in another dtype stays the same model.
+        model: a transformers model with its weights. Values are compared in bfloat16, so that the dtype makes no
+            difference.
     """
     found = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in sorted(model.named_parameters()):

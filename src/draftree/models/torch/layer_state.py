@@ -1,4 +1,4 @@
-"""What a model keeps from token to token: keys and values, which can be rolled back after a rejected draft, or more."""
+"""State that a model's layers keep between tokens; models with more than keys and values are refused."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from draftree.core.errors import UnsupportedModelError
 
 KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
-"""Layers that keep the keys and values of each token and nothing else."""
+"""Layer types whose state is the keys and values of each token."""
 PLAIN_CACHES = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
-"""What transformers keeps for such layers; the last one is nothing, for layers that read keys and values of others."""
+"""Caches of such layers in transformers; the last one is for layers that read keys and values of other layers."""
 INDEXED = "Indexed"
-"""Part of the names of caches with an index for sparse attention."""
+"""Substring in the names of caches with an index for sparse attention."""
 
 
 def layer_types(config: Any) -> frozenset[str]:
-    """Kinds of layers that a text configuration names; empty where it names none."""
+    """Return the layer types in a text configuration; empty if it has none."""
     return frozenset(getattr(config, "layer_types", None) or ())
 
 
 def refuse_state(model: Any) -> None:
-    """Raise where a model keeps more than keys and values of each token, or does not keep those.
+    """Check that a model's state is the keys and values of each token.
 
     Raises:
-        UnsupportedModelError: names what it keeps.
+        UnsupportedModelError: it has another state, or accepts no keys and values.
     """
     kind, config = type(model).__name__, model.config.get_text_config()
     kinds = layer_types(config)
@@ -36,16 +36,16 @@ def refuse_state(model: Any) -> None:
             "use a model whose layers all attend"
         )
     parameters = inspect.signature(model.forward).parameters
-    if "input_ids" in parameters and "past_key_values" not in parameters:  # else a wrapper hides what it takes
+    if "input_ids" in parameters and "past_key_values" not in parameters:  # a wrapper with **kwargs hides the arguments
         raise UnsupportedModelError(
-            f"{kind} takes no stored keys and values, so each token would read the whole text again: "
-            "use a model that takes past_key_values"
+            f"{kind} accepts no stored keys and values, so each token would recompute the whole text: "
+            "use a model that accepts past_key_values"
         )
     strange = _caches(config) - PLAIN_CACHES
     if any(INDEXED in name for name in strange):
         raise UnsupportedModelError(
             f"{kind} chooses the tokens that it attends to by an index (sparse attention), which Draftree does not "
-            "keep: use a model that attends to all tokens or to a window"
+            "support: use a model that attends to all tokens or to a window"
         )
     if strange:
         raise UnsupportedModelError(
@@ -55,13 +55,13 @@ def refuse_state(model: Any) -> None:
 
 
 def cache_windows(config: Any) -> dict[int, int]:
-    """Layers of which `generate` keeps the last keys and values only, and how many tokens such a layer sees."""
+    """Return the sliding window in tokens of each layer for which `generate` keeps only the last keys and values."""
     layers = enumerate(_layers(config))
     return {place: int(layer.sliding_window) for place, layer in layers if getattr(layer, "is_sliding", False)}
 
 
 def _caches(config: Any) -> frozenset[str]:
-    """Names of the kinds of caches that transformers makes for a text configuration."""
+    """Return the class names of the caches that transformers creates for a text configuration."""
     return frozenset(type(layer).__name__ for layer in _layers(config))
 
 
@@ -70,5 +70,5 @@ def _layers(config: Any) -> list[Any]:
 
     try:
         return list(DynamicCache(config=config).layers)
-    except Exception:  # no settings that a cache is made from: the self-check decides
+    except Exception:  # no configuration from which a cache can be created: the self-check decides
         return []

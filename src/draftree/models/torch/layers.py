@@ -1,8 +1,8 @@
 """Passes through a subset of a transformers model's layers, and copies of the residual stream between them.
 
 The layers are the first module list whose length is the number of layers in the configuration; an attention is a child
-with a layer index. A layer that is left out returns its input. An attention or a perceptron that is left out returns
-zeros, which leave the residual stream as it is. The model is changed during such a pass only.
+with a layer index. A skipped layer returns its input. A skipped attention or perceptron returns zeros, which leave the
+residual stream unchanged. The model is modified during such a pass only.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from draftree.models.base import LayerSubset
 from draftree.models.kv.partial import LayerRange
 
 PERCEPTRONS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
-"""Names by which layers know their multilayer perceptron."""
+"""Names of multilayer perceptrons in layers."""
 
 
 @dataclass(slots=True)
 class Caught:
-    """Hidden states of a pass by the layer that they enter, each of shape (rows, hidden); filled while it runs."""
+    """Inputs of layers in a pass, each of shape (rows, hidden); filled while the pass runs."""
 
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
     def stacked(self, layers: Sequence[int]) -> Tensor | None:
-        """What enters these layers, shape (rows, layers, hidden); float32, or float64 as it is. None for no layers."""
+        """Return the inputs of these layers, shape (rows, layers, hidden), float32 or float64; None for no layers."""
         if not layers:
             return None
         found = torch.stack([self.hidden[layer] for layer in layers], dim=1)
@@ -39,11 +39,11 @@ class Caught:
 
 
 class TorchLayers:
-    """The layers of a model of transformers.
+    """Layers of a transformers model.
 
     Args:
         model: a `…ForCausalLM`.
-        num_layers: as many as its configuration says.
+        num_layers: number of layers in its configuration.
     """
 
     def __init__(self, model: Any, num_layers: int) -> None:
@@ -51,25 +51,25 @@ class TorchLayers:
         self._name = type(model).__name__
         self._layers: list[nn.Module] = []
         self._widths: dict[tuple[int, str], int | None] = {}
-        """Length of the tuple that a layer (named "") or a part of it returns; None if it returns no tuple."""
+        """Length of the tuple that a layer (named "") or a sublayer returns; None if it returns no tuple."""
         self._num_axes = 3
-        """Axes of what a layer returns first: (batch, rows, hidden) unless the residual stream has several parts."""
+        """Number of axes of a layer's output: (batch, rows, hidden) unless the residual stream has several parts."""
         self.bind(model)
 
     def bind(self, model: Any) -> None:
-        """Find the layers in this model, which is built as the first one was."""
+        """Find the layers in this model, which must have the architecture of the first one."""
         lists = (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == self.num_layers)
         self._layers = list(next(lists, []))
 
     def release(self) -> None:
-        """Let the layers go until the next `bind`."""
+        """Drop the references to the layers until the next `bind`."""
         self._layers = []
 
     def require(self, part: LayerSubset) -> None:
-        """Refuse a part that names what the layers do not have.
+        """Check that the layers and the skipped sublayers exist.
 
         Raises:
-            UnsupportedModelError: the layers, or what is to be left out of them, are not found.
+            UnsupportedModelError: a layer or a sublayer was not found.
         """
         self._require_found()
         for layer in part.attention:
@@ -78,16 +78,16 @@ class TorchLayers:
             self._perceptron(layer)
 
     def require_capture(self) -> None:
-        """Refuse a model whose layers' inputs cannot be copied.
+        """Check that the inputs of the layers can be copied.
 
         Raises:
-            UnsupportedModelError: the layers are not found, or pass on something else than one vector a row.
+            UnsupportedModelError: the layers were not found, or do not pass one vector per row.
         """
         self._require_found()
         if self._num_axes != 3:
             raise UnsupportedModelError(
                 f"{self._name} passes {self._num_axes} axes from layer to layer and not (batch, rows, hidden), so its "
-                "hidden states cannot be captured: take a drafter that needs none of the target's"
+                "hidden states cannot be captured: choose a drafter that needs none of the target's"
             )
 
     def _require_found(self) -> None:
@@ -109,28 +109,28 @@ class TorchLayers:
         return found
 
     @contextmanager
-    def running(self, stretch: LayerRange) -> Iterator[Caught]:
-        """Forward passes of the model inside run through this stretch only, and copy what enters `captured_layers`."""
-        if stretch.capture:
+    def running(self, layer_range: LayerRange) -> Iterator[Caught]:
+        """Limit forward passes inside to a range of layers, and copy the inputs of `captured_layers`."""
+        if layer_range.capture:
             self.require_capture()
         caught = Caught()
-        part = stretch.part or LayerSubset()
+        part = layer_range.part or LayerSubset()
         with ExitStack() as stack:
-            for index in range(stretch.first):
-                given = stretch.hidden if index == 0 else None
+            for index in range(layer_range.first):
+                given = layer_range.hidden if index == 0 else None
                 stack.enter_context(self._instead(index, "", _passing(given)))
-            for index in range(stretch.end, len(self._layers)):
+            for index in range(layer_range.end, len(self._layers)):
                 stack.enter_context(self._instead(index, "", _passing(None)))
             for layers, name_of in ((part.attention, self._attention), (part.mlp, self._perceptron)):
                 for index in layers:
-                    if index < stretch.end:
+                    if index < layer_range.end:
                         stack.enter_context(self._instead(index, name_of(index), torch.zeros_like))
-            for index in set(stretch.captured_layers):
+            for index in set(layer_range.captured_layers):
                 stack.callback(self._copying(index, caught).remove)
             yield caught
 
     def _copying(self, layer: int, caught: Caught) -> RemovableHandle:
-        """Hook that notes what enters a layer, or what leaves the last one."""
+        """Add a hook that records a layer's input, or the last layer's output."""
 
         def enters(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             caught.hidden[layer] = (args[0] if args else kwargs["hidden_states"])[0]
@@ -159,7 +159,7 @@ class TorchLayers:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Forward passes of the whole model inside show what each module returns."""
+        """Record the output format of each module during forward passes of the whole model inside."""
 
         def noting(place: tuple[int, str]) -> Callable[[nn.Module, Any, Any], None]:
             def note(module: nn.Module, given: Any, output: Any) -> None:

@@ -1,7 +1,7 @@
-"""A model's own forward pass over prompts, with the inputs that `generate` of transformers makes for it.
+"""A model's own forward pass over prompts, with the inputs that `generate` of transformers prepares.
 
-A model called with token ids alone may count positions otherwise than under `generate`, which hands positions over to
-every forward that takes them: Roberta-like decoders then begin at 0 and not behind their padding token.
+A model called with token ids only may number positions differently than under `generate`, which passes positions to
+every forward that accepts them: Roberta-like decoders then start at 0 and not after the index of their padding token.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 
 CHECKED_PADS, CHECKED_TOKENS = 3, 6
-"""Padding before a short prompt, and the prompt, by which it is seen whether padding counts."""
+"""Padding and a short prompt, which show whether padding changes logits."""
 TOLERANCE = 1e-4
-"""Largest difference that padding may make, as a share of the spread of the logits; in half precision 0.08."""
+"""Maximum difference due to padding, relative to the range of the logits; 0.08 in half precision."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPrompt:
-    """What a model's own forward pass has made of one prompt, all but its last token.
+    """Prompt prefilled by a model's own forward pass, except its last token.
 
     Attributes:
-        layers: keys and values of each layer, shape (kv_heads, length, dim), padding included where it is kept.
-        length: tokens without the padding.
-        num_pads: tokens of padding that are kept before them.
-        offset: how far positions are ahead of places; other than 0 where an image takes fewer positions than tokens.
-        logits: of the last token, shape (vocab,).
+        layers: keys and values of each layer, shape (kv_heads, length, dim), with padding if it is kept.
+        length: number of tokens without padding.
+        num_pads: number of padding tokens that are kept before them.
+        offset: position minus index of a token; not 0 if an image takes fewer positions than tokens.
+        logits: logits of the last token, shape (vocab,).
     """
 
     layers: dict[int, tuple[Tensor, Tensor]]
@@ -41,18 +41,18 @@ class ReadPrompt:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether `generate` hands positions over to this model's forward."""
+    """Return whether `generate` passes positions to this model's forward."""
     return "position_ids" in inspect.signature(model.forward).parameters and not model.config.is_encoder_decoder
 
 
 def prompt_inputs(model: Any, input_ids: Tensor, *, mask: Tensor | None = None, **given: Any) -> dict[str, Any]:
-    """Inputs of the first forward pass of `generate`.
+    """Return the inputs of the first forward pass of `generate`.
 
     Args:
         model: a `…ForCausalLM` or `…ForConditionalGeneration`.
         input_ids: shape (batch, length).
-        mask: which of them are no padding, same shape; None if all are.
-        **given: other inputs, such as images; `position_ids` if they are known, and `use_cache`.
+        mask: False for padding, same shape; None for no padding.
+        **given: other inputs, such as images; `position_ids` if known, and `use_cache`.
     """
     if given.get("position_ids") is None and takes_positions(model):
         known = torch.ones_like(input_ids) if mask is None else mask
@@ -66,7 +66,7 @@ def prompt_inputs(model: Any, input_ids: Tensor, *, mask: Tensor | None = None, 
 
 
 def positions_of(model: Any, input_ids: Tensor, mask: Tensor, given: dict[str, Any]) -> Tensor:
-    """Positions that `generate` makes, shape (batch, length), or (kinds, batch, length) where there are several."""
+    """Return the positions that `generate` uses, shape (batch, length) or (kinds, batch, length)."""
     prepare = getattr(model, "_prepare_position_ids_for_generation", None)
     if prepare is None:
         return (mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -76,7 +76,7 @@ def positions_of(model: Any, input_ids: Tensor, mask: Tensor, given: dict[str, A
 
 @torch.inference_mode()
 def padding_counts(model: Any) -> bool:
-    """Whether a prompt has other logits behind padding than alone, as where padding takes positions."""
+    """Return whether padding before a prompt changes its logits."""
     vocab = int(model.config.get_text_config().vocab_size)
     ids = torch.tensor([[(11 + 5 * place) % vocab for place in range(CHECKED_TOKENS)]], device=model.device)
     pads = ids.new_full((1, CHECKED_PADS), int(getattr(model.config, "pad_token_id", None) or 0))
@@ -89,11 +89,12 @@ def padding_counts(model: Any) -> bool:
 
 
 def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:
-    """How far each row's positions are ahead of its places at its end.
+    """Return position minus index of each row's last token.
 
     Args:
-        positions: of the prompts, shape (batch, length) or (kinds, batch, length); None where the model counts itself.
-        lengths: tokens of each row without its padding.
+        positions: positions of the prompts, shape (batch, length) or (kinds, batch, length); None if the model numbers
+            positions itself.
+        lengths: number of tokens of each row without padding.
 
     Raises:
         UnsupportedModelError: the last token of a row has several positions.
@@ -102,7 +103,7 @@ def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:
         return [0] * len(lengths)
     ends = positions[..., -1].reshape(-1, positions.shape[-2])
     if ends.shape[0] > 3:
-        ends = ends[-3:]  # before those of rotation stand those of the text, which masks go by
+        ends = ends[-3:]  # the first of four kinds is for masks, the others are for the rotation
     if not bool((ends == ends[:1]).all()):
         raise UnsupportedModelError("the last token of the prompt has several positions, as tokens of images have")
     return [int(end) - (length - 1) for end, length in zip(ends[0].expand(len(lengths)), lengths, strict=True)]

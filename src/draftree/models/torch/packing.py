@@ -1,8 +1,8 @@
-"""Linear layers with weights packed ahead, for float32 on CPUs with MKL.
+"""Linear layers with prepacked weights, for float32 on CPUs with MKL.
 
-An ordinary `linear` rearranges the weights in every call that has a few rows, which makes a pass over eight rows
-cost three passes over one. Packed once, eight rows cost little more than one: that is what drafting lives on.
-The packed form replaces the weight; nothing is held twice, except where an embedding shares it.
+The ordinary `linear` repacks the weights in every call with a few rows: a pass over eight rows takes three times as
+long as one over one row. With prepacked weights, eight rows take little more time than one, which drafting depends on.
+The packed form replaces the weight, unless an embedding shares it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 PACK_ROWS = 16
-"""Rows that the packed layout is made for; it is right for any number."""
+"""Number of rows that the packed layout is optimized for; other numbers give correct results."""
 CHECK_ROWS = (1, 2, 7, 16, 33)
 
 
 class PackedLinear(nn.Module):
-    """A float32 linear layer whose weight lies in MKL's packed layout. No gradients.
+    """Float32 linear layer with its weight in MKL's packed layout. No gradients.
 
     Args:
-        linear: the layer to take over.
+        linear: the layer to replace.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -34,28 +34,28 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), PACK_ROWS)
         self.num_bytes = weight.numel() * weight.element_size()
-        # the operator reads only the shape of the plain weight
+        # the operator uses only the shape of the plain weight
         self._shape = weight.new_empty(1).expand(weight.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows of shape (..., in_features) to (..., out_features)."""
+        """Multiply rows of shape (..., in_features) to (..., out_features)."""
         rows = x.numel() // self.in_features
         result: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, rows)
         return result
 
     def unpacked(self) -> Tensor:
-        """The plain weight, shape (out_features, in_features), a new tensor: the products with unit vectors."""
+        """Return the plain weight, shape (out_features, in_features), as a new tensor: products with unit vectors."""
         units = torch.eye(self.in_features)
         found: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
         return found.T.contiguous()
 
     def extra_repr(self) -> str:
-        """As torch's own linear layers print themselves."""
+        """Return the text that torch's linear layers print."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packing works here: tried on a small layer with several numbers of rows, not assumed."""
+    """Return whether packing works here, by a trial on a small layer with several numbers of rows."""
     if device.type != "cpu" or dtype != torch.float32 or not torch.backends.mkl.is_available():
         return False
     linear = nn.Linear(48, 40)
@@ -71,7 +71,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def pack(model: Any) -> int:
-    """Replace all float32 linear layers of a model that we loaded ourselves; returns how many."""
+    """Replace all float32 linear layers of a model and return their number."""
     found = [
         (parent, name, child)
         for parent in model.modules()
@@ -84,6 +84,6 @@ def pack(model: Any) -> int:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of a model's weights, shared ones counted once, packed ones at the size that they had."""
+    """Return the size of a model's weights in bytes: shared ones once, packed ones at their original size."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
     return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

@@ -12,7 +12,9 @@ from starlette.requests import Request
 from draftree.sampling.params import SamplingParams
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.pool import ServedModel
+from draftree.serve.records import note_job
 from draftree.serve.server import Server
+from draftree.serve.token_limits import require_choices, within_limits
 
 
 class ErrorDetail(BaseModel):
@@ -73,5 +75,16 @@ async def running_job(
     Raises:
         ApiError: refused by the server or the engine.
     """
-    async with server_of(request).admit(request), await Job.start(model, prompts, params, options) as job:
-        yield job
+    server = server_of(request)
+    require_choices(server.settings, params)
+    async with server.admit(request), server.metered(request, model, options):
+        limited, ids = await within_limits(server.settings, model, prompts=prompts, params=params)
+        async with await Job.start(model, ids, limited, options) as job:
+            try:
+                yield job
+            finally:
+                record = server.record_of(request)
+                note_job(record, job)
+                if server.settings.log_prompts:
+                    record.prompt = list(prompts)
+                    record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]

@@ -57,8 +57,8 @@ export function encodeState(state) {
 export function decodeState(fragment) {
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(fragment.replace(/^#/, ""))) {
-    const allowed = ALLOWED[name];
-    if (name in DEFAULTS && (!allowed || allowed.includes(value))) state[name] = value;
+    if (!Object.hasOwn(DEFAULTS, name)) continue;
+    if (!Object.hasOwn(ALLOWED, name) || ALLOWED[name].includes(value)) state[name] = value;
   }
   return state;
 }

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from draftree.completion import Completion
+from draftree.engine.sequence import Update
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.render.head import Head, closing_fields, last_chunk, report_of_update, usage_so_far
+from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.schema.completions import CompletionBody
 from draftree.serve.sse import event
@@ -53,12 +54,12 @@ def _logprobs(
     return whole.push((*(done.prompt_logprobs or ()), *entries), (*prompt_ids, *ids))
 
 
-def _offsets(job: Job, before: tuple[int, ...], *, offset: int = 0) -> OffsetLogprobs:
+def _offsets(job: Job, before: tuple[int, ...]) -> OffsetLogprobs:
     texts, params = job.served.texts, job.params
     if texts.tokenizer is None:
-        return OffsetLogprobs(texts, None, offset=offset)
+        return OffsetLogprobs(texts, None)
     detokenizer = Detokenizer(texts.tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=before)
-    return OffsetLogprobs(texts, detokenizer, offset=offset)
+    return OffsetLogprobs(texts, detokenizer)
 
 
 def prompt_text(job: Job, body: CompletionBody, index: int) -> str:
@@ -98,10 +99,11 @@ class _Stream:
         """Return the chunk of an update; empty if it has nothing to show."""
         job, body = self._job, self._body
         index, update = found.index, found.update
-        report = report_of_update(job, body, index, update)
+        report = Report(job, body).part(found)
         is_first = index not in self._begun
         self._begun.add(index)
-        text = "".join(piece.text for piece in update.pieces)
+        drops = job.options.drops_text
+        text = "" if drops else "".join(piece.text for piece in update.pieces)
         echo = prompt_text(job, body, index) if is_first and body.echo else ""
         if not (echo or text or update.is_last or report or body.logprobs is not None or body.return_token_ids):
             return b""
@@ -109,19 +111,30 @@ class _Stream:
             "index": index,
             "text": echo + text,
             "logprobs": None,
-            "finish_reason": str(update.sequence.finish_reason) if update.is_last else None,
-            "stop_reason": update.sequence.stop_reason if update.is_last else None,
+            "finish_reason": None,
+            "stop_reason": None,
         }
+        if update.is_last:
+            choice["finish_reason"] = "length" if drops else str(update.sequence.finish_reason)
+            choice["stop_reason"] = None if drops else update.sequence.stop_reason
         if body.logprobs is not None:
-            choice["logprobs"] = self._writer(index, len(echo)).push(update.logprobs, update.token_ids)
+            choice["logprobs"] = self._logprobs(index, update, is_first=is_first)
         if body.return_token_ids:
-            choice["token_ids"] = list(update.token_ids)
+            choice["token_ids"] = [] if drops else list(update.token_ids)
             if is_first:
                 choice["prompt_token_ids"] = list(job.submissions[index // job.params.n].prompt_ids)
-        return event({**self.fields, "choices": [choice], **usage_so_far(job, body), **report})
+        return event(
+            {**self.fields, "choices": [choice], **usage_so_far(job, body), **({"draftree": report} if report else {})}
+        )
 
-    def _writer(self, index: int, offset: int) -> OffsetLogprobs:
-        if index not in self._offsets:
-            prompt = self._job.submissions[index // self._job.params.n].prompt_ids
-            self._offsets[index] = _offsets(self._job, prompt, offset=offset)
-        return self._offsets[index]
+    def _logprobs(self, index: int, update: Update, *, is_first: bool) -> dict[str, Any]:
+        """Return the `logprobs` object of an update; the first one begins with an echoed prompt."""
+        job, echo = self._job, bool(self._body.echo)
+        prompt = job.submissions[index // job.params.n].prompt_ids
+        if is_first:
+            self._offsets[index] = _offsets(job, () if echo else prompt)
+        ids, entries = ((), ()) if job.options.drops_text else (update.token_ids, update.logprobs)
+        if is_first and echo:
+            # complete before the first token is written
+            return self._offsets[index].push((*update.sequence.prompt_logprobs, *entries), (*prompt, *ids))
+        return self._offsets[index].push(entries, ids)

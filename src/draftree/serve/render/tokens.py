@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, final
 
@@ -104,15 +105,14 @@ class OffsetLogprobs:
     Args:
         texts: of the model.
         detokenizer: a fresh one for this text; None without a tokenizer.
-        offset: characters before the first token.
     """
 
-    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None, *, offset: int = 0) -> None:
+    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
         self._texts = texts
         self._detokenizer = detokenizer
-        self._offset = offset
+        self._offset = 0
 
-    def push(self, entries: tuple[TokenLogprob | None, ...], ids: tuple[int, ...]) -> dict[str, Any]:
+    def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...]) -> dict[str, Any]:
         """Return the `logprobs` object of the next tokens.
 
         Args:

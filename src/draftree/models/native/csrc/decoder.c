@@ -72,8 +72,7 @@ static void capture_row(const Work *work, int64_t row, int64_t from, int64_t to)
                    (size_t)hidden * sizeof(float));
 }
 
-/* The first step of a sublayer: reads the residual stream, which the layers since `from` have left
- * as it is. */
+/* The first step of a sublayer: reads the residual stream, unchanged by the layers since `from`. */
 static void norm_and_capture(const Work *work, const float *norm, int64_t from, int64_t layer,
                              int phase) {
     const int64_t hidden = work->decoder->hidden;

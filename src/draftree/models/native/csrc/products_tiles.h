@@ -15,7 +15,7 @@ static void configure_tiles(void) {
         config.columns[i] = 64;
         config.rows[i] = 16;
     }
-    /* gcc believes that only the first bytes of the configuration are read */
+    /* gcc assumes that only the first bytes of the configuration are read */
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }

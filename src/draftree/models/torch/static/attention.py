@@ -1,7 +1,7 @@
-"""Attention of a pass whose shape is fixed: every address and every size is known before the pass is.
+"""Attention of static passes: all addresses and sizes are fixed.
 
-Keys and values are written by index and read where they lie, as a slice of slots and places; a mask hides what a cell
-may not see. Nothing here depends on a value, so nothing waits for one.
+Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides invisible keys.
+Nothing depends on a value, so nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from draftree.models.torch.static.inputs import Inputs
 
 
 class StaticAttention:
-    """Answers the attention calls of one pass. Mutates the memory.
+    """Handler of the attention calls of one static pass. Mutates the memory.
 
     Args:
-        memory: of keys and values.
-        bucket: the pass's shape.
-        inputs: its integers, on the memory's device.
+        memory: keys and values.
+        bucket: shape of the pass.
+        inputs: integers of the pass, on the memory's device.
     """
 
     def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
@@ -31,7 +31,7 @@ class StaticAttention:
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
     def note_mask(self, window: int | None) -> None:
-        """Windows come with the calls."""
+        """Do nothing: each call has its window."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend over the range of slots at once."""
@@ -47,14 +47,14 @@ class StaticAttention:
         return mixed.transpose(1, 2).flatten(0, 1).index_select(0, inputs.cell_of_row).unsqueeze(0)
 
     def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask of shape (slots, 1, group * nodes, length), made once a pass for each window."""
+        """Return the additive mask of shape (slots, 1, group * nodes, length), built once per pass and window."""
         key = (window, group, dtype)
         if key not in self._masks:
             self._masks[key] = additive(self._visible(window), dtype).repeat(1, group, 1).unsqueeze(1)
         return self._masks[key]
 
     def _visible(self, window: int | None) -> Tensor:
-        """Which places each cell sees, bool of shape (slots, nodes, length): its slot's prefix and its ancestors."""
+        """Return which keys are visible to each cell, bool of shape (slots, nodes, length): prefix and ancestors."""
         inputs, bucket = self._inputs, self._bucket
         place = torch.arange(bucket.length, device=inputs.prefixes.device)
         behind = place - inputs.prefixes[:, None]
@@ -65,6 +65,6 @@ class StaticAttention:
         visible = (behind < 0)[:, None, :] | is_ancestor
         if window is None:
             return visible
-        # windows go by depth: siblings stand at one position, whatever their place is
+        # windows go by depth: siblings share a position
         position = torch.where(behind < 0, place, inputs.tree_positions.gather(1, node))
         return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)

@@ -1,7 +1,7 @@
-"""The few shapes that passes are rounded up to.
+"""Buckets: the shapes that static passes are rounded up to.
 
-Rows of all jobs lie side by side, rounded up together, so linear layers see little padding. Attention runs over a
-rectangle of cells: a range of neighbouring slots, as many nodes for each, and a rounded number of keys.
+The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention runs over
+a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded number of keys.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from draftree.core.errors import ConfigurationError
 from draftree.models.kv.slots import KVSlot
 
 WORD_BITS = 64
-"""Tentative nodes whose visibility one integer holds."""
+"""Number of tentative nodes per integer of visibility bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Which shapes there are, and how many graphs are kept.
+    """Limits of static shapes and captured graphs.
 
     Attributes:
-        max_nodes: new tokens of a slot, and tentative tokens it holds, in a static pass at most; others run as
-            dynamic ones, such as chunks of prompts.
-        max_cells: slots times nodes at most.
-        shortest: keys that attention reads at least.
-        max_graphs: shapes that are captured at once, and shapes beside them that wait for it.
-        max_graph_bytes: bytes of logits that captured graphs keep at most.
-        passes_per_exchange: passes after which a captured shape may be given up for another one; bounds the share of
-            captures where more shapes take turns than are kept.
+        max_nodes: maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as
+            prompt chunks, are dynamic.
+        max_cells: maximum of slots times nodes.
+        shortest: minimum number of keys that attention reads.
+        max_graphs: maximum number of captured shapes, and of other shapes that are tracked.
+        max_graph_bytes: maximum bytes of logits of captured graphs.
+        passes_per_exchange: minimum number of passes between evictions of a captured shape; limits the share of time
+            spent on captures if more shapes alternate than fit.
         eager_uses: passes of a shape that run operator by operator before it is captured.
-        captures: whether shapes are captured where the device can.
+        captures: whether shapes are captured if the device supports it.
     """
 
     max_nodes: int = 64
@@ -54,12 +54,12 @@ class Bucket:
     """The shape of a pass.
 
     Attributes:
-        first_slot: the first slot of the range.
-        num_slots: slots in the range, those without a job among them.
-        nodes: cells of each slot.
-        rows: rows of the pass.
-        length: keys that each cell looks at.
-        words: integers that hold what a cell sees of its slot's tree.
+        first_slot: first slot of the range.
+        num_slots: number of slots in the range, with or without a job.
+        nodes: number of cells per slot.
+        rows: number of rows.
+        length: number of keys per cell.
+        words: number of integers of a cell's visibility bits.
     """
 
     first_slot: int
@@ -71,17 +71,17 @@ class Bucket:
 
     @property
     def num_cells(self) -> int:
-        """Cells of the rectangle."""
+        """Number of cells of the rectangle."""
         return self.num_slots * self.nodes
 
     @property
     def tree_size(self) -> int:
-        """Tentative nodes that can be told apart."""
+        """Maximum number of tentative nodes per slot."""
         return self.words * WORD_BITS
 
 
 def rounded(count: int) -> int:
-    """The next of 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, …: powers of two, from 32 on with the middles between them."""
+    """Round up to 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, …: powers of two, with midpoints from 32 on."""
     power = 1
     while power < count:
         power *= 2
@@ -90,7 +90,7 @@ def rounded(count: int) -> int:
 
 
 def slot_range(indices: Sequence[int]) -> tuple[int, int]:
-    """First slot and size of the smallest aligned range, a power of two long, that holds these slots."""
+    """Return first slot and size of the smallest aligned range, of a power of two, that contains these slots."""
     low, high, size = min(indices), max(indices), 1
     while low // size != high // size:
         size *= 2
@@ -100,15 +100,15 @@ def slot_range(indices: Sequence[int]) -> tuple[int, int]:
 def bucket_of(
     slots: Sequence[KVSlot], counts: Sequence[int], *, shapes: Shapes, num_slots: int, length: int, min_rows: int
 ) -> Bucket | None:
-    """The shape of a pass; None if it fits none.
+    """Return the shape of a pass; None if it exceeds the limits.
 
     Args:
-        slots: of the jobs, new tentative nodes noted in them.
-        counts: new nodes of each.
+        slots: slots of the jobs, with the new tentative nodes.
+        counts: number of new nodes of each.
         shapes: limits.
-        num_slots: slots in memory.
-        length: places in memory for each.
-        min_rows: rows of a pass at least.
+        num_slots: number of slots in memory.
+        length: tokens per slot in memory.
+        min_rows: minimum number of rows.
     """
     tentative = max(slot.num_tentative for slot in slots)
     if max(*counts, tentative) > shapes.max_nodes:

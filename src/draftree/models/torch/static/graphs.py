@@ -1,8 +1,8 @@
-"""Capturing work as CUDA graphs: recorded once, then replayed with one call of the host.
+"""Capture of work as CUDA graphs: recorded once, then replayed with one call of the host.
 
-Every model has a memory pool of its own. Graphs of one pool may use the same addresses for what lies between their
-operators, which is safe only if they are replayed one after another on one stream. The passes of one model are; those
-of a target and its drafter need not be. Never timed on a card.
+Every model has its own memory pool. Graphs of one pool may share addresses of intermediate results, which is safe only
+if they are replayed one after another on one stream. This holds for the passes of one model, not for those of a target
+and its drafter. Never timed on a GPU.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ class CaptureError(Exception):
 
 
 class GraphApi(ABC):
-    """What capturing needs of a device's runtime. Tests record the order of its calls."""
+    """Functions of a device's runtime that capture uses. Tests record the order of its calls."""
 
     @abstractmethod
     def new_pool(self) -> Any:
-        """A memory pool that no other graph uses."""
+        """Return a memory pool that no other graph uses."""
 
     @abstractmethod
     def new_stream(self) -> Any:
-        """A stream beside the current one."""
+        """Return a new stream."""
 
     @abstractmethod
     def current_stream(self) -> Any:
-        """The stream of this thread."""
+        """Return the stream of this thread."""
 
     @abstractmethod
     def set_stream(self, stream: Any) -> None:
-        """Make a stream that of this thread."""
+        """Set the current stream of this thread."""
 
     @abstractmethod
     def wait(self, stream: Any, other: Any) -> None:
-        """Let work that is queued on `stream` from now on wait for what is queued on `other`."""
+        """Make later work on `stream` wait for the work queued on `other`."""
 
     @abstractmethod
     def on_device(self) -> AbstractContextManager[Any]:
-        """Inside, this thread works on the device."""
+        """Return a context in which the device is current."""
 
     @abstractmethod
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Inside, work is queued on this stream."""
+        """Return a context in which work is queued on this stream."""
 
     @abstractmethod
     def new_graph(self) -> Any:
-        """An empty graph; its `replay` queues what was recorded."""
+        """Return an empty graph; its `replay` queues what was recorded."""
 
     @abstractmethod
     def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
-        """Inside, work is recorded into the graph and not run."""
+        """Return a context in which work is recorded into the graph and not run."""
 
 
 @final
 class CudaApi(GraphApi):
-    """torch's runtime of one card.
+    """CUDA runtime of torch for one GPU.
 
     Args:
         device: a CUDA device.
@@ -73,11 +73,11 @@ class CudaApi(GraphApi):
         self._device = device
 
     def new_pool(self) -> Any:
-        """As torch makes them."""
+        """Create it through torch."""
         return torch.cuda.graph_pool_handle()
 
     def new_stream(self) -> Any:
-        """On the device."""
+        """Create it on the device."""
         return torch.cuda.Stream(self._device)
 
     def current_stream(self) -> Any:
@@ -85,27 +85,27 @@ class CudaApi(GraphApi):
         return torch.cuda.current_stream(self._device)
 
     def set_stream(self, stream: Any) -> None:
-        """As torch does."""
+        """Set it through torch."""
         torch.cuda.set_stream(stream)
 
     def wait(self, stream: Any, other: Any) -> None:
-        """By an event."""
+        """Wait by an event."""
         stream.wait_stream(other)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """As torch does."""
+        """Return torch's context."""
         return torch.cuda.device(self._device)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """As torch does."""
+        """Return torch's context."""
         return torch.cuda.stream(stream)
 
     def new_graph(self) -> Any:
-        """As torch makes them."""
+        """Create it through torch."""
         return torch.cuda.CUDAGraph()
 
     def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
-        """Other threads may allocate meanwhile: only what this thread does must be fit for a graph."""
+        """Record in thread-local mode: other threads may allocate meanwhile."""
         return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
 
 
@@ -114,8 +114,8 @@ class Captured:
     """A captured graph.
 
     Attributes:
-        replay: runs it on the current stream, and gives the same tensor each time, filled anew.
-        num_bytes: of that tensor, which lies in the pool for as long as the graph is kept.
+        replay: runs the graph on the current stream; returns the same tensor each time, with new values.
+        num_bytes: size of that tensor, which occupies the pool while the graph is kept.
     """
 
     replay: Callable[[], Tensor]
@@ -123,7 +123,7 @@ class Captured:
 
 
 class Graphs:
-    """Captures the passes of one model. Holds their pool, and the stream on which they are recorded.
+    """Graphs of one model, with their pool and the stream on which they are recorded.
 
     Args:
         api: the device's runtime.
@@ -141,7 +141,7 @@ class Graphs:
             work: reads and writes tensors at fixed addresses only, and may be run twice with the same effect.
 
         Raises:
-            CaptureError: it waits for the device, or does what a graph cannot hold.
+            CaptureError: the work waits for the device, or uses operations that graphs do not support.
         """
         api = self._api
         with api.on_device():
@@ -156,10 +156,10 @@ class Graphs:
                 api.wait(before, side)
                 with api.recording(graph, pool=self._pool, stream=side):
                     output = work()
-            except Exception as error:  # torch and libraries below it raise many kinds
+            except Exception as error:  # torch and its libraries raise many types
                 raise CaptureError(str(error).strip().split("\n")[0] or type(error).__name__) from error
             finally:
-                api.set_stream(before)  # a capture that failed leaves its own stream current
+                api.set_stream(before)  # a failed capture leaves its own stream current
 
         def replay() -> Tensor:
             graph.replay()
@@ -169,7 +169,7 @@ class Graphs:
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
-    """What captures the passes of one model; None where the device has no graphs."""
+    """Return the `Graphs` of a model on this device; None if the device has no graphs."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return Graphs(CudaApi(device))

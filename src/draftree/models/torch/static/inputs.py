@@ -1,4 +1,4 @@
-"""What differs from one pass of a shape to the next: integers, side by side in one array, which is copied at once."""
+"""Inputs of a static pass: integers in one array, which is copied to the device at once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Inputs(Generic[Array]):
     """Views of one array of integers.
 
     Attributes:
-        tokens: of each row; 0 for padding.
-        positions: of each row.
-        slots: where each row's keys go; for padding the first slot of the range.
-        places: and at which place; for padding the scratch place behind all others.
-        cell_of_row: where each row attends; for padding where the first row does.
-        asked: rows whose logits are wanted, zeros behind them.
-        row_of_cell: whose query each cell has, shape (slots, nodes); the first row's where there is none.
+        tokens: token of each row; 0 for padding.
+        positions: position of each row.
+        slots: slot of each row's keys; for padding the first slot of the range.
+        places: index of each row's keys in its slot; for padding the scratch index after all others.
+        cell_of_row: cell in which each row attends; for padding the cell of the first row.
+        requested: rows whose logits are requested, then zeros.
+        row_of_cell: row whose query each cell has, shape (slots, nodes); the first row for empty cells.
         prefixes: committed tokens of each slot, 0 without a job.
-        cell_positions: shape (slots, nodes).
-        tree_positions: of each slot's tentative nodes, shape (slots, tree size).
-        seen: bits of the tentative nodes that each cell sees, shape (slots, nodes, words); never none.
+        cell_positions: position of each cell, shape (slots, nodes).
+        tree_positions: positions of each slot's tentative nodes, shape (slots, tree size).
+        seen: bits of the tentative nodes that are visible to each cell, shape (slots, nodes, words); at least one.
     """
 
     tokens: Array
@@ -39,7 +39,7 @@ class Inputs(Generic[Array]):
     slots: Array
     places: Array
     cell_of_row: Array
-    asked: Array
+    requested: Array
     row_of_cell: Array
     prefixes: Array
     cell_positions: Array
@@ -48,12 +48,12 @@ class Inputs(Generic[Array]):
 
 
 def inputs_size(bucket: Bucket) -> int:
-    """Integers of a pass of this shape."""
+    """Return the number of integers of a pass of this shape."""
     return sum(int(np.prod(shape)) for shape in _shapes(bucket))
 
 
 def inputs_of(array: Array, bucket: Bucket) -> Inputs[Array]:
-    """The views of a flat array of `inputs_size` integers."""
+    """Return the views of a flat array of `inputs_size` integers."""
     views, start = [], 0
     for shape in _shapes(bucket):
         end = start + int(np.prod(shape))
@@ -74,25 +74,25 @@ def pack_inputs(
     tokens: Sequence[Sequence[int]],
     nodes: Sequence[Sequence[int]],
     *,
-    asked: Sequence[int],
+    requested: Sequence[int],
     scratch: int,
 ) -> np.ndarray:
-    """The integers of one pass.
+    """Return the integers of one pass.
 
     Args:
-        bucket: its shape.
-        slots: a slot a job.
-        tokens: of each job.
-        nodes: for each job the tentative nodes that its tokens are.
-        asked: rows whose logits are wanted; rows stand job after job.
-        scratch: the place that is never read.
+        bucket: shape of the pass.
+        slots: slot of each job.
+        tokens: tokens of each job.
+        nodes: tentative nodes of each job's tokens.
+        requested: rows whose logits are requested; rows are in the order of the jobs.
+        scratch: index that is never read.
     """
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)
     into.slots[:] = bucket.first_slot
     into.places[:] = scratch
-    into.asked[: len(asked)] = asked
-    into.seen[:, :, 0] = 1  # a cell that sees nothing would give NaN
+    into.requested[: len(requested)] = requested
+    into.seen[:, :, 0] = 1  # softmax over no visible key gives NaN
     row = 0
     for slot, own_tokens, own in zip(slots, tokens, nodes, strict=True):
         line, count, chosen = slot.index - bucket.first_slot, len(own), list(own)

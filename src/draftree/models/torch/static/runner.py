@@ -1,8 +1,8 @@
 """Passes of fixed shapes: inputs are copied into static buffers, and the same kernels run in the same order.
 
-On a card a shape that comes back is captured as a CUDA graph; on a CPU, and where a model does what a graph cannot
-hold, the same work runs operator by operator. So does a shape for which there is no room: a captured one is given up
-for it only once in a while, since a capture costs more than the passes that it would save.
+On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that graphs do not support, and for shapes
+without room, the same work runs operator by operator. A captured shape is evicted for another one only rarely, because
+a capture costs more than a few passes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True)
 class Prepared:
-    """One shape, ready to run.
+    """Static buffer and pass of one shape.
 
     Attributes:
-        buffer: the integers of a pass, at a fixed address.
-        run: the pass; its logits lie where the next pass writes.
-        uses: passes so far.
+        buffer: integers of a pass, at a fixed address.
+        run: the pass; its logits are overwritten by the next pass.
+        uses: number of passes so far.
         is_captured: whether `run` replays a graph.
-        num_bytes: of the logits that the graph keeps.
+        num_bytes: size of the graph's logits.
     """
 
     buffer: Tensor
@@ -49,15 +49,15 @@ class Prepared:
 
 
 class StaticPasses:
-    """Runs passes in a few shapes. Mutates the memory of slots.
+    """Passes of static shapes. Mutates the memory of slots.
 
     Args:
-        forward: the whole model.
-        memory: of keys and values, with a place behind each slot's that is never read.
-        device: of both.
-        shapes: which there are.
-        min_rows: rows of a pass at least.
-        row_bytes: of the logits of one row.
+        forward: forward pass of the whole model.
+        memory: keys and values, with an index after each slot's end that is never read.
+        device: device of both.
+        shapes: limits of shapes.
+        min_rows: minimum number of rows.
+        row_bytes: size of the logits of one row.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StaticPasses:
         min_rows: int,
         row_bytes: int,
     ) -> None:
-        assert memory.num_scratch, "padding rows need a place to write to"
+        assert memory.num_scratch, "padding rows need a scratch index"
         self._forward = forward
         self._memory = memory
         self._device = device
@@ -79,7 +79,7 @@ class StaticPasses:
         self._row_bytes = row_bytes
         self._num_passes = 0
         self._last_exchange = 0
-        """The pass in which a captured shape was given up for another one."""
+        """Number of the pass in which a captured shape was last evicted."""
         self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
         self._version = memory.version
         self._graphs: Graphs | None = graphs_of(device) if shapes.captures else None
@@ -87,33 +87,33 @@ class StaticPasses:
 
     @property
     def num_captured(self) -> int:
-        """Graphs that are held."""
+        """Number of captured graphs."""
         return sum(prepared.is_captured for prepared in self._prepared.values())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of logits that captured graphs keep now."""
+        """Size of the logits of captured graphs in bytes."""
         return sum(prepared.num_bytes for prepared in self._prepared.values())
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of logits that captured graphs keep at most; 0 where nothing is captured."""
+        """Maximum size of the logits of captured graphs in bytes; 0 if nothing is captured."""
         if self.why_eager is not None:
             return 0
         return min(self.shapes.max_graph_bytes, self.shapes.max_graphs * self.shapes.max_cells * self._row_bytes)
 
     @property
     def num_warm_ups(self) -> int:
-        """Passes of a shape before one takes as long as all later ones: operator by operator, then the capture."""
+        """Number of slower first passes of a shape: operator by operator, then the capture."""
         return self.shapes.eager_uses + (self.why_eager is None)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Shapes that are held, the one that was used last at the end."""
+        """Known shapes, least recently used first."""
         return tuple(self._prepared)
 
     def bucket(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> Bucket | None:
-        """The shape of a pass over these tentative nodes; None if it must run as a dynamic one."""
+        """Return the shape of a pass over these tentative nodes; None if it must be dynamic."""
         return bucket_of(
             slots,
             list(map(len, nodes)),
@@ -130,37 +130,37 @@ class StaticPasses:
         *,
         tokens: Sequence[Sequence[int]],
         nodes: Sequence[Sequence[int]],
-        asked: Sequence[int],
+        requested: Sequence[int],
     ) -> Tensor:
-        """One pass.
+        """Run one pass.
 
         Args:
-            bucket: its shape.
-            slots: a slot a job.
-            tokens: of each job.
-            nodes: the tentative nodes that they are.
-            asked: rows whose logits are wanted; rows stand job after job.
+            bucket: shape of the pass.
+            slots: slot of each job.
+            tokens: tokens of each job.
+            nodes: tentative nodes of each job's tokens.
+            requested: rows whose logits are requested; rows are in the order of the jobs.
 
         Returns:
-            Their logits, shape (asked rows, vocab), in memory of their own.
+            Logits of shape (requested rows, vocab), in new memory.
         """
         prepared = self._ready(bucket)
-        packed = pack_inputs(bucket, slots, tokens, nodes, asked=asked, scratch=self._memory.length)
+        packed = pack_inputs(bucket, slots, tokens, nodes, requested=requested, scratch=self._memory.length)
         prepared.buffer.copy_(to_device(packed, self._device))
         if self._graphs is not None and not prepared.is_captured and prepared.uses >= self.shapes.eager_uses:
             self._capture(bucket, prepared, self._graphs)
         prepared.uses += 1
         self._num_passes += 1
-        rows = inputs_of(prepared.buffer, bucket).asked[: len(asked)]
+        rows = inputs_of(prepared.buffer, bucket).requested[: len(requested)]
         return prepared.run().index_select(0, rows)
 
     def drop(self) -> None:
-        """Forget all shapes."""
+        """Drop all shapes."""
         self._prepared.clear()
 
     def _ready(self, bucket: Bucket) -> Prepared:
         if self._version != self._memory.version:
-            self.drop()  # graphs hold addresses of memory that is gone
+            self.drop()  # graphs contain addresses of freed memory
             self._version = self._memory.version
         if bucket not in self._prepared:
             waiting = [known for known, prepared in self._prepared.items() if not prepared.is_captured]
@@ -193,7 +193,7 @@ class StaticPasses:
         logger.info("captured a graph of %s", bucket)
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Whether one more graph may be kept; gives up those that were used least recently, but not in every pass."""
+        """Return whether one more graph may be kept; evicts the least recently used ones, but rarely."""
         shapes = self.shapes
         if num_bytes > shapes.max_graph_bytes:
             return False
