@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -262,6 +263,27 @@ class AsyncLLM:
             InvalidRequestError: an invalid prompt.
         """
         return await asyncio.to_thread(self._locked, self._llm.requests.encode, prompt)
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the token ids of a conversation; arguments as for `Tokenizer.apply_chat_template`.
+
+        Raises:
+            InvalidRequestError: malformed messages, or a template that does not accept them, the tools or a variable.
+        """
+        encode = partial(
+            self._llm.requests.encode_chat,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return await asyncio.to_thread(self._locked, encode, messages)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.

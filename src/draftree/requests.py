@@ -250,16 +250,28 @@ class Requests:
             raise InvalidRequestError("token ids cannot be decoded: this model has no tokenizer", param="ids")
         return self._tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Encode a conversation with the model's chat template.
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Encode a conversation with the model's chat template; arguments as for `Tokenizer.apply_chat_template`.
 
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
-        with blaming("messages"):
-            if self._tokenizer is None:
-                raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-            return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
+        if self._tokenizer is None:
+            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            allow_control_tokens=self.allow_control_tokens,
+        )
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Encode a text, or check a list of token ids.

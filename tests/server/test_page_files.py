@@ -44,7 +44,9 @@ def test_a_known_version_is_not_sent_again(client: TestClient) -> None:
     assert client.get("/", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/page/__init__.py", "/page/../__init__.py", "/page/%2e%2e/__init__.py", "/page/", "/page"])
+@pytest.mark.parametrize(
+    "path", ["/page/__init__.py", "/page/../__init__.py", "/page/%2e%2e/__init__.py", "/page/", "/page"]
+)
 def test_other_paths_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
