@@ -182,7 +182,7 @@ def test_half_a_surrogate_pair(http: httpx.Client) -> None:
     text = json.dumps({"model": NAME, "messages": [{"role": "user", "content": "\ud800"}]})
     answer = http.post(CHAT, content=text, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("messages[0].content")
+    assert answer.json()["error"]["param"].startswith("messages")
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:

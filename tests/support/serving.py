@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,17 +65,13 @@ def tiny_model(seed: int = 1, context: int = CONTEXT) -> Any:
     return model.eval()
 
 
-def tiny_llm(draft: str | None = "ngram", **options: Any) -> LLM:
+def tiny_llm(draft: Any = "ngram", **options: Any) -> LLM:
     """The library's object with the served model."""
     return LLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
 
 
-def tiny_async_llm(draft: str | None = "ngram", **options: Any) -> AsyncLLM:
+def tiny_async_llm(draft: Any = "ngram", **options: Any) -> AsyncLLM:
     return AsyncLLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
-
-
-def drafts_of(draft: Any) -> tuple[str, ...]:
-    return () if draft is None else (draft,) if isinstance(draft, str) else tuple(draft)
 
 
 def settings(**changes: Any) -> ServerSettings:
@@ -88,6 +86,13 @@ class Running:
     server: Server
     pool: ModelPool
     app: Any
+    loop: asyncio.AbstractEventLoop
+    """Of the server's thread."""
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """Of the first model."""
+        return next(iter(self.pool)).llm
 
 
 @contextmanager
@@ -107,29 +112,49 @@ def running_server(
         **options: of the tiny model's `AsyncLLM`.
     """
     if models is None:
-        models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,), drafts_of(draft))]
+        models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,))]
     pool = ModelPool(models)
     app = create_app(settings_given or settings(), pool)
-    with serving(app) as url:
-        yield Running(url, app.state.server, pool, app)
+    with _serving(app) as (url, loop):
+        yield Running(url, app.state.server, pool, app, loop)
+
+
+@contextmanager
+def slow_rounds(llm: AsyncLLM, *, seconds: float) -> Iterator[None]:
+    """Let every round take longer, so that a request can be met while it runs."""
+    stop = llm.on_round(lambda record: time.sleep(seconds))
+    try:
+        yield
+    finally:
+        stop()
 
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
     """Serve an ASGI application in a thread until the block ends; yields its URL."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="test-server", daemon=True)
+    with _serving(app) as (url, _):
+        yield url
+
+
+@contextmanager
+def _serving(app: Any) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+    bound, loop = socket.create_server(("127.0.0.1", 0)), asyncio.new_event_loop()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5))
+
+    def run() -> None:
+        loop.run_until_complete(server.serve(sockets=[bound]))
+
+    thread = threading.Thread(target=run, name="test-server", daemon=True)
     thread.start()
     try:
         _wait_until_started(server, thread)
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}", loop
     finally:
         server.should_exit = True
         thread.join(START_SECONDS)
         bound.close()
         assert not thread.is_alive(), "the server ends"
+        loop.close()
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -158,14 +158,18 @@ class Job:
         if error is not None:
             raise api_error(error) from error
 
-    async def finish(self) -> list[Completion]:
+    async def finish(self, on_update: Callable[[ChoiceUpdate], None] | None = None) -> list[Completion]:
         """Wait for all texts, and return them in the order of the choices.
+
+        Args:
+            on_update: called with every update.
 
         Raises:
             ApiError: a text failed.
         """
-        async for _ in self.updates():
-            pass
+        async for found in self.updates():
+            if on_update is not None:
+                on_update(found)
         return self.completions()
 
     def completions(self) -> list[Completion]:

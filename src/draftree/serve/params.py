@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError
+from draftree.drafters import NO_DRAFT
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid
+from draftree.serve.pool import ServedModel
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.schema.common import ResponseFormat, SamplingBody, StructuredOutputs
 from draftree.serve.schema.completions import CompletionBody
@@ -108,6 +110,22 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
         values[name] = value
         renamed[name] = field
     return checked_params({**values, **given}, renamed), renamed
+
+
+def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
+    """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it.
+
+    Raises:
+        ApiError: a prediction that no loaded drafter, or not the chosen one, reads.
+    """
+    if body.prediction is None or (body.draft is not None and body.draft not in (*model.drafts, NO_DRAFT)):
+        return body.draft
+    readers = [draft for draft in model.drafts if model.reads_predictions(draft)]
+    if body.draft in readers or (body.draft is None and readers):
+        return body.draft or readers[0]
+    remedy = f"set 'draft' to {readers[0]!r}, or leave it out" if readers else "leave 'prediction' out"
+    reason = "the chosen drafter does not read it" if readers else "no drafter that reads it is loaded"
+    raise invalid(f"a prediction was given, but {reason}: {remedy}", "prediction", code="unsupported_parameter")
 
 
 def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

@@ -29,20 +29,27 @@ class ServedModel:
         name: its name in the API.
         llm: generates its texts.
         aliases: other names.
-        drafts: the loaded drafters; the first is the default.
         created: seconds since 1970.
     """
 
     name: str
     llm: AsyncLLM
     aliases: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Name and aliases."""
         return (self.name, *self.aliases)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The loaded drafters; the first is the default."""
+        return self.llm.llm.drafts
+
+    def reads_predictions(self, draft: str) -> bool:
+        """Return whether a loaded drafter, or "none", uses the prediction of a request."""
+        return draft in self.drafts and self.llm.llm.engine.parts.traits_of(draft).reads_predictions
 
     @property
     def texts(self) -> TokenTexts:

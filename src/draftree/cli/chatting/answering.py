@@ -11,7 +11,7 @@ from typing import Any
 
 from draftree.cli.chatting.conversation import INTERRUPTED
 from draftree.completion import Completion, CompletionStats, completion_of, stats_of
-from draftree.engine.engine import Update
+from draftree.engine.sequence import Update
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 
@@ -89,9 +89,9 @@ def write_answer(
             llm.engine.add(sequence)
             while not sequence.is_finished and not stop.is_set:
                 llm.engine.step()
-                pieces = sequence.take_pieces()
-                if pieces and show is not None:
-                    show(Update(sequence, pieces, is_last=sequence.is_finished))
+                update = sequence.take_update()
+                if update is not None and show is not None:
+                    show(update)
         except KeyboardInterrupt:
             if not stoppable:
                 raise

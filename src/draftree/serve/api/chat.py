@@ -12,9 +12,9 @@ from draftree.serve.api.common import ERRORS, model_of, running_job
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import chat_params
+from draftree.serve.params import chat_params, draft_of
 from draftree.serve.render.chat import chat_events, chat_object
-from draftree.serve.render.head import Head
+from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.chat import ChatBody, Message
 from draftree.serve.sse import EventStream, respond
 
@@ -33,7 +33,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 async def _object(body: ChatBody, request: Request) -> Response:
     async with _job(body, request) as (job, head):
-        return JsonResponse(chat_object(job, body, head, await job.finish()))
+        report = Report(job, body)
+        completions = await job.finish(report.add)
+        return JsonResponse(chat_object(job, body, head, completions) | report.fields(completions))
 
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
@@ -51,7 +53,9 @@ async def _job(body: ChatBody, request: Request) -> AsyncIterator[tuple[Job, Hea
         raise invalid("'tools' are not supported by this model", "tools", code="unsupported_parameter")
     params, names = chat_params(body)
     head = Head.of("chatcmpl", body, model)
-    options = JobOptions(body.draft, body.priority, request_id=head.id, trace=body.reports.rounds, names=names)
+    options = JobOptions(
+        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+    )
     async with running_job(request, model, prompts=[_messages(body)], params=params, options=options) as job:
         yield job, head
 

@@ -11,9 +11,9 @@ from draftree.serve.api.common import ERRORS, model_of, running_job
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import completion_params
+from draftree.serve.params import completion_params, draft_of
 from draftree.serve.render.completions import completion_events, completion_object
-from draftree.serve.render.head import Head
+from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.completions import CompletionBody
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.sse import EventStream, respond
@@ -31,7 +31,9 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 async def _object(body: CompletionBody, request: Request) -> Response:
     async with _job(body, request) as (job, head):
-        return JsonResponse(completion_object(job, body, head, await job.finish()))
+        report = Report(job, body)
+        done = await job.finish(report.add)
+        return JsonResponse(completion_object(job, body, head, done) | report.fields(done))
 
 
 async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[bytes, None]:
@@ -49,7 +51,7 @@ async def _job(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Jo
     params, names = completion_params(body)
     head = Head.of("cmpl", body, model)
     options = JobOptions(
-        body.draft,
+        draft_of(body, model),
         body.priority,
         request_id=head.id,
         trace=body.reports.rounds,

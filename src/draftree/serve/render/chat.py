@@ -7,7 +7,7 @@ from typing import Any
 
 from draftree.completion import Completion
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.render.head import Head, closing_fields, last_chunk, report_of_update, usage_so_far
+from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import chat_logprobs, prompt_logprobs_json
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.sse import event
@@ -74,7 +74,7 @@ def _first_chunk(job: Job, body: ChatBody, fields: dict[str, Any], index: int) -
 
 def _chunk(job: Job, body: ChatBody, fields: dict[str, Any], found: ChoiceUpdate) -> dict[str, Any] | None:
     index, update = found.index, found.update
-    report = report_of_update(job, body, index, update)
+    report = Report(job, body).part(found)
     text = "".join(piece.text for piece in update.pieces)
     if not (text or update.is_last or report or body.logprobs or body.return_token_ids):
         return None
@@ -91,4 +91,4 @@ def _chunk(job: Job, body: ChatBody, fields: dict[str, Any], found: ChoiceUpdate
     if update.is_last:
         choice["finish_reason"] = str(update.sequence.finish_reason)
         choice["stop_reason"] = update.sequence.stop_reason
-    return {**fields, "choices": [choice], **usage_so_far(job, body), **report}
+    return {**fields, "choices": [choice], **usage_so_far(job, body), **({"draftree": report} if report else {})}

@@ -8,7 +8,7 @@ from typing import Any
 from draftree.completion import Completion
 from draftree.engine.sequence import Update
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.render.head import Head, closing_fields, last_chunk, report_of_update, usage_so_far
+from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.schema.completions import CompletionBody
 from draftree.serve.sse import event
@@ -99,7 +99,7 @@ class _Stream:
         """Return the chunk of an update; empty if it has nothing to show."""
         job, body = self._job, self._body
         index, update = found.index, found.update
-        report = report_of_update(job, body, index, update)
+        report = Report(job, body).part(found)
         is_first = index not in self._begun
         self._begun.add(index)
         drops = job.options.drops_text
@@ -123,7 +123,9 @@ class _Stream:
             choice["token_ids"] = [] if drops else list(update.token_ids)
             if is_first:
                 choice["prompt_token_ids"] = list(job.submissions[index // job.params.n].prompt_ids)
-        return event({**self.fields, "choices": [choice], **usage_so_far(job, body), **report})
+        return event(
+            {**self.fields, "choices": [choice], **usage_so_far(job, body), **({"draftree": report} if report else {})}
+        )
 
     def _logprobs(self, index: int, update: Update, *, is_first: bool) -> dict[str, Any]:
         """Return the `logprobs` object of an update; the first one begins with an echoed prompt."""

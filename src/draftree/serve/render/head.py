@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from draftree.serve.job import Job
+from draftree.completion import Completion
+from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.pool import ServedModel
 from draftree.serve.render.report import closing_json, metrics_json, pieces_json, round_json, usage_json
 from draftree.serve.schema.common import SamplingBody
@@ -61,22 +63,50 @@ def fingerprint(model: ServedModel) -> str:
     return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def report_of_update(job: Job, body: SamplingBody, index: int, update: Any) -> dict[str, Any]:
-    """Return the `draftree` field of a chunk; empty if it was not requested."""
-    wanted = body.reports
-    report: dict[str, Any] = {}
-    if wanted.pieces:
-        report["pieces"] = pieces_json(index, update, is_plain=job.is_plain)
-    if wanted.rounds:
-        texts = job.served.texts
-        report["rounds"] = [round_json(index, record, texts, draft=job.draft) for record in update.rounds]
-    return {"draftree": report} if report else {}
+class Report:
+    """The `draftree` object of a response: pieces with their origin, rounds, and the statistics at the end.
+
+    Args:
+        job: the texts.
+        body: its `draftree` field says what is wanted.
+    """
+
+    def __init__(self, job: Job, body: SamplingBody) -> None:
+        self._job, self._wanted = job, body.reports
+        self._found: list[dict[str, Any]] = []
+
+    def add(self, found: ChoiceUpdate) -> None:
+        """Keep the part of an update for a response that is not streamed."""
+        self._found.append(self.part(found))
+
+    def part(self, found: ChoiceUpdate) -> dict[str, Any]:
+        """Return the object of one update; empty if nothing was requested."""
+        job, report = self._job, dict[str, Any]()
+        if self._wanted.pieces:
+            report["pieces"] = pieces_json(found.index, found.update, is_plain=job.is_plain)
+        if self._wanted.rounds:
+            texts, rounds = job.served.texts, found.update.rounds
+            report["rounds"] = [round_json(found.index, record, texts, draft=job.draft) for record in rounds]
+        return report
+
+    def fields(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return the `draftree` field of a whole response; empty if nothing was requested."""
+        if not self.is_wanted:
+            return {}
+        names = [name for name in ("pieces", "rounds") if getattr(self._wanted, name)]
+        parts = {name: [row for part in self._found for row in part[name]] for name in names}
+        return {"draftree": {**parts, **closing_json(completions)}}
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the request asked for any of it."""
+        return self._wanted.pieces or self._wanted.rounds
 
 
 def last_chunk(job: Job, body: SamplingBody, fields: dict[str, Any]) -> dict[str, Any] | None:
     """Return the chunk after all text, without choices: usage and statistics; None if neither was requested."""
     wants_usage = body.stream_options is not None and body.stream_options.include_usage
-    wants_report = body.reports.pieces or body.reports.rounds
+    wants_report = Report(job, body).is_wanted
     if not wants_usage and not wants_report:
         return None
     chunk = {**fields, "choices": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.completion import Completion, CompletionStats
@@ -27,13 +27,18 @@ def usage_json(job: Job) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: job.params.n])},
     }
     if job.params.prediction is not None:
-        accepted = sum(each.accepted_by_source.get(PREDICTION, 0) for each in stats)
-        drafted = sum(each.drafted_by_source.get(PREDICTION, 0) for each in stats)
+        accepted = sum(_of_prediction(each.accepted_by_source, each.accepted_tokens) for each in stats)
+        drafted = sum(_of_prediction(each.drafted_by_source, each.draft_tokens) for each in stats)
         usage["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         }
     return usage
+
+
+def _of_prediction(by_source: Mapping[str, int], total: int) -> int:
+    """Return the tokens of the drafter that reads predictions; trees of a single drafter name no sources."""
+    return by_source.get(PREDICTION, 0) if by_source else total
 
 
 def metrics_json(job: Job) -> dict[str, Any] | None:
