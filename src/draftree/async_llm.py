@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -263,6 +264,36 @@ class AsyncLLM:
             InvalidRequestError: an invalid prompt.
         """
         return await asyncio.to_thread(self._locked, self._llm.requests.encode, prompt)
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Return the token ids of a conversation, formatted by the model's chat template.
+
+        Args:
+            messages: the conversation.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: further variables of the template.
+            add_generation_prompt: append the header of the assistant's answer.
+            continue_final_message: leave the last message, one of the assistant, open to be continued.
+
+        Raises:
+            InvalidRequestError: a conversation, tools or variables that the template cannot take.
+        """
+        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+        requests = self._llm.requests
+        if continue_final_message:
+            encode = partial(requests.encode_open_chat, messages, **given)
+        else:
+            encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
+        found: list[int] = await asyncio.to_thread(self._locked, encode)
+        return found
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
