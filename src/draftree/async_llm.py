@@ -271,19 +271,43 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        """Return the token ids of a conversation; arguments as for `Tokenizer.apply_chat_template`.
+        """Return the token ids of a conversation, formatted by the model's chat template.
+
+        Args:
+            messages: the conversation.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: further variables of the template.
+            add_generation_prompt: append the header of the assistant's answer.
+            continue_final_message: leave the last message, one of the assistant, open to be continued.
 
         Raises:
-            InvalidRequestError: malformed messages, or a template that does not accept them, the tools or a variable.
+            InvalidRequestError: a conversation, tools or variables that the template cannot take.
         """
-        encode = partial(
-            self._llm.requests.encode_chat,
-            tools=tools,
-            template_kwargs=template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return await asyncio.to_thread(self._locked, encode, messages)
+        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+        requests = self._llm.requests
+        if continue_final_message:
+            encode = partial(requests.encode_open_chat, messages, **given)
+        else:
+            encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
+        found: list[int] = await asyncio.to_thread(self._locked, encode)
+        return found
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, which may be empty.
+
+        Args:
+            text: the text.
+            add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
+
+        Raises:
+            InvalidRequestError: no tokenizer, or a text that is not valid Unicode.
+        """
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
+        return await asyncio.to_thread(self._locked, tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
