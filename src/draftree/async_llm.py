@@ -295,6 +295,21 @@ class AsyncLLM:
         found: list[int] = await asyncio.to_thread(self._locked, encode)
         return found
 
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, which may be empty.
+
+        Args:
+            text: the text.
+            add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
+
+        Raises:
+            InvalidRequestError: no tokenizer, or a text that is not valid Unicode.
+        """
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
+        return await asyncio.to_thread(self._locked, tokenizer.encode, text, add_special_tokens)
+
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
 
