@@ -98,6 +98,18 @@ def test_counts_equal_those_of_the_responses(server: Running) -> None:
     assert 1 <= first_round <= 9, "every token has a gap but those of the first round"
 
 
+def test_plain_requests_are_counted_apart(server: Running) -> None:
+    before = samples(server)
+    plain = complete(server, draft="none")
+    after = samples(server)
+    labels = (("draft", "none"), ("model", NAME))
+    key = "draftree_generated_tokens_total", labels
+    assert after[key] - before.get(key, 0) == plain["usage"]["completion_tokens"]
+    assert after["draftree_draft_tokens_total", labels] == 0
+    key = "draftree_inter_token_seconds_count", labels
+    assert after[key] - before.get(key, 0) == plain["usage"]["completion_tokens"] - 1
+
+
 def test_refused_requests_are_counted_by_status(server: Running) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"model": "unknown", "prompt": "a"})
     httpx.get(f"{server.url}/nothing/here")

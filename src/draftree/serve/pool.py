@@ -1,4 +1,4 @@
-"""The served models: names, aliases, and one memory budget for the sequences of all."""
+"""The served models: names, aliases, and who may use them."""
 
 from __future__ import annotations
 
@@ -133,10 +133,3 @@ class ModelPool:
     async def close(self) -> None:
         """End unfinished requests and free the models' threads."""
         await asyncio.gather(*(model.llm.close() for model in self._models))
-
-
-def split_memory(total: int, weights: Iterable[float]) -> list[int]:
-    """Split the memory for sequences over models in proportion to positive weights, such as bytes per token."""
-    shares = list(weights)
-    whole = sum(shares)
-    return [int(total * share / whole) for share in shares]
