@@ -17,6 +17,7 @@ SLOW = frozenset(
         "test_cli_refusals",
         "test_cli_streams",
         "test_cli_traces",
+        "test_cli_watch",
         "test_compilations",
         "test_coupled",
         "test_doctor",

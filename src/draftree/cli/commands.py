@@ -93,6 +93,12 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "watch",
+            "draftree.cli.watch:watch",
+            "Show the load and the rounds of a running server.",
+            ("draftree watch http://127.0.0.1:8000", "draftree watch http://127.0.0.1:8000 --once --json"),
+        ),
+        Entry(
             "methods",
             "draftree.cli.methods:methods",
             "List drafters, verifiers and planners.",

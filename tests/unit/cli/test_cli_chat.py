@@ -100,13 +100,37 @@ def test_continued_lines_and_blocks_are_one_message(model: str, piped: Chat, tmp
     assert [m["content"] for m in messages if m["role"] == "assistant"] == expected
 
 
-@pytest.mark.parametrize("draft", ["ngram", "suffix", "none"])
-def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, draft: str) -> None:
-    text = f"ab\n/draft {draft}\nsecond\n/draft none\nthird\n"
-    _, plain, _ = piped("ab\nsecond\nthird\n", model, *OPTIONS, "--dtype", "float32")
-    status, out, err = piped(text, model, *OPTIONS, "--dtype", "float32", "--draft", "ngram")
-    assert (status, out) == (0, plain)
-    assert f"drafter {draft}\n" in err
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("start", ["ngram", "none"])
+def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, start: str, temperature: str) -> None:
+    options = (model, *OPTIONS, "--dtype", "float32", "--temperature", temperature)
+    _, plain, _ = piped("ab\nsecond\nthird\nfourth\n", *options)
+    text = "ab\n/draft suffix\nsecond\n/draft none\nthird\n/draft ngram\nfourth\n/stats\n"
+    status, out, err = piped(text, *options, "--draft", start, "--json")
+    assert status == 0, err
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert "".join(f"{answer['text']}\n" for answer in answers) == plain
+    assert [answer["draft"] for answer in answers] == [start, "suffix", "none", "ngram"]
+    drafted = [answer["stats"]["draft_tokens"] for answer in answers]
+    assert drafted[2] == 0
+    assert drafted[1] or drafted[3]
+    assert answers[2]["stats"]["cached_tokens"] > answers[1]["stats"]["prompt_tokens"]  # nothing was read again
+    assert "drafter none\ndrafter ngram\n" in err
+
+
+def test_a_drafter_that_fails_to_load_leaves_the_current_one(model: str, tmp_path: Path) -> None:
+    with terminal(["chat", model, *OPTIONS, "--draft", "ngram", "--color", "never"]) as chat:
+        chat.wait_for(PROMPT)
+        chat.enter(f"/draft model:{tmp_path}")
+        chat.wait_for("error: ")
+        chat.wait_for(PROMPT)
+        chat.enter("/draft")
+        chat.wait_for("\ndrafter ngram")
+        chat.wait_for(PROMPT)
+        chat.enter("ab")
+        assert answers(model, "ab")[0] in chat.wait_for("acceptance length")
+        chat.type(CTRL_D)
+        assert chat.end() == 0
 
 
 def test_json_prints_one_object_per_answer(model: str, piped: Chat) -> None:

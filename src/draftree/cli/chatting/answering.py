@@ -11,7 +11,7 @@ from typing import Any
 
 from draftree.cli.chatting.conversation import INTERRUPTED
 from draftree.completion import Completion, CompletionStats, completion_of, stats_of
-from draftree.engine.engine import Update
+from draftree.engine.sequence import Update
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 
@@ -67,14 +67,21 @@ def never_stopped() -> Iterator[StopRequest]:
 
 
 def write_answer(
-    llm: LLM, ids: Sequence[int], *, params: SamplingParams, show: Callable[[Update], None] | None, stoppable: bool
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    params: SamplingParams,
+    draft: str,
+    show: Callable[[Update], None] | None,
+    stoppable: bool,
 ) -> Answer:
     """Generate one answer.
 
     Args:
-        llm: the model with its drafter.
+        llm: the model with its drafters.
         ids: tokens of the conversation.
         params: sampling parameters.
+        draft: one of its drafters, or "none".
         show: called with every piece of text.
         stoppable: whether Ctrl-C ends the answer after the current pass; a second Ctrl-C ends the pass as well.
 
@@ -82,16 +89,16 @@ def write_answer(
         InvalidRequestError: the request is invalid; nothing has been generated then.
         GenerationError: generation failed.
     """
-    (sequence,) = llm.requests.sequences(ids, params)
+    (sequence,) = llm.requests.sequences(ids, params, draft=draft)
     start = time.perf_counter()
     with stopped_by_ctrl_c() if stoppable else never_stopped() as stop:
         try:
             llm.engine.add(sequence)
             while not sequence.is_finished and not stop.is_set:
                 llm.engine.step()
-                pieces = sequence.take_pieces()
-                if pieces and show is not None:
-                    show(Update(sequence, pieces, is_last=sequence.is_finished))
+                update = sequence.take_update()
+                if update is not None and show is not None:
+                    show(update)
         except KeyboardInterrupt:
             if not stoppable:
                 raise
