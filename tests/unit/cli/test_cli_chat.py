@@ -234,6 +234,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
     first, second = answers(model, "ab", "line one\n\nline two")
     assert first != second  # the answer depends on the conversation
     with terminal(["chat", model, *OPTIONS, "--color", "never"]) as chat:
+        before = chat.settings()
         chat.wait_for("Ctrl-D leaves")
         chat.wait_for(PROMPT)
         chat.enter("ab")
@@ -260,6 +261,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
         chat.wait_for("took back: line one line two")
         chat.type(CTRL_D)
         assert chat.end() == 0
+        assert chat.settings() == before
     assert contents(path) == ["ab", first, "line one\n\nline two", second]
 
 
@@ -288,6 +290,18 @@ def test_ctrl_c_stops_the_answer_alone(endless: str, tmp_path: Path) -> None:
     assert len(stopped.encode()) >= 12
     (whole,) = answers(endless, "ab", max_tokens=len(stopped.encode()) + 8)
     assert whole.startswith(stopped)
+
+
+def test_a_termination_leaves_the_terminal_as_it_was(model: str) -> None:
+    with terminal(["chat", model]) as chat:
+        before = chat.settings()
+        chat.wait_for(PROMPT)
+        chat.type("half a li")
+        chat.wait_for("half a li")
+        chat.process.terminate()
+        assert chat.end() == 143
+        assert chat.settings() == before
+        assert "terminated" in chat.screen
 
 
 def test_drafted_tokens_are_coloured(model: str) -> None:
