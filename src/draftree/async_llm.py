@@ -11,14 +11,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from draftree.arguments import Messages, Prompt, one_params, require_count, require_single, require_text
+from draftree.arguments import (
+    Messages,
+    Prompt,
+    one_params,
+    require_count,
+    require_one_conversation,
+    require_single,
+    require_text,
+)
 from draftree.completion import Completion
-from draftree.core.errors import InvalidRequestError, blaming
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -27,7 +35,6 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
-from draftree.text.chat.messages import check_messages
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -77,11 +84,6 @@ class AsyncLLM:
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
-
-    @property
-    def drafts(self) -> tuple[str, ...]:
-        """Names of the loaded drafters, the default first."""
-        return self._llm.drafts
 
     @property
     def num_running(self) -> int:
@@ -263,6 +265,36 @@ class AsyncLLM:
         """
         return await asyncio.to_thread(self._locked, self._llm.requests.encode, prompt)
 
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Return the token ids of a conversation, formatted by the model's chat template.
+
+        Args:
+            messages: the conversation.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: further variables of the template.
+            add_generation_prompt: append the header of the assistant's answer.
+            continue_final_message: leave the last message, one of the assistant, open to be continued.
+
+        Raises:
+            InvalidRequestError: a conversation, tools or variables that the template cannot take.
+        """
+        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+        requests = self._llm.requests
+        if continue_final_message:
+            encode = partial(requests.encode_open_chat, messages, **given)
+        else:
+            encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
+        found: list[int] = await asyncio.to_thread(self._locked, encode)
+        return found
+
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
 
@@ -294,15 +326,3 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def require_one_conversation(messages: object) -> None:
-    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
-    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-        raise InvalidRequestError(
-            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
-            "call it once for each, for example with asyncio.gather",
-            param="messages",
-        )
-    with blaming("messages"):
-        check_messages(messages)

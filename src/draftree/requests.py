@@ -250,16 +250,68 @@ class Requests:
             raise InvalidRequestError("token ids cannot be decoded: this model has no tokenizer", param="ids")
         return self._tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Encode a conversation with the model's chat template.
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Encode a conversation with the model's chat template; the other arguments as `Tokenizer.apply_chat_template`.
 
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
         with blaming("messages"):
-            if self._tokenizer is None:
-                raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-            return self._tokenizer.apply_chat_template(messages, allow_control_tokens=self.allow_control_tokens)
+            return self._chat_tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                allow_control_tokens=self.allow_control_tokens,
+            )
+
+    def encode_open_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Encode a conversation whose last message, one of the assistant, is to be continued.
+
+        Raises:
+            InvalidRequestError: as `encode_chat`; a last message of another kind, or one that the template changes.
+        """
+        with blaming("continue_final_message"):
+            *before, last = messages
+            content = last.get("content")
+            if not before or last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+                raise InvalidRequestError(
+                    "continue_final_message needs a last message of the role assistant with a text, after another "
+                    "message: add it, or leave continue_final_message out"
+                )
+            given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+            start = self.encode_chat(before, **given)
+            tokenizer = self._chat_tokenizer
+            if self.allow_control_tokens:
+                ids = start + tokenizer.encode(content, add_special_tokens=False)
+            else:
+                ids = start + tokenizer.encode_literally(content)
+            whole = self.encode_chat(messages, **given, add_generation_prompt=False)
+            if not tokenizer.decode(whole, False).startswith(tokenizer.decode(ids, False)):
+                raise InvalidRequestError(
+                    f"the chat template of {tokenizer.name} writes the last message in another form, so it cannot be "
+                    "continued: leave continue_final_message out"
+                )
+            return ids
+
+    @property
+    def _chat_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
+        return self._tokenizer
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Encode a text, or check a list of token ids.

@@ -252,7 +252,7 @@ def test_a_lossy_rule_is_lossy_for_choices_that_draft() -> None:
 @asynchronous
 async def test_concurrent_requests_choose_their_drafters() -> None:
     async with AsyncLLM(model(), DRAFTS[:3], tokenizer=TOKENIZER, plan="fixed") as llm:
-        assert llm.drafts == DRAFTS[:3]
+        assert llm.llm.drafts == DRAFTS[:3]
         for choice in (None, "none", *DRAFTS[:3]):
             submission = await llm.submit(PROMPTS[0], given(None, 1), draft=choice)
             written = [token async for update in submission for token in update.token_ids]

@@ -12,7 +12,8 @@ import pytest
 from draftree.core.errors import ConfigurationError
 from draftree.serve import security
 from draftree.serve.errors import ApiError
-from draftree.serve.security import ANONYMOUS, VARIABLE, ApiKey, KeyRing
+from draftree.serve.keys import ANONYMOUS, ApiKey
+from draftree.serve.security import VARIABLE, KeyRing
 from draftree.serve.served import choose_models
 
 MODELS = choose_models(["smollm2,default=x", "stories15m"])

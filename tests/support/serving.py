@@ -37,7 +37,7 @@ def tiny_tokenizer() -> Any:
 
 
 @functools.cache
-def tiny_model(seed: int = 1) -> Any:
+def tiny_model(seed: int = 1, context: int = CONTEXT) -> Any:
     """A random model with a few likely tokens at each position, and a real tokenizer with a chat template."""
     tokenizer = tiny_tokenizer()
     config = AutoConfig.for_model(
@@ -48,7 +48,7 @@ def tiny_model(seed: int = 1) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=48,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError
 from draftree.serve.json_text import JsonResponse
+from draftree.serve.records import record_of
 
 logger = logging.getLogger(__name__)
 
@@ -151,16 +152,20 @@ UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "const
 def add_handlers(app: FastAPI) -> None:
     """Install the handlers of all exceptions."""
 
+    def answer(request: Request, error: ApiError) -> Response:
+        record_of(request.scope).error = error.code or error.type
+        return error.response()
+
     async def known(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
+        return answer(request, api_error(error))
 
     async def wrong_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error).response()
+        return answer(request, validation_error(error))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _http_error(request, error).response()
+        return answer(request, _http_error(request, error))
 
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(DraftreeError, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ class JobOptions:
     request_id: str | None = None
     trace: bool = False
     drops_text: bool = False
-    names: Mapping[str, str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Job:
             for submission in submissions:
                 await submission.aclose()
             if isinstance(error, InvalidRequestError):
-                raise named_error(error, options.names or {}) from error
+                raise named_error(error, options.names) from error
             raise
         return cls(served, params, options, submissions)
 
@@ -154,7 +154,7 @@ class Job:
             self.first_time = SYSTEM_CLOCK()
         error = update.sequence.error if update.is_last else None
         if isinstance(error, InvalidRequestError):
-            raise named_error(error, self.options.names or {}) from error
+            raise named_error(error, self.options.names) from error
         if error is not None:
             raise api_error(error) from error
 

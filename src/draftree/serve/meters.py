@@ -64,7 +64,7 @@ class DraftTotals:
     drafts: int = 0
     draft_tokens: int = 0
     generated_tokens: int = 0
-    accepted: list[int] = field(default_factory=lambda: [0])
+    accepted: list[int] = field(default_factory=lambda: [0, 0])
     token_gaps: Histogram = field(default_factory=lambda: Histogram(TOKEN_SECONDS))
 
     @property

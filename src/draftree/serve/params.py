@@ -103,7 +103,7 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
     values = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
-    renamed = {**names}
+    renamed = {"template_kwargs": "chat_template_kwargs", **names}
     constraint = _constraint(body)
     if constraint is not None:
         field, (name, value) = constraint

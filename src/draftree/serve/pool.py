@@ -12,6 +12,7 @@ from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ConfigurationError
 from draftree.serve.errors import ApiError, loading_error
 from draftree.serve.render.tokens import TokenTexts, token_texts
+from draftree.text.tokenizer import Tokenizer
 
 
 class Viewer(Protocol):
@@ -52,9 +53,14 @@ class ServedModel:
         return draft in self.drafts and self.llm.llm.engine.parts.traits_of(draft).reads_predictions
 
     @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None if it has none."""
+        return self.llm.llm.tokenizer
+
+    @property
     def texts(self) -> TokenTexts:
         """Written form of its tokens."""
-        return token_texts(self.llm.llm.tokenizer)
+        return token_texts(self.tokenizer)
 
     @property
     def max_context(self) -> int:
@@ -64,8 +70,12 @@ class ServedModel:
     @property
     def supports_chat(self) -> bool:
         """Whether the model has a chat template."""
-        tokenizer = self.llm.llm.tokenizer
-        return tokenizer is not None and tokenizer.has_chat_template
+        return self.tokenizer is not None and self.tokenizer.has_chat_template
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return (self.tokenizer.chat_template if self.tokenizer is not None else None) or ""
 
 
 class ModelPool:
@@ -133,10 +143,3 @@ class ModelPool:
     async def close(self) -> None:
         """End unfinished requests and free the models' threads."""
         await asyncio.gather(*(model.llm.close() for model in self._models))
-
-
-def split_memory(total: int, weights: Iterable[float]) -> list[int]:
-    """Split the memory for sequences over models in proportion to positive weights, such as bytes per token."""
-    shares = list(weights)
-    whole = sum(shares)
-    return [int(total * share / whole) for share in shares]

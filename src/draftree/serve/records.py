@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from draftree.engine.sequence import FinishReason
-from draftree.serve.security import ANONYMOUS, ApiKey
+from draftree.serve.keys import ANONYMOUS, ApiKey
 
 if TYPE_CHECKING:
     from draftree.serve.job import Job

@@ -14,43 +14,22 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.serve.errors import ApiError
+from draftree.serve.keys import ANONYMOUS, ApiKey
 from draftree.serve.served import ModelChoice
 
-__all__ = ["ANONYMOUS", "VARIABLE", "ApiKey", "KeyRing"]
+__all__ = ["VARIABLE", "KeyRing"]
 
 VARIABLE = "DRAFTREE_API_KEYS"
 KEY = re.compile(r"[!-~]{8,256}", re.ASCII)
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 MAX_PARTS = 3
 """Name, key and models of a line."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key without its secret.
-
-    Attributes:
-        name: its name in logs and metrics.
-        models: the names of the models that it may use, without aliases; None for all.
-    """
-
-    name: str
-    models: frozenset[str] | None = None
-
-    def allows(self, names: Iterable[str]) -> bool:
-        """Return whether it may use the model with these names, aliases included."""
-        return self.models is None or not self.models.isdisjoint(names)
-
-
-ANONYMOUS = ApiKey("anonymous")
-"""The key of every request if no keys are configured."""
 
 
 @final

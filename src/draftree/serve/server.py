@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from draftree.serve.access import Authentication, SecurityHeaders
 from draftree.serve.gate import Gate
 from draftree.serve.job import JobOptions
+from draftree.serve.keys import ApiKey
 from draftree.serve.limits import BodyLimit, TimeLimit
 from draftree.serve.logs import RequestLog, log_request
 from draftree.serve.meters import ModelMeter, RequestMeter
@@ -21,7 +22,7 @@ from draftree.serve.metrics import Metrics, ModelSource
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.records import RequestRecord, record_of
 from draftree.serve.rounds import RoundFeed
-from draftree.serve.security import ApiKey, KeyRing
+from draftree.serve.security import KeyRing
 from draftree.serve.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

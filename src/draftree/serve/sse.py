@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from draftree.serve.errors import ApiError, api_error
 from draftree.serve.json_text import encode_json
+from draftree.serve.records import record_of
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -77,19 +78,24 @@ class EventStream(Response):
             try:
                 first = await anext(self._events, b"")
             except Exception as error:
-                await api_error(error).response()(scope, receive, send)
+                await self._noted(scope, error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(_part(first))
-            await self._send_rest(send)
+            await self._send_rest(scope, send)
         await send({"type": "http.response.body", "body": self._done})
 
-    async def _send_rest(self, send: Send) -> None:
+    def _noted(self, scope: Scope, error: Exception) -> ApiError:
+        known = api_error(error)
+        record_of(scope).error = known.code or known.type
+        return known
+
+    async def _send_rest(self, scope: Scope, send: Send) -> None:
         while True:
             try:
                 data = await anext(self._events, None)
             except Exception as error:
-                data = self._on_error(api_error(error))
+                data = self._on_error(self._noted(scope, error))
                 await send(_part(data))
                 return
             if data is None:

@@ -143,7 +143,8 @@ class Tokenizer:
         """Require that the template reads the tools and variables, which it would ignore otherwise."""
         if conversation.tools and not self.template_uses_tools:
             raise InvalidRequestError(
-                f"tools were given, but the chat template of {self.name} does not read them: leave them out."
+                f"tools were given, but the chat template of {self.name} does not read them: leave them out.",
+                param="tools",
             )
         if any("tool_calls" in message for message in conversation.messages) and "tool_calls" not in (
             self.chat_template or ""
@@ -158,7 +159,8 @@ class Tokenizer:
             if name not in known:
                 raise InvalidRequestError(
                     f"template_kwargs has {name!r}, which the chat template of {self.name} does not read: "
-                    f"{suggestion(name, known) if known else 'it reads no such variables'}."
+                    f"{suggestion(name, known) if known else 'it reads no such variables'}.",
+                    param="template_kwargs",
                 )
 
     @cached_property

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.serve.job import Job, JobOptions
+from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import note_job
 from draftree.serve.server import Server
@@ -68,9 +70,23 @@ def model_of(request: Request, name: str) -> ServedModel:
 
 @asynccontextmanager
 async def running_job(
-    request: Request, model: ServedModel, *, prompts: Sequence[Any], params: SamplingParams, options: JobOptions
+    request: Request,
+    model: ServedModel,
+    *,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    options: JobOptions,
+    encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
 ) -> AsyncIterator[Job]:
     """Admit a request and queue its prompts; at the end, abort what is unfinished.
+
+    Args:
+        request: of the client.
+        model: the model.
+        prompts: texts, token ids or messages.
+        params: sampling parameters of all prompts.
+        options: how the texts are generated.
+        encode: encodes a prompt; None for `AsyncLLM.encode`.
 
     Raises:
         ApiError: refused by the server or the engine.
@@ -78,7 +94,11 @@ async def running_job(
     server = server_of(request)
     require_choices(server.settings, params)
     async with server.admit(request), server.metered(request, model, options):
-        limited, ids = await within_limits(server.settings, model, prompts=prompts, params=params)
+        try:
+            given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
+        except InvalidRequestError as error:
+            raise named_error(error, options.names) from error
+        limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
         async with await Job.start(model, ids, limited, options) as job:
             try:
                 yield job

@@ -63,7 +63,7 @@ async def status(request: Request) -> Response:
     )
 
 
-@router.get("/rounds", summary="Stream of rounds", response_class=EventStream)
+@router.get("/rounds", summary="Stream of rounds", response_class=EventStream, status_code=200)
 async def rounds(request: Request) -> Response:
     """Stream the rounds of the models that the key may use as server-sent events, without texts or tokens."""
     server = server_of(request)

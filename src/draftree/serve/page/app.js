@@ -6,7 +6,7 @@ import { ChatView } from "./chat.js";
 import { CompareView } from "./compare.js";
 import { CompleteView } from "./complete.js";
 import { verdict } from "./difference.js";
-import { byId } from "./dom.js";
+import { byId, copyText } from "./dom.js";
 import { setUpExamples } from "./examples.js";
 import { Inspector } from "./inspector.js";
 import { LoadView } from "./load.js";
@@ -60,10 +60,10 @@ class App {
   async connect() {
     const status = byId("connection");
     try {
-      await this.settings.load(this.api);
+      const missing = await this.settings.load(this.api);
       const count = this.settings.numModels;
       status.textContent = `● connected, ${count} ${count === 1 ? "model" : "models"}`;
-      this.#showError(null);
+      this.#showError(missing || null);
     } catch (error) {
       status.textContent = "○ not connected";
       this.#showError(error);
@@ -212,8 +212,8 @@ class App {
 
   async #share() {
     this.#save();
-    await navigator.clipboard.writeText(location.href);
-    byId("share").textContent = "Link copied";
+    const isCopied = await copyText(location.href);
+    byId("share").textContent = isCopied ? "Link copied" : "Copy the address";
     setTimeout(() => (byId("share").textContent = "Copy link"), 2000);
   }
 

@@ -59,3 +59,16 @@ export function byId(id) {
 export function decimal(value, digits = 1) {
   return value === null || value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(digits);
 }
+
+/**
+ * @param {string} text
+ * @returns {Promise<boolean>} whether it is in the clipboard; browsers allow that on HTTPS and on this machine only
+ */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}

@@ -4,6 +4,7 @@ import { byId, el } from "./dom.js";
 
 const FIELDS = ["model", "draft", "temperature", "top_p", "max_tokens", "seed", "stop", "system", "format", "order"];
 const KEY = "draftree-api-key";
+const KINDS = { model: "model", draft: "drafter" };
 
 /** Form of parameters. */
 export class Settings {
@@ -49,7 +50,7 @@ export class Settings {
 
   /**
    * @param {import("./api.js").Api} api
-   * @returns {Promise<void>} after the lists of models and drafters are filled
+   * @returns {Promise<string>} after the lists are filled: what of the state the server does not offer, "" for nothing
    */
   async load(api) {
     const [listed, status] = await Promise.all([
@@ -58,7 +59,10 @@ export class Settings {
     ]);
     const served = new Map(status.models.map((model) => [model.name, model]));
     this.#models = listed.data.map(({ id }) => ({ id, drafts: served.get(id)?.drafts ?? [] }));
+    const wanted = { model: this.state.model, draft: this.state.draft };
     this.#fillModels();
+    const missing = Object.entries(wanted).filter(([name, value]) => value !== "" && this.state[name] !== value);
+    return missing.map(([name, value]) => `There is no ${KINDS[name]} “${value}”; the default is used.`).join(" ");
   }
 
   /** @returns {number} number of models that the server lists */

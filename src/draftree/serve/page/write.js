@@ -1,6 +1,6 @@
 /** Streams one request into a text on the page, with its line of facts below. */
 
-import { byId, decimal, el } from "./dom.js";
+import { byId, copyText, decimal, el } from "./dom.js";
 import { PATHS, Run, follow } from "./run.js";
 import { randomSeed, requestBody } from "./state.js";
 import { TextView } from "./text.js";
@@ -78,8 +78,7 @@ function facts(run) {
   const end = run.status === "stopped" ? "stopped" : (ends[run.finishReason] ?? run.finishReason ?? "ended");
   const copy = el("button", { type: "button", class: "quiet" }, "Copy text");
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(run.text);
-    copy.textContent = "Copied";
+    copy.textContent = (await copyText(run.text)) ? "Copied" : "Not allowed here";
   });
   const words = [end, `${run.tokens} tokens`, `${decimal(run.speed)} tokens/s`, `seed ${run.seed}`];
   return el("p", { class: "meta" }, ...words.map((word) => el("span", {}, word)), copy);

@@ -30,13 +30,6 @@ class Message(Body):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
 
 class ChatBody(SamplingBody):
     """A conversation to continue."""
@@ -54,7 +47,6 @@ class ChatBody(SamplingBody):
         "moderation": ((), "the server moderates nothing"),
         "prompt_cache_retention": ((), "cached prefixes are kept while there is room"),
         "chat_template": ((), "templates of clients are not run"),
-        "chat_template_kwargs": (({},), "templates of clients are not configured"),
         "documents": (([],), "put the documents into a message"),
         "media_io_kwargs": (({},), "only text is supported"),
         "include_reasoning": ((True,), "the text is returned as it is"),
@@ -65,7 +57,8 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
