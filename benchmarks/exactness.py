@@ -4,8 +4,8 @@
     python benchmarks/exactness.py smollm2-135m-instruct --quantization int8 --draft lookahead --out records.jsonl
 
 Plain texts are written alone, drafted ones in batches, greedily and (every second prompt) at temperature 0.8 under a
-seed. Exits with 1 if a single token differs. An adaptive planner hardly calls a useless drafter; `--plan fixed`
-always does.
+seed. A drafter that reads predictions is given the plain text with one token in twenty replaced. Exits with 1 if a
+single token differs. An adaptive planner hardly calls a useless drafter; `--plan fixed` always does.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftree import LLM, Completion, SamplingParams
+from draftree.assembly import choose_methods
 from draftree.bench.provenance import machine, versions
 from draftree.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
 
 BATCH = 8
+EDITED_EVERY = 20
 
 
 def prompts_of(llm: LLM, given: argparse.Namespace) -> list[list[int]]:
@@ -58,6 +61,13 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+def predictions_of(texts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The texts, with every twentieth token replaced by its neighbour."""
+    return [
+        [t ^ 1 if place % EDITED_EVERY == EDITED_EVERY - 1 else t for place, t in enumerate(text)] for text in texts
+    ]
+
+
 def main() -> int:
     """Generate, compare and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -80,7 +90,11 @@ def main() -> int:
     records: list[dict[str, Any]] = [{"machine": machine(plain.model.device), "versions": versions()}]
     for draft in given.draft:
         start, llm = time.perf_counter(), LLM(loaded, draft, plan=given.plan, max_batch_size=given.batch)
-        done = write(llm, prompts, params, given.batch)
+        own_params = params
+        if choose_methods(draft, "coupled", given.plan).traits.reads_predictions:
+            pairs = zip(params, predictions_of(wanted), strict=True)
+            own_params = [replace(one, prediction=prediction) for one, prediction in pairs]
+        done = write(llm, prompts, own_params, given.batch)
         found = [text.token_ids for text in done]
         same = [common_length(mine, plain_text) for mine, plain_text in zip(found, wanted, strict=True)]
         records.append(

@@ -18,9 +18,8 @@ from draftree.cli.commands import COMMANDS
 from draftree.completion import Completion, CompletionStats
 from draftree.core import errors
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.engine.engine import Update
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Piece, TokenLogprob
+from draftree.engine.sequence import Piece, TokenLogprob, Update
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from generator.docstrings import attributes, parse

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.errors import ConfigurationError, InvalidRequestError, blaming
 from draftree.engine.engine import Limits
 from draftree.sampling.params import SamplingParams
-from draftree.text.tokenizer import MESSAGE_KEYS
+from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
 Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -27,7 +27,7 @@ def prompt_list(prompts: Any) -> list[Prompt]:
         _refuse_messages([prompts])
     if not is_row(prompts):
         hint = "give its input_ids" if isinstance(prompts, Mapping) else "give a text, token ids, or a list of either"
-        raise InvalidRequestError(f"prompts is {shown_value(prompts)}: {hint}")
+        raise InvalidRequestError(f"prompts is {shown_value(prompts)}: {hint}", param="prompts")
     listed = list(prompts)
     _refuse_messages(listed)
     is_one_of_ids = bool(listed) and all(map(is_id, listed))
@@ -40,7 +40,8 @@ def _refuse_messages(prompts: Sequence[Any]) -> None:
     if any(isinstance(item, Mapping) and not item.keys().isdisjoint(MESSAGE_KEYS) for row in rows for item in row):
         raise InvalidRequestError(
             "prompts holds messages with 'role' and 'content', and generate takes texts or token ids: "
-            "call chat(messages), which formats them by the model's chat template"
+            "call chat(messages), which formats them by the model's chat template",
+            param="prompts",
         )
 
 
@@ -71,7 +72,8 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
         return [one_params(params)] * count
     if len(params) != count:
         raise InvalidRequestError(
-            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one"
+            f"{count} prompts came with {len(params)} sampling parameters: give one for each, or one",
+            param="params",
         )
     return [one_params(given) for given in params]
 
@@ -85,11 +87,14 @@ def one_params(params: SamplingParams | None) -> SamplingParams:
     if params is None:
         return SamplingParams()
     if isinstance(params, Mapping):
-        raise InvalidRequestError("the sampling parameters are a dictionary: give SamplingParams(**parameters)")
+        raise InvalidRequestError(
+            "the sampling parameters are a dictionary: give SamplingParams(**parameters)", param="params"
+        )
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(
             f"the sampling parameters are {shown_value(params)}: give SamplingParams, "
-            "such as SamplingParams(temperature=0)"
+            "such as SamplingParams(temperature=0)",
+            param="params",
         )
     return params
 
@@ -97,10 +102,51 @@ def one_params(params: SamplingParams | None) -> SamplingParams:
 def require_single(params: SamplingParams) -> None:
     """Raise for several texts in a stream of one."""
     if params.n != 1:
-        raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate")
+        raise InvalidRequestError(f"n={params.n} texts cannot be streamed as one: set n=1, or use generate", param="n")
 
 
-def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int) -> Limits:
+def require_text(params: SamplingParams) -> None:
+    """Raise for a stream of text from a request without text."""
+    if not params.detokenize:
+        raise InvalidRequestError(
+            "detokenize=False gives no text to stream: use stream_updates or AsyncLLM.submit, whose updates have "
+            "token_ids, or generate",
+            param="detokenize",
+        )
+
+
+def require_one_prompt(prompt: Any) -> None:
+    """Raise for a list of prompts or of conversations in place of one."""
+    first = prompt[0] if isinstance(prompt, list | tuple) and prompt else None
+    if isinstance(first, list | tuple) and first and isinstance(first[0], Mapping):
+        raise InvalidRequestError(
+            f"the prompt is a list of {len(prompt)} conversations, and a call takes one: call chat(messages), or this "
+            "method, once for each, for example with asyncio.gather",
+            param="prompt",
+        )
+    if isinstance(first, str | list | tuple):
+        raise InvalidRequestError(
+            f"the prompt is a list of {len(prompt)} prompts, and a call takes one: call it once for each, for example "
+            "with asyncio.gather",
+            param="prompt",
+        )
+
+
+def require_one_conversation(messages: object) -> None:
+    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
+    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
+        raise InvalidRequestError(
+            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
+            "call it once for each, for example with asyncio.gather",
+            param="messages",
+        )
+    with blaming("messages"):
+        check_messages(messages)
+
+
+def limits_of(
+    max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int, sequence_memory: int | None = None
+) -> Limits:
     """Return the engine's limits.
 
     Raises:
@@ -110,7 +156,14 @@ def limits_of(max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cac
         require_count("max_batch_size", max_batch_size, least=1)
     require_count("prefill_chunk_size", prefill_chunk_size, least=1)
     require_count("prefix_cache_size", prefix_cache_size, least=0)
-    return Limits(max_batch_size, prefill_chunk_size=prefill_chunk_size, prefix_cache_size=prefix_cache_size)
+    if sequence_memory is not None:
+        require_count("sequence_memory", sequence_memory, least=1)
+    return Limits(
+        max_batch_size,
+        prefill_chunk_size=prefill_chunk_size,
+        prefix_cache_size=prefix_cache_size,
+        memory=sequence_memory,
+    )
 
 
 def require_count(name: str, value: object, *, least: int) -> None:

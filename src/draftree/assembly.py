@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
+from draftree.loading.targets import require_layers
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
 from draftree.planners.base import PLANNERS, Planner, require_effect
@@ -204,7 +205,24 @@ def build_parts(
         raise ConfigurationError(
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
-    _require_layers(methods.traits.features, target)
+    require_layers(methods.traits.features, target)
+
+    read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
+
+    def load(name: str) -> LoadedDraftModel:
+        loaded = read(name)
+        if methods.traits.branches and not loaded.model.supports_trees:
+            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
+        return loaded
+
+    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
+    return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+
+
+def model_reader(
+    target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
+) -> Callable[[str], LoadedDraftModel]:
+    """Return a function that loads a drafter's model from files; arguments as for `build_parts`."""
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
@@ -214,27 +232,7 @@ def build_parts(
         own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
         return LoadedDraftModel(loaded.model, own, os.fspath(name))
 
-    def load(name: str) -> LoadedDraftModel:
-        loaded = (load_draft or read)(name)
-        if methods.traits.branches and not loaded.model.supports_trees:
-            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
-        return loaded
-
-    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
-    return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
-
-
-def _require_layers(layers: Sequence[int], target: LoadedModel) -> None:
-    """Refuse a drafter that needs hidden states of layers that the target does not have."""
-    count = target.model.num_layers
-    strange = [layer for layer in layers if not -count - 1 <= layer <= count]
-    if strange:
-        raise ConfigurationError(
-            f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
-            "that can be told apart: use another target, or another drafter"
-        )
-    if layers:
-        target.model.require_capture([layer if layer >= 0 else count + 1 + layer for layer in layers])
+    return read
 
 
 def _drafter(

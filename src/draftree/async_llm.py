@@ -11,22 +11,30 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from draftree.arguments import Messages, Prompt, one_params, require_count, require_single
-from draftree.completion import Completion, completion_of, raise_failures
-from draftree.core.errors import InvalidRequestError
-from draftree.engine.engine import Update
+from draftree.arguments import (
+    Messages,
+    Prompt,
+    one_params,
+    require_count,
+    require_one_conversation,
+    require_single,
+    require_text,
+)
+from draftree.completion import Completion
+from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
-from draftree.text.tokenizer import check_messages
+from draftree.submission import Submission
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -54,7 +62,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         *,
         max_waiting: int = MAX_WAITING,
         **options: Any,
@@ -87,69 +95,139 @@ class AsyncLLM:
         """Number of waiting sequences."""
         return len(self._llm.engine.waiting)
 
-    async def generate(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
-    ) -> list[Completion]:
-        """Generate the n completions of one prompt. Cancelling the task aborts them.
+    def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
+        """Add a listener, which is called on the engine's thread with the record of every round and delays the next.
+
+        Returns:
+            A function that removes it.
+        """
+        return self._llm.engine.on_round(callback)
+
+    async def submit(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        request_id: str | None = None,
+        trace: bool = False,
+    ) -> Submission:
+        """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
             params: sampling parameters.
+            draft: one of `LLM.drafts`, or "none" for plain decoding; None for the default.
             priority: lower numbers are served first.
             wait: whether to wait while the queue is full.
+            request_id: name of the request in records and errors; None for a new one.
+            trace: whether updates hold a record of every round of their sequence.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
-            GenerationError: the request failed during generation; its `completions` holds the finished texts.
         """
-        request = await self._request(prompt, one_params(params), priority)
+        requests, given = self._llm.requests, one_params(params)
+
+        def make() -> list[WritingSequence]:
+            with self._encoding:
+                ids = requests.encode(prompt)
+                return requests.sequences(
+                    ids, given, draft=draft, priority=priority, request_id=request_id, trace=trace
+                )
+
+        loop = asyncio.get_running_loop()
+        if not requests.has_grammar(given):
+            # on separate threads and without the lock: a grammar may take long to compile
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, given, self._encoding)
+        # long prompts take long to encode: the event loop stays free
+        request = Request(await asyncio.to_thread(make), loop)
         try:
             self._driver.ask(request, wait=wait)
-            for listener in request.listeners:
-                while not (await listener.next()).is_last:
-                    pass
-        finally:
+            await request.accepted()
+        except BaseException:
             self._driver.leave(request)
-        written = [s for s in request.sequences if s.finish_reason is not FinishReason.ERROR]
-        done = [completion_of(sequence, prompt_index=0) for sequence in written]
-        raise_failures(request.sequences, done)
-        return done
+            raise
+        return Submission(request, self._driver.leave)
+
+    async def generate(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+    ) -> list[Completion]:
+        """Generate the n completions of one prompt. Cancelling the task aborts them.
+
+        Args:
+            prompt: as for `submit`.
+            params: sampling parameters.
+            draft: as for `submit`.
+            priority: as for `submit`.
+            wait: as for `submit`.
+
+        Raises:
+            DraftreeError: as `submit`.
+            GenerationError: the request failed during generation; its `completions` holds the finished texts.
+        """
+        async with await self.submit(prompt, params, draft=draft, priority=priority, wait=wait) as submission:
+            async for _ in submission:
+                pass
+        return submission.completions()
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
     ) -> list[Completion]:
         """Answer one conversation with the model's chat template. Cancelling the task aborts the request.
 
         Args:
             messages: dictionaries with "role" and "content".
             params: as for `generate`.
-            priority: as for `generate`.
-            wait: as for `generate`.
+            draft: as for `submit`.
+            priority: as for `submit`.
+            wait: as for `submit`.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
             DraftreeError: as `generate`.
         """
         require_one_conversation(messages)
-        return await self.generate(messages, params, priority=priority, wait=wait)
+        return await self.generate(messages, params, draft=draft, priority=priority, wait=wait)
 
     async def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
     ) -> AsyncGenerator[str, None]:
         """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
 
         Args:
-            prompt: as for `generate`.
-            params: sampling parameters, n=1.
-            priority: as for `generate`.
-            wait: as for `generate`.
+            prompt: as for `submit`.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `submit`.
+            priority: as for `submit`.
+            wait: as for `submit`.
 
         Raises:
             DraftreeError: as `generate`.
         """
-        updates = self.stream_updates(prompt, params, priority=priority, wait=wait)
+        require_text(one_params(params))
+        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait)
         try:
             async for update in updates:
                 text = "".join(piece.text for piece in update.pieces)
@@ -159,41 +237,75 @@ class AsyncLLM:
             await updates.aclose()
 
     async def stream_updates(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0, wait: bool = True
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
     ) -> AsyncGenerator[Update, None]:
-        """Stream as `stream`, with accepted and picked text distinguished.
+        """Stream as `stream`, with token ids, and with accepted and picked text distinguished.
 
         The last update's sequence is finished; `completion_of` converts it to a completion.
         """
         given = one_params(params)
         require_single(given)
-        request = await self._request(prompt, given, priority)
-        (listener,) = request.listeners
-        try:
-            self._driver.ask(request, wait=wait)
-            while True:
-                update = await listener.next()
-                if update.is_last and update.sequence.error is not None:
+        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait) as submission:
+            async for update in submission:
+                if update.sequence.error is not None and update.is_last:
                     raise update.sequence.error
                 yield update
-                if update.is_last:
-                    return
-        finally:
-            self._driver.leave(request)
 
-    async def _request(self, prompt: Prompt | Messages, params: SamplingParams, priority: int) -> Request:
+    async def encode(self, prompt: Prompt | Messages) -> list[int]:
+        """Return the token ids of a prompt; messages are formatted by the model's chat template.
+
+        Raises:
+            InvalidRequestError: an invalid prompt.
+        """
+        return await asyncio.to_thread(self._locked, self._llm.requests.encode, prompt)
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Return the token ids of a conversation, formatted by the model's chat template.
+
+        Args:
+            messages: the conversation.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: further variables of the template.
+            add_generation_prompt: append the header of the assistant's answer.
+            continue_final_message: leave the last message, one of the assistant, open to be continued.
+
+        Raises:
+            InvalidRequestError: a conversation, tools or variables that the template cannot take.
+        """
+        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
         requests = self._llm.requests
+        if continue_final_message:
+            encode = partial(requests.encode_open_chat, messages, **given)
+        else:
+            encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
+        found: list[int] = await asyncio.to_thread(self._locked, encode)
+        return found
 
-        def make() -> list[WritingSequence]:
-            with self._encoding:
-                return requests.sequences(requests.encode(prompt), params, priority=priority)
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids; bytes that form no character become U+FFFD.
 
-        loop = asyncio.get_running_loop()
-        if not requests.has_grammar(params):
-            # on separate threads and without the lock: a grammar may take long to compile
-            await loop.run_in_executor(self._compiling, requests.compile_grammar, params, self._encoding)
-        # long prompts take long to encode: the event loop stays free
-        return Request(await asyncio.to_thread(make), loop)
+        Raises:
+            InvalidRequestError: the model has no tokenizer, or an id is outside the vocabulary.
+        """
+        return await asyncio.to_thread(self._locked, self._llm.requests.decode, ids, skip_special_tokens)
+
+    def _locked(self, action: Callable[..., Any], *args: Any) -> Any:
+        with self._encoding:
+            return action(*args)
 
     async def forget(self) -> None:
         """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
@@ -214,13 +326,3 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def require_one_conversation(messages: object) -> None:
-    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
-    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-        raise InvalidRequestError(
-            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
-            "call it once for each, for example with asyncio.gather"
-        )
-    check_messages(messages)

@@ -183,7 +183,27 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
     )
 
 
-def raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
+def completions_of(batch: Sequence[Sequence[WritingSequence]]) -> list[Completion]:
+    """Return the completions of finished requests, in the order of the requests.
+
+    Args:
+        batch: the sequences of each request.
+
+    Raises:
+        DraftreeError: the error of the only request, or of all.
+        GenerationError: sequences failed; its `completions` holds those of the others.
+    """
+    done = [
+        completion_of(sequence, prompt_index=place)
+        for place, sequences in enumerate(batch)
+        for sequence in sequences
+        if sequence.finish_reason is not FinishReason.ERROR
+    ]
+    _raise_failures([sequence for sequences in batch for sequence in sequences], done)
+    return done
+
+
+def _raise_failures(sequences: Sequence[WritingSequence], done: Sequence[Completion]) -> None:
     """Raise the errors of sequences, with the completions of the others attached."""
     errors = [sequence.error for sequence in sequences if sequence.error is not None]
     if not errors:

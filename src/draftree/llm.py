@@ -15,19 +15,30 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from draftree.arguments import Messages, Params, Prompt, limits_of, one_params, params_for, prompt_list, require_single
-from draftree.assembly import build_parts, choose_methods
-from draftree.completion import Completion, completion_of, raise_failures
+from draftree.arguments import (
+    Messages,
+    Params,
+    Prompt,
+    limits_of,
+    one_params,
+    params_for,
+    prompt_list,
+    require_single,
+    require_text,
+)
+from draftree.choices import build_each, choose_each
+from draftree.completion import Completion, completion_of, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, Update
+from draftree.drafters import NO_DRAFT
+from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import FinishReason, WritingSequence
+from draftree.engine.sequence import Update
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
-from draftree.progress import ProgressBar
+from draftree.progress import write_all
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -42,7 +53,8 @@ class LLM:
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
             `LanguageModel`, or a `LoadedModel`, which several may share.
-        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding.
+        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding. Several
+            drafters are loaded side by side, and each request chooses one of them; the first is the default.
         verify: the verifier; the default never changes the text.
         plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
             on the draft.
@@ -60,6 +72,8 @@ class LLM:
             the time to first token of new requests, and raises the inter-token latency of running ones.
         prefix_cache_size: maximum number of finished sequences whose keys and values are kept for prompts with a
             common prefix.
+        sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
+            when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is encoded
             as one; by default it is spelled as text.
         on_round: called with the record of every round.
@@ -73,7 +87,7 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | None = None,
+        draft: str | Sequence[str] | None = None,
         *,
         verify: str = "coupled",
         plan: str | None = None,
@@ -87,53 +101,61 @@ class LLM:
         max_batch_size: int | None = None,
         prefill_chunk_size: int = PREFILL_TOKENS_BUSY,
         prefix_cache_size: int = PREFIX_CACHE_SIZE,
+        sequence_memory: int | None = None,
         allow_control_tokens: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        limits = limits_of(max_batch_size, prefill_chunk_size=prefill_chunk_size, prefix_cache_size=prefix_cache_size)
-        methods = choose_methods(draft, verify, plan)
+        limits = limits_of(
+            max_batch_size,
+            prefill_chunk_size=prefill_chunk_size,
+            prefix_cache_size=prefix_cache_size,
+            sequence_memory=sequence_memory,
+        )
+        methods = choose_each(draft, verify, plan)
+        self._planner = next(iter(methods.values())).planner
         trusts = trust_remote_code
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
         if exact:
             require_exact(loaded)
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
-        self._parts = build_parts(
+        self._parts = build_each(
             *(methods, loaded, self._tokenizer),
-            dtype=loaded.model.dtype,
-            device=str(loaded.model.device),
             kernels=kernels_of_drafter(loaded),
-            clock=clock,
             trust_remote_code=trusts,
+            clock=clock,
         )
-        self._target = loaded.model
         self._engine = Engine(self._parts, limits, on_round=on_round)
-        eos_ids = eos_ids_of(loaded, self._tokenizer)
         self._requests = Requests(
             self._parts,
             self._tokenizer,
-            eos_ids=eos_ids,
+            eos_ids=eos_ids_of(loaded, self._tokenizer),
             longest=self._engine.longest,
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
             allow_control_tokens=allow_control_tokens,
         )
-        self.is_lossless = self.promise(1.0) is not Promise.LOSSY
-        self.is_exact = loaded.model.is_exact
+        self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
+        self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = loaded.kernels, loaded.why_torch
         if loaded.kernels_note is not None and loaded is not model:
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
-        self.quantization = loaded.quantization
 
     @property
     def model(self) -> LanguageModel:
         """The target model."""
-        return self._target
+        return self._parts.target
 
     @property
     def planner(self) -> Planner[Any]:
-        """The planner of draft sizes; `planner.explain()` gives the reason of its last decision."""
-        return self._parts.planner
+        """The default drafter's planner of draft sizes; `planner.explain()` gives the reason of its last decision."""
+        return self._planner
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the loaded drafters, the default first; a request chooses one of them, or "none"."""
+        names = tuple(self._parts.choices)
+        return () if names == (NO_DRAFT,) else names
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -175,6 +197,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
+        draft: str | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
@@ -183,6 +206,7 @@ class LLM:
         Args:
             prompts: texts or lists of token ids, one or several.
             params: sampling parameters, for all or one for each prompt.
+            draft: one of `drafts`, or "none" for plain decoding; None for the default.
             on_update: called with every piece of text as it is verified.
             progress: whether to show a progress bar; None shows one on a terminal, for several texts without
                 `on_update`.
@@ -195,13 +219,14 @@ class LLM:
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
         ids = [self._requests.encode_prompt(prompt) for prompt in prompt_list(prompts)]
-        return self._run(ids, params, on_update, progress)
+        return self._run(ids, params, draft, on_update=on_update, progress=progress)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: Params = None,
         *,
+        draft: str | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
@@ -210,6 +235,7 @@ class LLM:
         Args:
             messages: dictionaries with "role" and "content".
             params: as for `generate`.
+            draft: as for `generate`.
             on_update: as for `generate`.
             progress: as for `generate`.
 
@@ -218,10 +244,10 @@ class LLM:
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         ids = [self._requests.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self._run(ids, params, on_update, progress)
+        return self._run(ids, params, draft, on_update=on_update, progress=progress)
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
     ) -> Generator[str, None, Completion]:
         """Generate one text and yield its pieces as they are verified; close the generator to stop early.
 
@@ -229,12 +255,14 @@ class LLM:
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
-            params: sampling parameters, n=1.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `generate`.
 
         Returns:
             The completion, as the value of the finished generator.
         """
-        with closing(self.stream_updates(prompt, params)) as updates:
+        require_text(one_params(params))
+        with closing(self.stream_updates(prompt, params, draft=draft)) as updates:
             while True:
                 try:
                     update = next(updates)
@@ -245,12 +273,12 @@ class LLM:
                     yield piece.text
 
     def stream_updates(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
     ) -> Generator[Update, None, Completion]:
-        """Stream as `stream`, with accepted and picked text distinguished."""
+        """Stream as `stream`, with token ids, and with accepted and picked text distinguished."""
         given = one_params(params)
         require_single(given)
-        (sequence,) = self._requests.sequences(self._requests.encode(prompt), given)
+        (sequence,) = self._requests.sequences(self._requests.encode(prompt), given, draft=draft)
         yield from self._engine.stream(sequence)
         if sequence.error is not None:
             raise sequence.error
@@ -260,38 +288,13 @@ class LLM:
         self,
         prompts: Sequence[list[int]],
         params: Params,
+        draft: str | None,
+        *,
         on_update: Callable[[Update], None] | None,
         progress: bool | None,
     ) -> list[Completion]:
         each = params_for(params, len(prompts))
-        batch = [self._requests.sequences(ids, given) for ids, given in zip(prompts, each, strict=True)]
+        batch = [self._requests.sequences(ids, given, draft=draft) for ids, given in zip(prompts, each, strict=True)]
         everything = [sequence for sequences in batch for sequence in sequences]
-        with ProgressBar(len(everything), shown=False if progress is None and on_update else progress) as bar:
-            self._write(everything, on_update, bar)
-        done = [
-            completion_of(sequence, prompt_index=index)
-            for index, sequences in enumerate(batch)
-            for sequence in sequences
-            if sequence.finish_reason is not FinishReason.ERROR
-        ]
-        raise_failures(everything, done)
-        return done
-
-    def _write(
-        self, sequences: Sequence[WritingSequence], on_update: Callable[[Update], None] | None, bar: ProgressBar
-    ) -> None:
-        self._engine.add(*sequences)
-        going = list(sequences)
-        try:
-            while going:
-                self._engine.step()
-                # this step also advances streams that are read alternately: their pieces stay with them
-                for sequence in going:
-                    pieces = sequence.take_pieces() if on_update is not None else ()
-                    if on_update is not None and (pieces or sequence.is_finished):
-                        on_update(Update(sequence, pieces, is_last=sequence.is_finished))
-                going = [sequence for sequence in going if not sequence.is_finished]
-                if bar.is_shown:
-                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
-        finally:
-            self._engine.abort(sequences)
+        write_all(self._engine, everything, on_update=on_update, progress=progress)
+        return completions_of(batch)

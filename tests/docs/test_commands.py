@@ -99,10 +99,10 @@ def test_commands_that_do_not_exist_are_detected(
 
 
 def is_cheap(line: str) -> bool:
-    """Loads the smallest model or none, changes nothing, measures nothing."""
+    """Loads the smallest model or none, changes nothing, measures nothing, needs no server."""
     words = line.split()
     large = [name for name in CATALOGUE if name != SMALL]
-    changes = {"get", "remove", "bench", "demo"} & set(words)
+    changes = {"get", "remove", "bench", "demo", "watch"} & set(words)
     return words[0] in ("draftree", "echo") and not changes and not any(name in line for name in large)
 
 

@@ -13,7 +13,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, request, table_llm
-from families import VOCAB_SIZE
+from families import VOCAB_SIZE, target
 from spelling import tokenizer
 
 PARAMS = SamplingParams(max_tokens=3, temperature=0)
@@ -107,14 +107,19 @@ def test_only_the_last_tokens_of_a_prompt_are_kept(count: int, max_tokens: int |
     assert done.token_ids == cut.token_ids
 
 
-def test_without_text_there_are_token_ids_and_nothing_to_stream() -> None:
+def test_without_text_there_are_token_ids_and_no_text_to_stream() -> None:
     llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), "ngram,min=1", tokenizer=tokenizer())
     with_text, without = (
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=9, seed=1, detokenize=flag))[0] for flag in (True, False)
     )
     assert with_text.text
     assert (without.text, without.token_ids) == ("", with_text.token_ids)
-    assert list(llm.stream([1, 2, 3], SamplingParams(max_tokens=9, seed=1, detokenize=False))) == []
+    given = SamplingParams(max_tokens=9, seed=1, detokenize=False)
+    with pytest.raises(InvalidRequestError, match="detokenize=False gives no text to stream"):
+        next(llm.stream([1, 2, 3], given))
+    updates = list(llm.stream_updates([1, 2, 3], given))
+    assert tuple(token for update in updates for token in update.token_ids) == with_text.token_ids
+    assert not any(update.pieces for update in updates)
 
 
 def test_a_completion_as_json_has_the_stop_reason_and_log_probabilities_of_the_prompt(llm: LLM) -> None:
@@ -142,3 +147,57 @@ def test_a_priority_is_a_whole_number(llm: LLM, priority: Any) -> None:
 def test_a_tokenizers_name_is_not_a_tokenizer(llm: LLM) -> None:
     with pytest.raises(ConfigurationError, match="give a loaded one"):
         LLM(llm.model, tokenizer="gpt2")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "param"),
+    [
+        ([], {}, "prompt"),
+        ([VOCAB], {}, "prompt"),
+        (["a"], {}, "prompt"),
+        ("text", {}, "prompt"),
+        ([1] * 5000, {}, "prompt"),
+        ([{"role": "user", "content": "a"}], {}, "messages"),
+        ([1], {"max_tokens": 10**6}, "max_tokens"),
+        ([1], {"stop": "a"}, "stop"),
+        ([1], {"prediction": "a"}, "prediction"),
+        ([1], {"bad_words": ["a"]}, "bad_words"),
+        ([1], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ([1], {"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+        ([1], {"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
+        ([1], {"logprobs": VOCAB + 1}, "logprobs"),
+        ([1], {"regex": "a"}, "regex"),
+        ([1], {"n": 2}, "n"),
+    ],
+)
+def test_a_refused_request_names_the_argument_at_fault(prompt: Any, given: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        next(table_llm().stream(prompt, SamplingParams(**given)))
+    assert refused.value.param == param
+
+
+def test_a_grammar_without_a_text_in_the_vocabulary_names_its_parameter() -> None:
+    llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), tokenizer=tokenizer())
+    with pytest.raises(InvalidRequestError) as refused:
+        llm.generate([[1]], SamplingParams(regex="\u4e2d{4}"))
+    assert refused.value.param == "regex"
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "much"])
+def test_the_memory_for_sequences_is_a_whole_number_of_bytes(count: Any) -> None:
+    with pytest.raises(ConfigurationError, match="sequence_memory is"):
+        table_llm(sequence_memory=count)
+
+
+def test_the_memory_for_sequences_bounds_texts_and_batch() -> None:
+    whole = LLM(target("llama"), "ngram")
+    token = target("llama").footprint.token
+    few = LLM(target("llama"), "ngram", sequence_memory=1000 * token)
+    assert 0 < few.engine.longest < 1000
+    assert few.engine.num_slots(64) < whole.engine.num_slots(64)
+    given = SamplingParams(max_tokens=8, temperature=0)
+    assert few.generate(IDS, given)[0].token_ids == whole.generate(IDS, given)[0].token_ids
+    with pytest.raises(
+        ConfigurationError, match=r"sequence_memory is 1000 bytes, but a text of 64 tokens.*more memory"
+    ):
+        LLM(target("llama"), "ngram", sequence_memory=1000)

@@ -15,7 +15,6 @@ from draftree.cli.report import dump, report
 from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load
 from draftree.completion import Completion, completion_of
 from draftree.core.errors import GenerationError, InvalidRequestError
-from draftree.engine.engine import Update
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.llm import LLM
 from draftree.progress import ProgressBar
@@ -157,7 +156,9 @@ def show(written: Written, screen: Screen) -> None:
     say(f"{screen.style.bold(f'=== {name.translate(PICTURES)} ===')}\n")
     if written.error is None:
         for sequence in written.sequences:
-            screen.show(Update(sequence, sequence.take_pieces(), is_last=True))
+            update = sequence.take_update()
+            assert update is not None, "a finished sequence has a last update"
+            screen.show(update)
     screen.finish()
 
 

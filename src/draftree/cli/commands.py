@@ -73,6 +73,32 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "chat",
+            "draftree.cli.chat:chat",
+            "Chat with a model in the terminal.",
+            (
+                "draftree chat smollm2-135m-instruct --draft ngram",
+                "draftree chat tinyllama-1.1b-chat --draft model:stories15m,k=4 --temperature 0.7",
+                "echo 'What is a prime number?' | draftree chat smollm2-135m-instruct --json",
+            ),
+        ),
+        Entry(
+            "serve",
+            "draftree.cli.serve:serve",
+            "Serve models with an OpenAI-compatible HTTP API.",
+            (
+                "draftree serve smollm2-135m-instruct",
+                "draftree serve chat=smollm2-135m-instruct stories15m --draft suffix --draft chat=ngram,k=4",
+                "draftree serve smollm2-135m-instruct --host 0.0.0.0 --api-key-file keys.txt",
+            ),
+        ),
+        Entry(
+            "watch",
+            "draftree.cli.watch:watch",
+            "Show the load and the rounds of a running server.",
+            ("draftree watch http://127.0.0.1:8000", "draftree watch http://127.0.0.1:8000 --once --json"),
+        ),
+        Entry(
             "methods",
             "draftree.cli.methods:methods",
             "List drafters, verifiers and planners.",

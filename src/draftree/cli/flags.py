@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,11 +67,11 @@ class Flag:
             raise typer.BadParameter(str(error), param_hint=self.option) from error
 
 
-def sampling_flags() -> Iterator[Flag]:
-    """Yield one flag for each field of `SamplingParams`."""
+def sampling_flags(defaults: Mapping[str, Any] = DEFAULTS) -> Iterator[Flag]:
+    """Yield one flag for each field of `SamplingParams`, with these defaults instead of the library's."""
     hints = typing.get_type_hints(SamplingParams)
     for field in dataclasses.fields(SamplingParams):
-        default = DEFAULTS.get(field.name, field.default)
+        default = defaults.get(field.name, field.default)
         text = "; ".join(filter(None, (field.metadata["help"], REMARKS.get(field.name))))
         yield flag_for(field.name, hints[field.name], default, text)
 
@@ -165,9 +165,17 @@ def read_pairs(given: Sequence[str]) -> dict[int, float] | None:
     return pairs or None
 
 
-def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the keyword `params: SamplingParams` of a typer function by the flags of all its fields."""
-    flags = list(sampling_flags())
+def takes_sampling(
+    command: Callable[..., None], *, without: Collection[str] = (), defaults: Mapping[str, Any] = DEFAULTS
+) -> Callable[..., None]:
+    """Replace the keyword `params: SamplingParams` of a typer function by the flags of its fields.
+
+    Args:
+        command: the function.
+        without: fields that keep the library's defaults and have no flag.
+        defaults: defaults that differ from the library's.
+    """
+    flags = [flag for flag in sampling_flags(defaults) if flag.name not in without]
     own = inspect.signature(command, eval_str=True)
     kept = [parameter for parameter in own.parameters.values() if parameter.name != "params"]
     parameters = [*kept, *(flag.parameter() for flag in flags)]

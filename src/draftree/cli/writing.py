@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
 from draftree.drafters import drafts
-from draftree.engine.engine import Update
-from draftree.engine.sequence import Piece
+from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
 
@@ -69,16 +69,31 @@ class Setup:
         """
         return choose_methods(self.draft, self.verify, self.plan)
 
-    def over(self, loaded: LoadedModel, *, on_round: Callable[[RoundRecord], None] | None = None) -> LLM:
-        """Return the methods on a loaded model."""
+    def over(
+        self,
+        loaded: LoadedModel,
+        *,
+        drafters: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+    ) -> LLM:
+        """Return the methods on a loaded model.
+
+        Args:
+            loaded: the model.
+            drafters: the drafters that requests can choose; empty for that of the setup alone.
+            tokenizer: its tokenizer; None to load it.
+            on_round: called with the record of every round.
+        """
         return LLM(
             loaded,
-            self.draft,
+            drafters or self.draft,
             verify=self.verify,
             plan=self.plan,
             exact=self.exact,
             allow_control_tokens=self.allow_control_tokens,
             trust_remote_code=self.trust_remote_code,
+            tokenizer=tokenizer,
             on_round=on_round,
         )
 

@@ -20,7 +20,8 @@ A message has three parts: the wrong value, the reason or the allowed values, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from draftree.core.plain_text import harmless
 
@@ -38,6 +39,7 @@ __all__ = [
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "WeightsError",
+    "blaming",
     "suggestion",
 ]
 
@@ -62,7 +64,25 @@ class VocabularyMismatchError(ConfigurationError):
 
 
 class InvalidRequestError(DraftreeError, ValueError):
-    """A prompt or a sampling parameter that cannot be honoured."""
+    """A prompt or a sampling parameter that cannot be honoured.
+
+    Attributes:
+        param: name of the argument or sampling parameter at fault; None if it is not known.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Name the argument at fault in an `InvalidRequestError` of the block that names none."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = error.param or param
+        raise
 
 
 class ModelError(DraftreeError, RuntimeError):

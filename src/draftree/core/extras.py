@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,26 +22,26 @@ EXTRAS = {
 """The importable package of every extra."""
 
 
-def require_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> None:
+def require_extra(extra: str, purpose: str, *, error: Callable[[str], DraftreeError]) -> None:
     """Raise unless the package of an extra is installed; imports nothing.
 
     Args:
         extra: a key of `EXTRAS`.
         purpose: the beginning of the message, up to its verb: "plots need".
-        error: the error to raise.
+        error: makes the error from its message, such as its class.
 
     Raises:
-        DraftreeError: of type `error`; the package is not installed.
+        DraftreeError: `error` of the message; the package is not installed.
     """
     if find_spec(EXTRAS[extra]) is None:
         raise error(_message(extra, purpose, "is not installed"))
 
 
-def import_extra(extra: str, purpose: str, *, error: type[DraftreeError]) -> Any:
+def import_extra(extra: str, purpose: str, *, error: Callable[[str], DraftreeError]) -> Any:
     """Import the package of an extra; arguments as for `require_extra`.
 
     Raises:
-        DraftreeError: of type `error`; the package is not installed, or its import fails.
+        DraftreeError: `error` of the message; the package is not installed, or its import fails.
     """
     require_extra(extra, purpose, error=error)
     try:

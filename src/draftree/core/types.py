@@ -129,7 +129,8 @@ class RoundRecord:
     """Tokens in the target's pass: roots, drafted nodes and prompt tokens."""
     sequences: tuple[SequenceRecord, ...] = field(default=())
     part_seconds: tuple[float, ...] = ()
-    """The share of each merged drafter in `draft_seconds`; 0 for a drafter that was skipped."""
+    """The share of each merged drafter, and of each that requests can choose, in `draft_seconds`; 0 for a drafter that
+    was skipped."""
     num_prompt_rows: int = 0
     """Rows that only prefill: chunks of sequences that do not decode yet, and the last chunks of those that decoded
     for the first time."""

@@ -45,11 +45,13 @@ class SequenceView:
         history: the written tokens, read only.
         controls: controls of the request.
         slot: the target's slot, for drafters that run a part of the target; None if there is no target.
+        draft: name of the drafter that the request chose; empty for the default.
     """
 
     history: History
     controls: Controls
     slot: Slot | None = None
+    draft: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, sp
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
-from draftree.engine.sequence import Piece, WritingSequence
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.slot_allocator import SlotAllocator
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,6 @@ PENDING_TOKENS_IN_ROUND = 8
 """Pending tokens that a sequence may always read, besides the prefill budget."""
 PREFIX_CACHE_SIZE = 8
 """Default maximum number of finished sequences whose slots are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The result of a step for one sequence."""
-
-    sequence: WritingSequence
-    pieces: tuple[Piece, ...]
-    is_last: bool = False
-    """Whether the sequence is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +80,7 @@ class Engine:
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
-        self._on_round = on_round
+        self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
 
@@ -112,6 +102,15 @@ class Engine:
     @max_waiting.setter
     def max_waiting(self, count: int | None) -> None:
         self._scheduler.max_waiting = count
+
+    def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
+        """Add a listener, which is called with the record of every round; from any thread.
+
+        Returns:
+            A function that removes it.
+        """
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
 
     def takes(self, count: int) -> bool:
         """Return whether a request of `count` sequences can be queued now."""
@@ -178,13 +177,13 @@ class Engine:
         self.add(sequence)
         try:
             while True:
-                pieces, is_last = sequence.take_pieces(), sequence.is_finished
-                if pieces or is_last:
-                    yield Update(sequence, pieces, is_last=is_last)
-                if is_last:
-                    return
-                if not pieces:
+                update = sequence.take_update()
+                if update is None:
                     self.step()
+                    continue
+                yield update
+                if update.is_last:
+                    return
         finally:
             self.abort([sequence])
 
@@ -192,7 +191,7 @@ class Engine:
         """Run one pass: a round for every prefilled sequence, and prompt chunks of others.
 
         Returns:
-            The sequences that advanced or ended; `take_pieces` returns their new text.
+            The sequences that advanced or ended; `take_update` returns their new output.
 
         Raises:
             BaseException: a failure that no sequence caused, such as a callback's or Ctrl-C; all running sequences fail
@@ -259,8 +258,12 @@ class Engine:
                 raise
             self._try_each(ready, chunks, error)
             return
-        if record is not None and self._on_round is not None:
-            self._on_round(record)
+        self._notify(record)
+
+    def _notify(self, record: RoundRecord | None) -> None:
+        if record is not None:
+            for listener in tuple(self._listeners):
+                listener(record)
 
     def _try_each(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk], error: Exception) -> None:
         """Retry each sequence of a failed pass alone; those that raise again fail."""
@@ -281,8 +284,7 @@ class Engine:
             except Exception as its_own:
                 sequence.fail(its_own)
                 continue
-            if record is not None and self._on_round is not None:
-                self._on_round(record)
+            self._notify(record)
 
     def _release(self) -> None:
         for sequence in self._scheduler.drop_finished():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.types import MAX_NODES
 from draftree.engine.parts import Parts
 from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
@@ -17,6 +18,8 @@ SHARE = 0.5
 """Share of the free memory that sequences may use."""
 UNKNOWN = 1 << 32
 """Assumed free bytes if the system does not report them."""
+SHORT_TEXT = 64
+"""Tokens of a text that must fit into the memory that a user sets."""
 DRAFT_ROOM = 64
 """Initial room for tentative tokens in a slot; more if the drafter's trees are larger."""
 
@@ -63,14 +66,18 @@ def slot_budget(parts: Parts, sequence_bytes: int | None = None) -> SlotBudget:
     Args:
         parts: loaded.
         sequence_bytes: what sequences may take; None for half of what is free now.
+
+    Raises:
+        ConfigurationError: not even one short text fits into `sequence_bytes`.
     """
     target = parts.target.footprint
     draft = NOTHING if parts.drafter is None else parts.drafter.footprint
     nodes = 0 if parts.drafter is None else min(parts.planner.default_nodes, MAX_NODES)
+    is_given = sequence_bytes is not None
     free, graphs = free_memory(parts.target.device), target.graphs + draft.graphs
     if sequence_bytes is None:
         sequence_bytes = int(SHARE * max(0, (UNKNOWN if free is None else free) - graphs))
-    return SlotBudget(
+    budget = SlotBudget(
         free_bytes=free,
         graph_bytes=graphs,
         sequence_bytes=sequence_bytes,
@@ -78,6 +85,17 @@ def slot_budget(parts: Parts, sequence_bytes: int | None = None) -> SlotBudget:
         round_bytes=(1 + nodes) * (LOGIT_COPIES * target.logits + target.row) + LOGIT_COPIES * draft.logits + draft.row,
         tree_size=max(DRAFT_ROOM, nodes),
     )
+    if is_given:
+        _require_room(budget, min(SHORT_TEXT, parts.target.max_length))
+    return budget
+
+
+def _require_room(budget: SlotBudget, length: int) -> None:
+    if not budget.num_slots(length):
+        raise ConfigurationError(
+            f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
+            f"takes {budget.slot_bytes(length)}: give more memory, or None for half of what is free"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
+from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
@@ -29,6 +31,8 @@ class Parts:
     """Of the drafter."""
     clock: Clock = SYSTEM_CLOCK
     """Clock of the records."""
+    choices: Mapping[str, DraftTraits] = field(default_factory=dict)
+    """Traits of the drafters that a request can choose, the default first; empty if there is no choice."""
 
     def __post_init__(self) -> None:
         assert (self.drafter is None) == (self.traits is NO_DRAFTS), "a drafter comes with its traits"
@@ -43,11 +47,17 @@ class Parts:
         """Layers whose hidden states a pass of the target must return: ascending, each once."""
         return tuple(sorted(set(self.feature_layers)))
 
-    def promise(self, temperature: float) -> Promise:
+    def traits_of(self, draft: str) -> DraftTraits:
+        """Return the traits of a drafter by the name that a request chose; empty for the default."""
+        if draft == NO_DRAFT:
+            return NO_DRAFTS
+        return self.choices[draft] if draft else next(iter(self.choices.values()), self.traits)
+
+    def promise(self, temperature: float, draft: str = "") -> Promise:
         """Return the relation of texts at this temperature to plain decoding."""
         kept = self.verifier.promise(temperature)
         # without drafts a lossy verifier accepts nothing, and writes the target's own picks
-        return Promise.SAME_TEXT if kept is Promise.LOSSY and self.drafter is None else kept
+        return Promise.SAME_TEXT if kept is Promise.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
 
 
 def agree(

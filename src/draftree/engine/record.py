@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftree.core.tree import ROOT, TokenTree, depths
 from draftree.core.types import RoundRecord, SequenceRecord, Verdict
 from draftree.engine.sequence import SequenceCounts
@@ -16,6 +18,12 @@ def matches(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
         for node, kept in ways
         if children[node + 1]
     )
+
+
+def without_distributions(row: SequenceRecord) -> SequenceRecord:
+    """Return a record that holds no tensors, to be kept until it is read."""
+    drafted, tree = (replace(tree, distributions=None) for tree in (row.drafted, row.tree))
+    return replace(row, drafted=drafted, tree=tree)
 
 
 def count(counts: SequenceCounts, record: RoundRecord, row: SequenceRecord) -> None:

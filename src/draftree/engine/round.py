@@ -14,7 +14,7 @@ from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.observing import Gain, observe
 from draftree.engine.parts import Parts
-from draftree.engine.record import count, matches
+from draftree.engine.record import count, matches, without_distributions
 from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -94,8 +94,10 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     parts.planner.observe(states, record)
     for sequence, row in zip(sequences, rows, strict=True):
         count(sequence.counts, record, row)
+        if sequence.rounds is not None:
+            sequence.rounds.append(without_distributions(row))
         if sequence.is_finished:
-            sequence.counts.explain = parts.planner.explain()
+            sequence.counts.explain = parts.planner.explain_of(sequence.plan_state)
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += record.total_seconds
     return record

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftree.core.types import SequenceRecord
 from draftree.drafters.base import SequenceView
 from draftree.models.base import Slot
 from draftree.sampling.controls import Controls
@@ -55,6 +56,41 @@ class Piece:
     drafted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The output of one sequence since its last update.
+
+    Attributes:
+        sequence: the sequence.
+        pieces: verified text; empty while characters are incomplete or may belong to a stop string.
+        is_last: whether the sequence is finished.
+        token_ids: verified tokens, the one that ended the text included.
+        drafted: for each token whether it was drafted and accepted.
+        logprobs: one entry per token, if requested; else empty.
+        rounds: one record per round of the sequence, if the request is traced; else empty.
+    """
+
+    sequence: WritingSequence
+    pieces: tuple[Piece, ...] = ()
+    is_last: bool = False
+    token_ids: tuple[int, ...] = ()
+    drafted: tuple[bool, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    rounds: tuple[SequenceRecord, ...] = ()
+
+    def joined(self, later: Update) -> Update:
+        """Return this update and a later one of the same sequence as one."""
+        return Update(
+            self.sequence,
+            self.pieces + later.pieces,
+            later.is_last,
+            self.token_ids + later.token_ids,
+            self.drafted + later.drafted,
+            self.logprobs + later.logprobs,
+            self.rounds + later.rounds,
+        )
+
+
 @dataclass(slots=True)
 class SequenceCounts:
     """Raw counts and seconds of one sequence. Mutated once per round.
@@ -92,6 +128,7 @@ class WritingSequence:
         limit: maximum tokens of prompt and output.
         detokenizer: converts tokens to text; None if the model has no tokenizer.
         draft_controls: the controls for the drafter, if they differ from `controls`.
+        draft: name of the chosen drafter; empty for the default.
         priority: lower numbers are served first.
         promise: relation of its text to plain decoding.
     """
@@ -106,6 +143,7 @@ class WritingSequence:
         limit: int,
         detokenizer: Detokenizer | None,
         draft_controls: Controls | None = None,
+        draft: str = "",
         priority: int = 0,
         promise: Promise = Promise.SAME_TEXT,
     ) -> None:
@@ -113,7 +151,7 @@ class WritingSequence:
         self.index = index
         self.history = History(prompt, capacity=limit)
         self.controls = controls
-        self.view = SequenceView(self.history, draft_controls or controls)
+        self.view = SequenceView(self.history, draft_controls or controls, draft=draft)
         self.limit = limit
         self.priority = priority
         self.promise = promise
@@ -144,6 +182,9 @@ class WritingSequence:
         if params.stop_strings:
             self._stop = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._unshown: list[Piece] = []
+        self._num_shown = 0
+        self.rounds: list[SequenceRecord] | None = None
+        """Records of the rounds since the last update; None unless the request is traced."""
 
     @property
     def is_finished(self) -> bool:
@@ -235,7 +276,21 @@ class WritingSequence:
         """End the sequence by request of the user."""
         self.finish_reason = FinishReason.ABORT
 
-    def take_pieces(self) -> tuple[Piece, ...]:
-        """Return the verified text since the last call."""
-        pieces, self._unshown = tuple(self._unshown), []
-        return pieces
+    def take_update(self) -> Update | None:
+        """Return the output since the last call; None if there is none, and the sequence is not finished."""
+        first, end = self._num_shown, len(self.drafted)
+        if first == end and not self.is_finished:
+            return None
+        pieces, self._unshown, self._num_shown = tuple(self._unshown), [], end
+        rounds: tuple[SequenceRecord, ...] = ()
+        if self.rounds is not None:
+            rounds, self.rounds = tuple(self.rounds), []
+        return Update(
+            self,
+            pieces,
+            self.is_finished,
+            tuple(self.history.output[first:end].tolist()),
+            tuple(self.drafted[first:end]),
+            tuple(self.logprobs[first:end]),
+            rounds,
+        )

@@ -91,7 +91,8 @@ class SlotAllocator:
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
                 f"({self._budget.token_bytes} bytes a token), but texts may take "
                 f"{_megabytes(self._budget.sequence_bytes)}, enough for {self._budget.longest or 0} tokens: "
-                "shorten the prompt, or lower max_tokens"
+                "shorten the prompt, or lower max_tokens",
+                param="max_tokens",
             )
 
     def fits(self, sequences: Sequence[WritingSequence], ahead: int = AHEAD) -> bool:
@@ -134,7 +135,7 @@ class SlotAllocator:
         begin = self._take_over if self._takes_over(found) else self._copy
         begin(found, sequence)
         if sequence.plan_state is None:
-            sequence.plan_state = self._parts.planner.open()
+            sequence.plan_state = self._parts.planner.open_for(sequence.view.draft)
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def require_exact(loaded: LoadedModel) -> None:
         f"exact was requested, but a pass of '{loaded.name}' over several rows may round differently from one over one "
         f"row: {reason}; leave exact out, or use a model, a device and a dtype that native kernels support"
     )
+
+
+def require_layers(layers: Sequence[int], target: LoadedModel) -> None:
+    """Refuse a drafter that needs hidden states of layers that the target does not have.
+
+    Raises:
+        ConfigurationError: the message names the layer.
+    """
+    count = target.model.num_layers
+    strange = [layer for layer in layers if not -count - 1 <= layer <= count]
+    if strange:
+        raise ConfigurationError(
+            f"this drafter needs hidden states of layer {strange[0]}, but '{target.name}' has {count} layers "
+            "that can be told apart: use another target, or another drafter"
+        )
+    if layers:
+        target.model.require_capture([layer if layer >= 0 else count + 1 + layer for layer in layers])
 
 
 def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:

@@ -118,8 +118,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         curve = self._curve(batch)
         self._scored, self._asked, self._is_row_trial = None, self._choose_depths(states, curve), False
         if not any(plan.depth for plan in self._plans):
-            costs = [plan.trial_cost(curve, batch, extra=self._planning) for plan in self._plans]
-            waits = (p.trials.rounds_left(cost, self._round) for p, cost in zip(self._plans, costs, strict=True))
+            waits = (p.rounds_until_trial(curve, batch, extra=self._planning, now=self._round) for p in self._plans)
             self._next_decision = self._round + min(AUTO.max_idle_rounds, *waits)
         return [self._budget(depths) for depths in zip(*self._asked, strict=True)]
 

@@ -64,9 +64,17 @@ class Planner(ABC, Generic[State]):
         """Return the reason for the last budgets, in numbers; empty for planners that compare nothing."""
         return ""
 
+    def explain_of(self, state: State) -> str:
+        """Why the last budget of one sequence is as it is."""
+        return self.explain()
+
     @abstractmethod
     def open(self) -> State:
         """Return the state of a new sequence."""
+
+    def open_for(self, draft: str) -> State:
+        """State for a new sequence whose request chose this drafter; for planners of several drafters."""
+        return self.open()
 
     @abstractmethod
     def budgets(self, states: Sequence[State]) -> list[Budget]:

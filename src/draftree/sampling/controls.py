@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, blaming
 from draftree.core.noise import Noise
 from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.filters import Filter, MinP, TopK, TopP
@@ -86,7 +86,8 @@ def build_controls(
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
                 f"{name}={count} is more than the model's {vocab_size} tokens: use at most {vocab_size}, "
-                "or -1 for all of them"
+                "or -1 for all of them",
+                param=name,
             )
     ending_ids = frozenset(() if params.ignore_eos else eos_ids)
     stop_ids = frozenset(params.stop_token_ids or ()) | ending_ids
@@ -111,8 +112,11 @@ def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Gramm
     if params.constraint is None:
         return None
     if grammars is None:
-        raise InvalidRequestError(f"{params.constraint[0]} needs a tokenizer, and this model has none")
-    return grammars().open(params, ends)
+        raise InvalidRequestError(
+            f"{params.constraint[0]} needs a tokenizer, and this model has none", param=params.constraint[0]
+        )
+    with blaming(params.constraint[0]):
+        return grammars().open(params, ends)
 
 
 def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | None) -> Iterable[Processor]:
@@ -151,7 +155,9 @@ def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: 
         _check_ids("prediction", prediction, vocab_size)
         return tuple(prediction)
     if encode is None:
-        raise InvalidRequestError("the prediction is a text, but this model has no tokenizer: give token ids")
+        raise InvalidRequestError(
+            "the prediction is a text, but this model has no tokenizer: give token ids", param="prediction"
+        )
     return tuple(encode(prediction))
 
 
@@ -160,14 +166,17 @@ def _encoded(words: Sequence[str], encode: Encode | None) -> list[list[int]]:
     if encode is None:
         raise InvalidRequestError(
             f"bad_words={list(words)!r} need a tokenizer, and this model has none: "
-            "forbid token ids instead, by logit_bias={id: -inf}"
+            "forbid token ids instead, by logit_bias={id: -inf}",
+            param="bad_words",
         )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
         plain, spaced = tuple(encode(bare)), tuple(encode(f" {bare}"))
         if not plain:
-            raise InvalidRequestError(f"bad_words: the tokenizer has no tokens for {word!r}: leave it out")
+            raise InvalidRequestError(
+                f"bad_words: the tokenizer has no tokens for {word!r}: leave it out", param="bad_words"
+            )
         found[plain] = None
         if spaced:
             found[spaced] = None
@@ -179,5 +188,6 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     if outside:
         raise InvalidRequestError(
             f"{name} names token {outside[0]}, but the model's vocabulary ends at {vocab_size - 1}: "
-            f"take ids from 0 to {vocab_size - 1}"
+            f"take ids from 0 to {vocab_size - 1}",
+            param=name,
         )

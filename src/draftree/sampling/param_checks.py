@@ -42,7 +42,7 @@ def names_are_checked(cls: type[Params]) -> type[Params]:
     def init(self: Params, *args: Any, **given: Any) -> None:
         for name in given:
             if name not in known:
-                raise InvalidRequestError(f"unknown sampling parameter '{name}': {_hint(name, known)}")
+                raise InvalidRequestError(f"unknown sampling parameter '{name}': {_hint(name, known)}", param=name)
         build(self, *args, **given)
 
     cls.__init__ = init  # type: ignore[assignment]
@@ -55,7 +55,9 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 def refuse(name: str, value: Any, allowed: str) -> InvalidRequestError:
     """Return the error for a value that is not allowed; a long value is shortened."""
-    return InvalidRequestError(f"{name}={shown(value)} is refused: {name} must be {allowed}")
+    return InvalidRequestError(
+        f"{name}={shown(value)} is refused: {name} must be {allowed}", param=name.partition("[")[0]
+    )
 
 
 def shown(value: Any) -> str:

@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,24 +100,29 @@ class SamplingParams:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.n > 1 and self.temperature == 0:
             raise InvalidRequestError(
-                f"n={self.n} texts at temperature=0 would all be the same: set n=1 or a temperature above 0"
+                f"n={self.n} texts at temperature=0 would all be the same: set n=1 or a temperature above 0",
+                param="n",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
-                "lower the former or raise the latter"
+                "lower the former or raise the latter",
+                param="min_tokens",
             )
 
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings are matched in the text, and detokenize=False produces none: "
-                "leave one of them out, or use stop_token_ids"
+                "leave one of them out, or use stop_token_ids",
+                param="stop",
             )
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InvalidRequestError(f"{given[0]} and {given[1]} were given, and only one is allowed: keep one")
+            raise InvalidRequestError(
+                f"{given[0]} and {given[1]} were given, and only one is allowed: keep one", param=given[1]
+            )
         if given:
-            require_extra("grammar", f"{given[0]} needs", error=InvalidRequestError)
+            require_extra("grammar", f"{given[0]} needs", error=partial(InvalidRequestError, param=given[0]))
 
     @property
     def constraint(self) -> tuple[str, str] | None:
@@ -225,7 +231,7 @@ class _Text:
         try:
             self.require_bounded(value)
         except ValueError as error:
-            raise InvalidRequestError(f"{name}={shown(value)} is refused: {_clipped(error)}") from error
+            raise InvalidRequestError(f"{name}={shown(value)} is refused: {_clipped(error)}", param=name) from error
         return value
 
 

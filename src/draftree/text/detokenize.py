@@ -41,7 +41,8 @@ class Detokenizer:
         if joins and not scheme.streams:
             raise InvalidRequestError(
                 f"spaces_between_special_tokens=False cannot be honoured for {tokenizer.name}: the text of its tokens "
-                "depends on the tokens around them; leave it out, or use skip_special_tokens=True"
+                "depends on the tokens around them; leave it out, or use skip_special_tokens=True",
+                param="spaces_between_special_tokens",
             )
         self._joined = tokenizer.added_tokens if joins else {}
         self._follows_joined = False

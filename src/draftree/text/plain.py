@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftree.text.chat.conversation import Conversation
 from draftree.text.tokenizer import Tokenizer, chat_text
 
 FILE = "tokenizer.json"
@@ -95,15 +96,24 @@ class PlainBackend:
         found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
+    def get_chat_template(self, *, tools: Any = None) -> str:
+        """Return the template; there is one for all conversations."""
+        return str(self.chat_template)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: Any,
     ) -> str:
         """Render a conversation to text."""
-        if self._facts.renders:
-            return self.rendered(messages, add_generation_prompt=add_generation_prompt)
-        return chat_text(self._full(), messages, add_generation_prompt=add_generation_prompt)
+        conversation = Conversation(messages, tools, variables, add_generation_prompt)
+        return self.rendered(conversation) if self._facts.renders else chat_text(self._full(), conversation)
 
-    def rendered(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def rendered(self, conversation: Conversation) -> str:
         """Render a conversation by the template alone.
 
         Raises:
@@ -111,9 +121,7 @@ class PlainBackend:
         """
         from draftree.text.chat.templates import render_chat
 
-        template = str(self.chat_template)
-        tokens = self._facts.tokens
-        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, special_tokens=tokens)
+        return render_chat(str(self.chat_template), conversation, special_tokens=self._facts.tokens)
 
 
 def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
@@ -179,19 +187,19 @@ def _render_alike(ours: PlainBackend, theirs: Any) -> bool:
     for messages in ([first], [system, first], [first, answer, first], [system, first, answer]):
         for opens in (True, False):
             try:
-                found = _text_or_none(ours.rendered, messages, opens)
+                found = _text_or_none(partial(ours.rendered, Conversation(messages, add_generation_prompt=opens)))
             except TemplateStoppedError:
                 return False  # transformers would not stop
-            if found != _text_or_none(wanted, messages, opens):
+            if found != _text_or_none(partial(wanted, messages, add_generation_prompt=opens)):
                 return False
     return True
 
 
-def _text_or_none(render: Callable[..., str], messages: Any, opens: bool) -> str | None:
+def _text_or_none(render: Callable[[], str]) -> str | None:
     from draftree.text.chat.templates import TemplateStoppedError
 
     try:
-        return render(messages, add_generation_prompt=opens)
+        return render()
     except TemplateStoppedError:
         raise
     except Exception:  # a template is a program of the model's author and may raise anything

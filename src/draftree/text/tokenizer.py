@@ -7,15 +7,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.core.errors import InvalidRequestError, ModelLoadError, suggestion
 from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
+from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.literal import LiteralEncoder
+from draftree.text.chat.messages import Messages, conversation_of, require_unicode
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-MESSAGE_KEYS = ("role", "content")
 
 
 class Tokenizer:
@@ -32,7 +33,6 @@ class Tokenizer:
         self._full = full
         self.name = name
         self._schemes: dict[bool, TextScheme] = {}
-        self._literal_encoders: dict[bool, LiteralEncoder] = {}
 
     @classmethod
     def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
@@ -80,7 +80,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
             )
-        _require_unicode(text, "The prompt")
+        require_unicode(text, "The prompt")
         return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def encode_literally(self, text: str) -> list[int]:
@@ -96,8 +96,10 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Messages,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         allow_control_tokens: bool = False,
     ) -> list[int]:
@@ -106,23 +108,28 @@ class Tokenizer:
         The template writes BOS if the model expects it, so none is added after it.
 
         Args:
-            messages: each with exactly a "role" and a "content", both text.
+            messages: as `check_messages` requires them.
+            tools: functions that the model may call, in OpenAI's form.
+            template_kwargs: further variables of the template, such as enable_thinking.
             add_generation_prompt: append the header of the assistant's answer.
             allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
                 default it is spelled as text.
 
         Raises:
-            InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, or
-                control tokens that cannot be spelled.
+            InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, a
+                template that does not read the tools or a variable, or control tokens that cannot be spelled.
         """
-        check_messages(messages)
+        conversation = conversation_of(
+            messages, tools=tools, variables=template_kwargs, add_generation_prompt=add_generation_prompt
+        )
         if not self.has_chat_template:
             raise InvalidRequestError(
                 f"{self.name} has no chat template, so a chat cannot be encoded: "
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
+        self._check_template(conversation)
         try:
-            text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
+            text = chat_text(self._backend, conversation)
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise InvalidRequestError(
                 f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
@@ -130,21 +137,59 @@ class Tokenizer:
             ) from error
         if allow_control_tokens:
             return self.encode(text, add_special_tokens=False)
-        return self._literal_encoder(add_generation_prompt=add_generation_prompt).ids(messages, text)
+        return self._literal_encoder.ids(conversation, text)
 
-    def _literal_encoder(self, *, add_generation_prompt: bool) -> LiteralEncoder:
-        if add_generation_prompt not in self._literal_encoders:
-            self._literal_encoders[add_generation_prompt] = LiteralEncoder(
-                self.name,
-                self._backend,
-                encode=partial(self.encode, add_special_tokens=False),
-                render=partial(self.chat_text, add_generation_prompt=add_generation_prompt),
+    def _check_template(self, conversation: Conversation) -> None:
+        """Require that the template reads the tools and variables, which it would ignore otherwise."""
+        if conversation.tools and not self.template_uses_tools:
+            raise InvalidRequestError(
+                f"tools were given, but the chat template of {self.name} does not read them: leave them out.",
+                param="tools",
             )
-        return self._literal_encoders[add_generation_prompt]
+        if any("tool_calls" in message for message in conversation.messages) and "tool_calls" not in (
+            self.chat_template or ""
+        ):
+            raise InvalidRequestError(
+                f"a message has tool_calls, but the chat template of {self.name} does not read them: leave them out."
+            )
+        if not conversation.variables:
+            return
+        known = self.template_variables
+        for name in conversation.variables:
+            if name not in known:
+                raise InvalidRequestError(
+                    f"template_kwargs has {name!r}, which the chat template of {self.name} does not read: "
+                    f"{suggestion(name, known) if known else 'it reads no such variables'}.",
+                    param="template_kwargs",
+                )
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """Render a conversation with the template; raises any error of the template."""
-        return chat_text(self._backend, messages, add_generation_prompt=add_generation_prompt)
+    @cached_property
+    def _literal_encoder(self) -> LiteralEncoder:
+        return LiteralEncoder(
+            self.name,
+            self._backend,
+            encode=partial(self.encode, add_special_tokens=False),
+            render=partial(chat_text, self._backend),
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template; of several, the one for tools. None if there is none."""
+        return _template_of(self._backend, tools=[{}]) if self.has_chat_template else None
+
+    @property
+    def template_uses_tools(self) -> bool:
+        """Whether the chat template reads the tools of a conversation."""
+        from draftree.text.chat.templates import uses_tools
+
+        return self.chat_template is not None and uses_tools(self.chat_template)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables of the chat template that `template_kwargs` can set."""
+        from draftree.text.chat.templates import template_variables
+
+        return template_variables(self.chat_template) if self.chat_template is not None else frozenset()
 
     @property
     def has_chat_template(self) -> bool:
@@ -219,20 +264,34 @@ class Tokenizer:
         return self._schemes[skip_special_tokens]
 
 
-def chat_text(backend: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+def chat_text(backend: Any, conversation: Conversation) -> str:
     """Render a conversation with the chat template of a tokenizer object, within the limits of the sandbox.
 
     A tokenizer class with its own `apply_chat_template` uses that instead.
+
+    Raises:
+        Exception: any error that the template raises.
     """
-    plain = [dict(message) for message in messages]
     if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
-        text: str = backend.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
+        tools = {"tools": conversation.tools} if conversation.tools else {}
+        text: str = backend.apply_chat_template(
+            conversation.messages,
+            tokenize=False,
+            add_generation_prompt=conversation.add_generation_prompt,
+            **tools,
+            **conversation.variables,
+        )
         return text
     # imported here, since few programs need jinja2
     from draftree.text.chat.templates import render_chat
 
-    template, tokens = backend.get_chat_template(), backend.special_tokens_map
-    return render_chat(template, plain, add_generation_prompt=add_generation_prompt, special_tokens=tokens)
+    template = _template_of(backend, tools=conversation.tools)
+    return render_chat(template, conversation, special_tokens=backend.special_tokens_map)
+
+
+def _template_of(backend: Any, *, tools: Any) -> str:
+    template: str = backend.get_chat_template(tools=tools)
+    return template
 
 
 def _holds(folder: Path, patterns: Iterable[str]) -> bool:
@@ -246,54 +305,3 @@ def _broken(folder: Path, reason: str) -> ModelLoadError:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:200] if lines else type(error).__name__
-
-
-def _require_unicode(text: str, what: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"{what} is not valid Unicode text (character {error.start} is half of a surrogate pair): "
-            "decode the bytes as UTF-8 first."
-        ) from error
-
-
-def check_messages(messages: object) -> None:
-    """Raise unless the value is a valid conversation.
-
-    Raises:
-        InvalidRequestError: not a list of messages, each with exactly a "role" and a "content", both text.
-    """
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise InvalidRequestError(
-            f"A chat must be a list of messages, but got {type(messages).__name__}: "
-            'pass [{"role": "user", "content": "…"}].'
-        )
-    if not messages:
-        raise InvalidRequestError("A chat must have at least one message, but the list is empty: add a user message.")
-    for number, message in enumerate(messages):
-        _check_message(message, number)
-
-
-def _check_message(message: object, number: int) -> None:
-    if not isinstance(message, Mapping):
-        raise InvalidRequestError(
-            f"Message {number} of the chat must be a dictionary, but is of type {type(message).__name__}: "
-            'write {"role": "user", "content": "…"}.'
-        )
-    unknown = [key for key in message if key not in MESSAGE_KEYS]
-    if unknown:
-        raise InvalidRequestError(
-            f"Message {number} of the chat has the key {unknown[0]!r}, which is not known: "
-            'a message has only "role" and "content".'
-        )
-    for key in MESSAGE_KEYS:
-        value = message.get(key)
-        if not isinstance(value, str):
-            case = "is missing" if key not in message else f"is of type {type(value).__name__}"
-            raise InvalidRequestError(f'"{key}" of message {number} of the chat {case}: it must be text.')
-        _require_unicode(value, f'"{key}" of message {number} of the chat')
-    if not message["role"].strip():
-        raise InvalidRequestError(
-            f'"role" of message {number} of the chat is empty: write "system", "user" or "assistant".'
-        )

@@ -62,7 +62,8 @@ def test_every_command_has_help_with_its_examples(name: str, capsys: pytest.Capt
 def test_listing_and_help_do_not_wait_for_torch() -> None:
     code = (
         "import sys; from draftree.cli.main import run\n"
-        "for line in ('--help', 'methods', 'models', 'generate --help', 'demo --help', 'generate nowhere', 'x'):\n"
+        "for line in ('--help', 'methods', 'models', 'generate --help', 'chat --help', 'demo --help',"
+        "    'generate nowhere', 'x'):\n"
         "    run(line.split())\n"
         "    assert 'torch' not in sys.modules, line\n"
     )

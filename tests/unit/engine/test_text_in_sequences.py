@@ -28,7 +28,8 @@ def sequence(tokenizer: Tokenizer, limit: int, **params: object) -> WritingSeque
 
 
 def shown(written: WritingSequence) -> str:
-    return "".join(piece.text for piece in written.take_pieces())
+    update = written.take_update()
+    return "" if update is None else "".join(piece.text for piece in update.pieces)
 
 
 @pytest.mark.parametrize("backend", [byte_level, byte_fallback])

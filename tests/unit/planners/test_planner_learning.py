@@ -199,9 +199,9 @@ def test_waits_between_fruitless_trials_grow_and_their_cost_stays_a_share_of_the
     waits = [later - earlier for earlier, later in pairwise(trials)]
     assert trials[0] == 0
     assert waits == sorted(waits)
-    assert waits[1] >= min(AUTO.trial_backoff * (waits[0] - 1), cost / AUTO.trial_share)
-    assert waits[-1] == math.ceil(cost / AUTO.trial_share)
-    assert cost * len(trials[1:]) / trials[-1] < AUTO.first_trial_share
+    assert waits[1] >= min(AUTO.trials.backoff * (waits[0] - 1), cost / AUTO.trials.least_share)
+    assert waits[-1] == math.ceil(cost / AUTO.trials.least_share)
+    assert cost * len(trials[1:]) / trials[-1] < AUTO.trials.first_share
 
 
 def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_when_it_paid() -> None:
@@ -226,9 +226,9 @@ def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
     schedule.open_text()
     assert schedule.rounds_left(1.0, 11) == 0
     schedule.record(11, paid=False)
-    assert schedule.rounds_left(1.0, 11) == 1.0 / AUTO.first_trial_share
+    assert schedule.rounds_left(1.0, 11) == 1.0 / AUTO.trials.first_share
     schedule.record(61, paid=False)
-    assert schedule.rounds_left(1.0, 61) == AUTO.trial_backoff / AUTO.first_trial_share
+    assert schedule.rounds_left(1.0, 61) == AUTO.trials.backoff / AUTO.trials.first_share
 
 
 def test_own_gains_are_held_to_those_of_all() -> None:

@@ -112,6 +112,7 @@ def test_refuses(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})
     message = str(caught.value)
+    assert caught.value.param == name
     assert name in message
     assert allowed in message
     assert "is refused" in message
@@ -133,17 +134,18 @@ def test_every_parameter_is_refused_somewhere_and_has_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "param", "words"),
     [
-        ({"n": 2, "temperature": 0}, ["n=2", "temperature=0", "set n=1"]),
-        ({"min_tokens": 5, "max_tokens": 4}, ["min_tokens=5", "max_tokens=4", "lower the former"]),
-        ({"json_schema": {}, "regex": "a"}, ["json_schema and regex", "keep one"]),
-        ({"detokenize": False, "stop": "a"}, ["detokenize=False", "stop_token_ids"]),
+        ({"n": 2, "temperature": 0}, "n", ["n=2", "temperature=0", "set n=1"]),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", ["min_tokens=5", "max_tokens=4", "lower the former"]),
+        ({"json_schema": {}, "regex": "a"}, "regex", ["json_schema and regex", "keep one"]),
+        ({"detokenize": False, "stop": "a"}, "stop", ["detokenize=False", "stop_token_ids"]),
     ],
 )
-def test_refuses_contradictions(values: dict[str, Any], words: list[str]) -> None:
+def test_refuses_contradictions(values: dict[str, Any], param: str, words: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**values)
+    assert caught.value.param == param
     assert all(word in str(caught.value) for word in words)
 
 
@@ -178,6 +180,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, hint: str) -> N
         SamplingParams(**{name: 3})
     assert f"unknown sampling parameter '{name}'" in str(caught.value)
     assert hint in str(caught.value)
+    assert caught.value.param == name
     with pytest.raises(InvalidRequestError):
         dataclasses.replace(SamplingParams(), **{name: 3})
 

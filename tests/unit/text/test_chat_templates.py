@@ -10,6 +10,7 @@ from jinja2.exceptions import SecurityError
 
 from cli_samples import TEMPLATE, save_tiny_model
 from draftree.core.errors import InvalidRequestError
+from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.templates import TemplateStoppedError, render_chat
 from draftree.text.tokenizer import Tokenizer
 
@@ -87,8 +88,8 @@ BOMBS = {
 
 
 def render(template: str, messages: list[dict[str, str]] = MESSAGES, **changes: Any) -> str:
-    wanted: dict[str, Any] = {"add_generation_prompt": True, "special_tokens": TOKENS}
-    return render_chat(template, messages, **(wanted | changes))
+    tokens = changes.pop("special_tokens", TOKENS)
+    return render_chat(template, Conversation(list(messages), **changes), special_tokens=tokens)
 
 
 @pytest.mark.parametrize("name", BOMBS)

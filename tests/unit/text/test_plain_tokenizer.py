@@ -17,6 +17,7 @@ from transformers import GPT2Tokenizer
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.text import plain
+from draftree.text.chat.conversation import Conversation
 from draftree.text.detokenize import Detokenizer
 from draftree.text.plain import PlainBackend, plain_facts, plain_tokenizer
 from draftree.text.tokenizer import Tokenizer
@@ -190,7 +191,7 @@ def test_templates_stay_in_the_sandbox(tmp_path: Path, template: str) -> None:
     facts = plain.PlainFacts({}, template, renders=True)
     backend = PlainBackend(tmp_path / "tokenizer.json", facts, lambda: None)
     with pytest.raises(SecurityError, match="unsafe"):
-        backend.rendered(USER, add_generation_prompt=True)
+        backend.rendered(Conversation(USER))
 
 
 @pytest.mark.usefixtures("cache")

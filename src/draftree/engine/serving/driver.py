@@ -4,10 +4,10 @@ A request has one state at a time:
 
     submitted  in the mailbox                 by `ask`, from any thread
     in line    in `_line`                     until the engine's queue has room for all of it; skipped without `wait`
-    served     in the engine, and each of its unfinished sequences has a listener in `_listeners`
-    over       its sequences are finished and its listeners are notified
+    served     in the engine and in `_served`
+    over       its sequences are finished and its coroutine is notified
 
-A request always ends in the same way: its sequences are finished, then its listeners are notified. The engine finishes
+A request always ends in the same way: its sequences are finished, then its coroutine is notified. The engine finishes
 sequences that are served; `Request.refuse` finishes the others. Each cause has one path:
 
     completed, or failed alone         `Engine.step`
@@ -29,7 +29,7 @@ from typing import Any, final
 
 from draftree.core.errors import EngineClosedError, QueueFullError
 from draftree.engine.engine import Engine
-from draftree.engine.serving.listening import Listener, Request
+from draftree.engine.serving.listening import Request
 from draftree.engine.serving.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ class Driver:
         self._engine = engine
         self._mailbox = Mailbox()
         self._line: list[Request] = []
-        self._listeners: list[Listener] = []
+        self._served: list[Request] = []
         self._drains: list[Future[None]] = []
         self._is_draining = self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
     def ask(self, request: Request, *, wait: bool) -> None:
-        """Submit a request; its listeners are notified of every result, refusals included. Does not wait.
+        """Submit a request; its coroutine is notified of every result, refusals included. Does not wait.
 
         Args:
             request: a new one.
@@ -107,9 +107,9 @@ class Driver:
     def check_integrity(self) -> None:
         """Raise AssertionError if requests are lost, duplicated, or out of order. For `call`: between two turns."""
         in_line = [id(sequence) for request in self._line for sequence in request.sequences]
-        listened_to = [id(listener.sequence) for listener in self._listeners]
+        untold = [id(sequence) for request in self._served for sequence in request.untold]
         served = [id(sequence) for sequence in (*self._engine.running, *self._engine.waiting)]
-        assert sorted(listened_to) == sorted(served), "exactly the sequences in the engine have a listener"
+        assert sorted(untold) == sorted(served), "exactly the sequences in the engine have a coroutine"
         assert len({*in_line, *served}) == len(in_line) + len(served), "a sequence is in line or served, once"
         assert not any(s.is_finished for request in self._line for s in request.sequences), (
             "finished requests leave the line"
@@ -128,7 +128,7 @@ class Driver:
         self._end(reason)
 
     def _turn(self) -> None:
-        """Run one submitted action, or else a step; then update line, listeners and drains."""
+        """Run one submitted action, or else a step; then update line, coroutines and drains."""
         action = self._mailbox.get(wait=self._engine.is_idle)
         if action is not None:
             action()
@@ -166,7 +166,8 @@ class Driver:
         except Exception as error:
             request.refuse(error)
         else:
-            self._listeners.extend(request.listeners)
+            self._served.append(request)
+            request.accept()
 
     def _drop(self, request: Request) -> None:
         if request in self._line:
@@ -174,24 +175,27 @@ class Driver:
         self._engine.abort(request.sequences)
 
     def _tell(self) -> None:
-        """Send updates. Abort sequences whose event loop is closed; drop listeners after their last update."""
-        for listener in self._listeners:
-            if not listener.tell():
-                self._engine.abort([listener.sequence])
-        self._listeners = [listener for listener in self._listeners if not listener.sequence.is_finished]
+        """Send updates. Abort requests whose event loop is closed; drop requests after their last update."""
+        for request in self._served:
+            if not request.tell():
+                self._engine.abort(request.sequences)
+                request.untold = []
+        self._served = [request for request in self._served if request.untold]
 
     def _end(self, reason: str) -> None:
-        """Notify all listeners of the end with its reason; requests outside of the engine first."""
+        """Notify all coroutines of the end with its reason; requests outside of the engine first."""
         self._mailbox.shut(reason)
         for request in self._line:
             request.refuse(EngineClosedError(reason))
         for drained in self._drains:
             drained.set_exception(EngineClosedError(reason))
-        for listener in self._listeners:
-            if not listener.sequence.is_finished:
-                listener.sequence.fail(EngineClosedError(reason))
-            listener.tell()
-        self._engine.abort([listener.sequence for listener in self._listeners])
+        for request in self._served:
+            error = EngineClosedError(reason)
+            for sequence in request.sequences:
+                if not sequence.is_finished:
+                    sequence.fail(error)
+            request.tell()
+        self._engine.abort([sequence for request in self._served for sequence in request.sequences])
 
 
 def _promise() -> Future[Any]:

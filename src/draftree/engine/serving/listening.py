@@ -1,62 +1,22 @@
-"""Requests of coroutines, with one listener for each sequence.
+"""Requests of coroutines, and the channel for their updates.
 
-Updates are sent from the engine's thread to the event loop of the client, and never block: a listener
-buffers unread updates, at most one text.
+Updates are sent from the engine's thread to the event loop of the client, and never block: a request buffers unread
+updates, at most one text of each sequence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import final
 
-from draftree.engine.engine import Update
-from draftree.engine.sequence import Piece, WritingSequence
-
-
-@final
-class Listener:
-    """Channel for updates of one sequence to a coroutine. `tell` is for the engine's thread, the rest for the loop's.
-
-    Args:
-        sequence: the sequence.
-        loop: event loop of the coroutine.
-    """
-
-    def __init__(self, sequence: WritingSequence, loop: asyncio.AbstractEventLoop) -> None:
-        self.sequence = sequence
-        self.is_over = False
-        """Whether the last update has arrived."""
-        self._loop = loop
-        self._arrived = asyncio.Event()
-        self._pieces: list[Piece] = []
-
-    def tell(self) -> bool:
-        """Send new text and the end of the sequence; False if the loop is closed. After the end, once."""
-        pieces, is_last = self.sequence.take_pieces(), self.sequence.is_finished
-        if pieces or is_last:
-            try:
-                self._loop.call_soon_threadsafe(self._arrive, pieces, is_last)
-            except RuntimeError:
-                return False
-        return True
-
-    def _arrive(self, pieces: Sequence[Piece], is_last: bool) -> None:
-        self._pieces.extend(pieces)
-        self.is_over = is_last
-        self._arrived.set()
-
-    async def next(self) -> Update:
-        """Return all updates since the last call; waits for one."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        pieces, self._pieces = tuple(self._pieces), []
-        return Update(self.sequence, pieces, is_last=self.is_over)
+from draftree.engine.sequence import Update, WritingSequence
 
 
 @final
 class Request:
-    """The request of one coroutine.
+    """The request of one coroutine. `tell`, `accept` and `refuse` send; all else is for the loop's thread.
 
     Args:
         sequences: its sequences, all of one priority; owned by this request.
@@ -65,7 +25,13 @@ class Request:
 
     def __init__(self, sequences: Sequence[WritingSequence], loop: asyncio.AbstractEventLoop) -> None:
         self.sequences = tuple(sequences)
-        self.listeners = tuple(Listener(sequence, loop) for sequence in sequences)
+        self.untold = list(sequences)
+        """Sequences whose last update has not been sent; for the thread that sends."""
+        self._loop = loop
+        self._unread: dict[int, Update] = {}
+        self._num_open = len(self.sequences)
+        self._has_answer, self._has_update = asyncio.Event(), asyncio.Event()
+        self._refusal: Exception | None = None
 
     @property
     def priority(self) -> int:
@@ -74,12 +40,64 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last updates of all sequences have arrived; for the loop's thread."""
-        return all(listener.is_over for listener in self.listeners)
+        """Whether the request was refused, or the last updates of all sequences have arrived."""
+        return self._refusal is not None or not self._num_open
+
+    def accept(self) -> None:
+        """Notify the coroutine that the sequences are in the engine."""
+        self._send(None)
 
     def refuse(self, error: Exception) -> None:
-        """Fail the sequences of a request that is not in the engine, and notify their listeners."""
+        """Fail the sequences of a request that is not in the engine, and notify the coroutine."""
         for sequence in self.sequences:
             sequence.fail(error)
-        for listener in self.listeners:
-            listener.tell()
+        self.untold = []
+        self._send(error)
+
+    def _send(self, refusal: Exception | None) -> None:
+        # of a closed loop no coroutine waits for the answer
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._answer, refusal)
+
+    def _answer(self, refusal: Exception | None) -> None:
+        self._refusal = refusal
+        self._has_answer.set()
+
+    async def accepted(self) -> None:
+        """Wait until the sequences are in the engine.
+
+        Raises:
+            DraftreeError: the reason for which the request was refused.
+        """
+        await self._has_answer.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def tell(self) -> bool:
+        """Send new output and the ends of sequences, each end once; False if the loop is closed."""
+        updates = [update for sequence in self.untold if (update := sequence.take_update()) is not None]
+        if not updates:
+            return True
+        self.untold = [sequence for sequence in self.untold if not sequence.is_finished]
+        try:
+            self._loop.call_soon_threadsafe(self._arrive, updates)
+        except RuntimeError:
+            return False
+        return True
+
+    def _arrive(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            index = update.sequence.index
+            earlier = self._unread.get(index)
+            self._unread[index] = update if earlier is None else earlier.joined(update)
+            self._num_open -= update.is_last
+        self._has_update.set()
+
+    async def next(self) -> Update | None:
+        """Return all output of one sequence since its last update, the earliest unread first; None after the end."""
+        while not self._unread:
+            if not self._num_open:
+                return None
+            self._has_update.clear()
+            await self._has_update.wait()
+        return self._unread.pop(next(iter(self._unread)))

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class TrialRates:
+    """Shares of the time since the last trial that a trial may cost.
+
+    Attributes:
+        first_share: the share before any fruitless trial.
+        backoff: factor by which every fruitless trial lengthens the wait.
+        least_share: lower limit of the share; the long-run cost of a useless drafter.
+    """
+
+    first_share: float
+    backoff: float
+    least_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class AutoConstants:
     """Numbers that `auto` and its estimates are tuned by.
 
@@ -17,12 +32,11 @@ class AutoConstants:
     """
 
     # Trials of what does not pay
-    first_trial_share: float = 0.02
-    """Share of the time since the last trial that a trial may cost; with 4% the worst prompt loses 1.5% more."""
-    trial_share: float = 0.002
-    """Least such share, the long-run cost of a useless drafter; with 0.8% it loses 0.4% more."""
-    trial_backoff: float = 4.0
-    """Factor by which the wait grows with every fruitless trial; with 2 the worst prompt loses 2% more."""
+    trials: TrialRates = TrialRates(first_share=0.02, backoff=4.0, least_share=0.002)
+    """Of drafters that run a model, and of rows. With first_share=0.04 the worst prompt loses 1.5% more, with
+    backoff=2 2% more, with least_share=0.008 0.4% more."""
+    cheap_trials: TrialRates = TrialRates(first_share=0.04, backoff=2.0, least_share=0.004)
+    """Of cheap drafters, whose trials start anew with every text."""
     trial_depth: int = 2
     """Levels of a trial; with 1 or 4 the worst prompt loses 1% more."""
     single_level_share: float = 0.2

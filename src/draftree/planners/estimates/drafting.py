@@ -177,7 +177,7 @@ class PartPlan:
             self.trials.restart()
             self._set(best.levels)
         else:
-            is_due = not self.trials.rounds_left(self.trial_cost(curve, batch, extra=catching_up + planning), now)
+            is_due = not self.rounds_until_trial(curve, batch, extra=catching_up + planning, now=now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
         return best
 
@@ -191,7 +191,7 @@ class PartPlan:
             now: number of the round.
         """
         is_on = self.pays(self.recent_gain, curve[batch], planning=planning)
-        is_due = not is_on and not self.trials.rounds_left(self.trial_cost(curve, batch, extra=planning), now)
+        is_due = not is_on and not self.rounds_until_trial(curve, batch, extra=planning, now=now)
         self._set(self.part.depth if is_on or is_due else 0, is_trial=is_due)
         if is_on:
             self.trials.restart()
@@ -203,13 +203,13 @@ class PartPlan:
         is_single = self.costs.of(1) > AUTO.single_level_share * plain_seconds
         return min(1 if is_single else AUTO.trial_depth, self.part.depth)
 
-    def trial_cost(self, curve: Sequence[float], batch: int, *, extra: float) -> float:
-        """Cost of a trial in plain passes, with so many `extra` seconds; of a cheap drafter without a row."""
-        call = self.costs.call or 0.0
+    def rounds_until_trial(self, curve: Sequence[float], batch: int, *, extra: float, now: int) -> int:
+        """Rounds until the next trial, with so many `extra` seconds; a trial of a cheap drafter has no row."""
+        seconds, rates = self.costs.call or 0.0, AUTO.cheap_trials
         if not self.is_cheap(curve[1]):
             row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
-            call = self.costs.of(self._trial_depth(curve[batch]), otherwise=call) + row
-        return (extra + call) / curve[batch]
+            seconds, rates = self.costs.of(self._trial_depth(curve[batch]), otherwise=seconds) + row, AUTO.trials
+        return self.trials.rounds_left((extra + seconds) / curve[batch], now, rates=rates)
 
     def observe(self, now: int, credits: Sequence[Credit], hits: int) -> None:
         """Learn from the drafts of a round.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftree.planners.estimates.constants import AUTO
+from draftree.planners.estimates.constants import AUTO, TrialRates
 
 
 @dataclass(slots=True)
@@ -23,14 +23,15 @@ class TrialSchedule:
     fruitless: int = 0
     last_round: float = -math.inf
 
-    def rounds_left(self, cost: float, now: int) -> int:
+    def rounds_left(self, cost: float, now: int, *, rates: TrialRates = AUTO.trials) -> int:
         """Rounds until the next trial.
 
         Args:
             cost: of a trial, in plain passes.
             now: number of the round.
+            rates: shares of the time that trials may cost.
         """
-        share = max(AUTO.trial_share, AUTO.first_trial_share / AUTO.trial_backoff ** max(0, min(self.fruitless, 16)))
+        share = max(rates.least_share, rates.first_share / rates.backoff ** max(0, min(self.fruitless, 16)))
         return math.ceil(max(0.0, self.last_round + cost / share - now))
 
     def record(self, now: int, *, paid: bool, hit: bool = False) -> None:

@@ -1,9 +1,9 @@
 """Literal encoding of conversations: a control token typed in a message is encoded as plain text.
 
-A chat template joins messages into one text, in which a typed `<|im_end|>` looks like one of the template. So
-the template is rendered with a placeholder for every control token in a message, which separates the two. A second
-tokenizer then encodes that text: it has the model, normalizer and pre-tokenizer of the first, but other strings for its
-control tokens, so the typed ones are spelled like any text, with the same text around them.
+A chat template joins messages, tools and variables into one text, in which a typed `<|im_end|>` looks like one of the
+template. So the template is rendered with a placeholder for every typed control token, which separates the two. A
+second tokenizer then encodes that text: it has the model, normalizer and pre-tokenizer of the first, but other strings
+for its control tokens, so the typed ones are spelled like any text, with the same text around them.
 
 Messages without control tokens are encoded as transformers does. Unigram models have control tokens among their pieces
 and produce them for that text; such conversations are refused.
@@ -12,13 +12,13 @@ and produce them for that text; such conversations are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError
+from draftree.text.chat.conversation import Conversation
 
-Messages = Sequence[Mapping[str, str]]
 ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 """Common roles of templates; other roles must not look like the name of a control token."""
 ALIAS = "\U0010f000{}\U0010f001"
@@ -35,42 +35,42 @@ class LiteralEncoder:
         name: name of the model, for error messages.
         backend: a tokenizer object of transformers, or an object with the same interface.
         encode: text to ids, as `Tokenizer.encode` without special tokens added.
-        render: messages to the text that the template renders.
+        render: a conversation to the text that the template renders.
     """
 
     def __init__(
-        self, name: str, backend: Any, *, encode: Callable[[str], list[int]], render: Callable[[Messages], str]
+        self, name: str, backend: Any, *, encode: Callable[[str], list[int]], render: Callable[[Conversation], str]
     ) -> None:
         self._name = name
         self._backend = backend
         self._encode = encode
         self._render = render
 
-    def ids(self, messages: Messages, text: str) -> list[int]:
+    def ids(self, conversation: Conversation, text: str) -> list[int]:
         """Encode a conversation.
 
         Args:
-            messages: checked, with role and content.
+            conversation: the input of the template, checked.
             text: the conversation as the template renders it.
 
         Raises:
-            InvalidRequestError: a role names a control token, or control tokens in a message cannot be distinguished
-                from those of the template.
+            InvalidRequestError: a role names a control token, or typed control tokens cannot be distinguished from
+                those of the template.
         """
-        self._check_roles(messages)
-        contents = [message["content"] for message in messages]
+        self._check_roles(conversation)
+        contents = conversation.texts()
         if any(map(self._all_tokens.search, contents)):
-            return self._literal(messages, text)
+            return self._literal(conversation, text)
         ids = self._encode(text)
         if any(self._edges.meet(content.strip()) for content in contents):
-            apart = self._rendered(messages, lambda content: f"\ue000{content}\ue000")
+            apart = self._rendered(conversation, lambda content: f"\ue000{content}\ue000")
             if self._controls(self._encode(apart)) != self._controls(ids):
                 raise self._refused("a message and the chat template form a control token together")
         if self._hidden(contents):
             raise self._refused("a message has another spelling of a control token")
         return ids
 
-    def _literal(self, messages: Messages, text: str) -> list[int]:
+    def _literal(self, conversation: Conversation, text: str) -> list[int]:
         mark = next((chr(code) for code in PRIVATE if chr(code) not in text), None)
         if mark is None:
             raise self._refused("a message has a control token and every private character")
@@ -80,7 +80,7 @@ class LiteralEncoder:
         def marked(content: str) -> str:
             return self._all_tokens.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
 
-        rendered = self._rendered(messages, marked)
+        rendered = self._rendered(conversation, marked)
         marks = re.compile(f"{mark}([0-9]+){mark}")
         if marks.sub(lambda found: tokens[int(found[1])], rendered) != text:
             raise self._refused("the chat template changes a message that has a control token")
@@ -91,9 +91,9 @@ class LiteralEncoder:
         )
         return self._encode_marked(rendered, marks, tokens)
 
-    def _rendered(self, messages: Messages, change: Callable[[str], str]) -> str:
+    def _rendered(self, conversation: Conversation, change: Callable[[str], str]) -> str:
         try:
-            return self._render([{**message, "content": change(message["content"])} for message in messages])
+            return self._render(conversation.changed(change))
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise self._refused("the chat template changes a message that has a control token") from error
 
@@ -174,8 +174,8 @@ class LiteralEncoder:
         is_exact = not any(token.normalized for token in self._added.values() if token.special)
         return not is_exact and any(self._controls(self._encode(content)) for content in contents)
 
-    def _check_roles(self, messages: Messages) -> None:
-        for message in messages:
+    def _check_roles(self, conversation: Conversation) -> None:
+        for message in conversation.messages:
             role = message["role"]
             if self._all_tokens.search(role) or (role not in ROLES and self._edges.meet(role.strip())):
                 raise self._refused(f"the role {role[:40]!r} names a control token")

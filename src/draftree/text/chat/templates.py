@@ -8,7 +8,7 @@ charged to a budget before it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -18,10 +18,12 @@ from typing import Any
 from jinja2 import TemplateError, TemplateRuntimeError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.template_costs import (
     MAX_TEMPLATE_CHARS,
     Budget,
@@ -34,7 +36,7 @@ from draftree.text.chat.template_costs import (
     text_size,
 )
 
-__all__ = ["TemplateStoppedError", "render_chat"]
+__all__ = ["TemplateStoppedError", "render_chat", "template_variables", "uses_tools"]
 
 OLDEST_JINJA = (3, 1, 6)
 """Older versions have sandbox escapes."""
@@ -50,31 +52,31 @@ class TemplateStoppedError(TemplateRuntimeError):
 
 def render_chat(
     template: str,
-    messages: Sequence[Mapping[str, str]],
+    conversation: Conversation,
     *,
-    add_generation_prompt: bool,
     special_tokens: Mapping[str, Any],
 ) -> str:
     """Render a conversation to text.
 
     Args:
         template: the model's chat template.
-        messages: the conversation.
-        add_generation_prompt: append the header of the assistant's answer.
+        conversation: messages, tools and variables.
         special_tokens: special tokens by role, as variables of the template.
 
     Raises:
         TemplateStoppedError: the template exceeds its budget.
         Exception: any error that the template raises.
     """
-    token = _budget.set(Budget(text_size(messages)))
+    given = [conversation.messages, conversation.tools, dict(conversation.variables)]
+    token = _budget.set(Budget(text_size(given)))
     try:
         text: str = _compiled(template).render(
-            messages=messages,
-            tools=None,
+            messages=conversation.messages,
+            tools=conversation.tools,
             documents=None,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=conversation.add_generation_prompt,
             **special_tokens,
+            **conversation.variables,
         )
     except (LimitError, MemoryError, RecursionError) as error:
         why = str(error) or type(error).__name__
@@ -82,6 +84,29 @@ def render_chat(
     finally:
         _budget.reset(token)
     return text
+
+
+@lru_cache(maxsize=16)
+def template_variables(template: str) -> frozenset[str]:
+    """Return the variables that a template reads and that a request may set; those of every rendering are left out.
+
+    Raises:
+        jinja2.TemplateError: the template is malformed.
+    """
+    environment = BoundedEnvironment()
+    names = find_undeclared_variables(environment.parse(template))
+    fixed = {"messages", "tools", "documents", "add_generation_prompt"}
+    return frozenset(name for name in names - fixed - set(environment.globals) if not name.endswith("_token"))
+
+
+@lru_cache(maxsize=16)
+def uses_tools(template: str) -> bool:
+    """Return whether a template reads the variable `tools`.
+
+    Raises:
+        jinja2.TemplateError: the template is malformed.
+    """
+    return "tools" in find_undeclared_variables(BoundedEnvironment().parse(template))
 
 
 def pay(units: int) -> None:

@@ -1,0 +1,127 @@
+"""`draftree chat`: an interactive conversation with a model in the terminal, or line by line through a pipe."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from draftree.cli.flags import takes_sampling
+from draftree.cli.generate import Exact, Stream
+from draftree.cli.options import (
+    AllowControlTokens,
+    AsJson,
+    Device,
+    Draft,
+    Dtype,
+    Kernels,
+    Model,
+    Plan,
+    Quantization,
+    System,
+    Threads,
+    TrustRemoteCode,
+    Verify,
+    When,
+)
+from draftree.cli.render import Colour, Style, is_terminal, note, say
+from draftree.drafters import NO_DRAFT
+from draftree.loading.resolve import require_sound
+from draftree.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from draftree.cli.chatting.drafting import Drafting
+
+__all__ = ["chat"]
+
+MAX_TOKENS = 1024
+"""Default maximum length of an answer."""
+NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "truncate_prompt_tokens", "prediction"})
+"""Sampling parameters that a conversation has no use for."""
+
+
+@functools.partial(takes_sampling, without=NOT_OF_CHATS, defaults={"max_tokens": MAX_TOKENS})
+def chat(
+    context: typer.Context,
+    model: Model,
+    *,
+    draft: Draft = NO_DRAFT,
+    verify: Verify = "coupled",
+    plan: Plan = None,
+    system: System = None,
+    allow_control_tokens: AllowControlTokens = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    exact: Exact = False,
+    trust_remote_code: TrustRemoteCode = False,
+    stream: Stream = None,
+    colour: When = Colour.AUTO,
+    as_json: AsJson = False,
+    params: SamplingParams,
+) -> None:
+    """Chat with a model. /help lists the commands of the chat.
+
+    Through a pipe, every line of standard input is a message, and the answers go to standard output.
+    """
+    from draftree.cli.generate import check_output
+
+    check_output(params, as_json=as_json, stream=stream, colour=colour)
+    require_sound(model)
+    # imported after all checks that need no torch: torch takes seconds to import
+    from draftree.cli.chatting.commands import run_command
+    from draftree.cli.chatting.conversation import Conversation
+    from draftree.cli.chatting.drafting import Drafting
+    from draftree.cli.chatting.reading import PipeReader, TerminalReader
+    from draftree.cli.chatting.session import Session
+    from draftree.cli.writing import Screen, Setup
+
+    setup = Setup(
+        model,
+        draft,
+        verify,
+        plan,
+        dtype,
+        device,
+        kernels,
+        quantization,
+        threads=threads,
+        exact=exact,
+        allow_control_tokens=allow_control_tokens,
+        trust_remote_code=trust_remote_code,
+    )
+    is_interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not as_json
+    answers = Style.chosen(colour, sys.stdout)
+    notes = answers if is_interactive else Style.chosen(colour, sys.stderr)
+    live = is_terminal(sys.stdout) if stream is None else stream
+    source = context.get_parameter_source("max_tokens")
+    drafting = Drafting(setup, has_grammar=params.constraint is not None)
+    session = Session(
+        drafting,
+        Conversation(system),
+        params=params,
+        reader=TerminalReader(answers) if is_interactive else PipeReader(),
+        screen=None if as_json else Screen(answers, live=live),
+        notes=notes,
+        run_command=run_command,
+        fits_context=source is not None and source.name == "DEFAULT",
+    )
+    if drafting.llm.draft_note:
+        note(notes.dim(drafting.llm.draft_note))
+    if is_interactive:
+        greet(drafting, answers)
+    session.warn_if_lossy()
+    session.run()
+
+
+def greet(drafting: Drafting, style: Style) -> None:
+    """Say which model answers and how to get help."""
+    setup = drafting.setup
+    say(style.dim(f"{setup.model}, drafter {drafting.name}, kernels {drafting.llm.kernels}") + "\n")
+    if style.coloured:
+        say(f"{style.accepted('drafted and accepted')}, chosen by the model\n")
+    say(style.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves") + "\n")

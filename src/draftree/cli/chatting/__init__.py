@@ -1,0 +1,1 @@
+"""Parts of `draftree chat`: the conversation, its input, the commands and the answers."""

@@ -1,0 +1,84 @@
+"""The model of a chat with its current drafter, which can be switched between two answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from draftree.assembly import Methods
+from draftree.cli.models import resolve_with_bar
+from draftree.cli.render import waiting
+from draftree.cli.writing import Setup, fetch_and_load
+from draftree.core.errors import ConfigurationError
+from draftree.drafters import NO_DRAFT, drafts
+from draftree.loading.tokenizers import load_tokenizer
+
+__all__ = ["Drafting", "require_material"]
+
+
+class Drafting:
+    """A loaded model and the drafter of the next answer. Mutated by `switch`.
+
+    Args:
+        setup: the model and the methods.
+        has_grammar: whether answers follow a grammar.
+
+    Raises:
+        ConfigurationError: the methods do not fit together, or the model has no chat template.
+        ModelError: the model cannot be found or used.
+    """
+
+    def __init__(self, setup: Setup, *, has_grammar: bool) -> None:
+        require_material(setup.methods(), has_grammar=has_grammar)
+        self._tokenizer = load_tokenizer(resolve_with_bar(setup.model), trust_remote_code=setup.trust_remote_code)
+        if self._tokenizer is None or not self._tokenizer.has_chat_template:
+            raise ConfigurationError(
+                f"'{setup.model}' has no chat template, so it cannot chat: continue texts with "
+                f"draftree generate {setup.model} 'TEXT', or use a model that is trained for conversations"
+            )
+        self._loaded = fetch_and_load(setup)
+        self._has_grammar = has_grammar
+        self._start = setup
+        self.setup = setup
+        self.llm = setup.over(self._loaded, tokenizer=self._tokenizer)
+
+    @property
+    def name(self) -> str:
+        """Spec of the current drafter, or "none"."""
+        return NO_DRAFT if self.setup.is_plain else str(self.setup.draft)
+
+    def switch(self, draft: str) -> None:
+        """Use another drafter, or none, from the next answer on. The model and earlier drafters stay loaded.
+
+        Raises:
+            ConfigurationError: the drafter is unknown or does not fit; the current one stays.
+            ModelError: its model cannot be found or used; the current one stays.
+        """
+        setup = dataclasses.replace(self.setup, draft=draft, plan=self._start.plan if drafts(draft) else None)
+        methods = setup.methods()
+        require_material(methods, has_grammar=self._has_grammar)
+        if drafts(draft) and draft not in self.llm.drafts:
+            for name in methods.draft_models:
+                resolve_with_bar(name)
+            with waiting(f"loading drafter {draft}"):
+                llm = self._start.over(self._loaded, drafters=(draft, *self.llm.drafts), tokenizer=self._tokenizer)
+            self.llm.forget()  # its cached prefixes would keep their memory
+            self.llm = llm
+        self.setup = setup
+
+
+def require_material(methods: Methods, *, has_grammar: bool) -> None:
+    """Check that the drafter has something to draft from.
+
+    Raises:
+        ConfigurationError: it needs a prediction or a grammar.
+    """
+    if methods.traits.reads_predictions:
+        raise ConfigurationError(
+            "drafter 'prediction' drafts from an expected text, which a chat does not have: use ngram or suffix, "
+            "or 'draftree generate' with --prediction"
+        )
+    if methods.traits.reads_grammars and not has_grammar:
+        raise ConfigurationError(
+            "drafter 'grammar' has nothing to draft from: start the chat with --json-schema, --regex or --grammar, "
+            "or use another drafter"
+        )

@@ -1,0 +1,115 @@
+"""`draftree serve`: an OpenAI-compatible HTTP server for one or several models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.cli.completion import complete_draft, complete_model
+from draftree.cli.options import SPECULATION
+from draftree.cli.serving_flags import takes_settings
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
+from draftree.loading.resolve import require_sound
+from draftree.serve.served import choose_models
+from draftree.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from draftree.serve.security import KeyRing
+
+__all__ = ["serve"]
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Models to serve: a name of 'draftree models', a folder, a GGUF file or a hub id; NAME=MODEL or "
+        "NAME,ALIAS=MODEL serves it under other names.",
+        metavar="MODEL",
+        autocompletion=complete_model,
+        rich_help_panel="Arguments",
+    ),
+]
+Drafts = Annotated[
+    list[str],
+    typer.Option(
+        "--draft",
+        help="A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
+        "another one, or none. NAME=SPEC is for one model. If not given: suffix, which is lossless, needs no second "
+        "model, and drafts only where the planner finds that it saves time. none for plain decoding.",
+        metavar="SPEC",
+        autocompletion=complete_draft,
+        rich_help_panel=SPECULATION,
+    ),
+]
+
+
+@takes_settings
+def serve(models: Models, *, draft: Drafts = [], options: Mapping[str, Any]) -> None:  # noqa: B006, read only
+    """Serve models with an OpenAI-compatible HTTP API, on this machine only unless --host is given.
+
+    Ctrl-C or SIGTERM finishes running requests, for up to --drain-timeout; a second one ends at once.
+    """
+    settings = ServerSettings(models=choose_models(models, draft), **options)
+    require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
+    from draftree.serve.security import KeyRing
+
+    keys = KeyRing.load(settings.api_key_file, settings.models)
+    require_keys(settings, keys)
+    for choice in settings.models:
+        require_sound(choice.source)
+    # imported after all checks that need no torch: torch takes seconds to import
+    settings.require_methods()
+    status = fetch_and_run(settings, keys)
+    if status:
+        raise typer.Exit(status)
+
+
+def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
+    """Refuse to serve other machines without keys.
+
+    Raises:
+        ConfigurationError: the address is not loopback, there is no key, and that was not allowed.
+    """
+    if not settings.is_loopback and not keys and not settings.allow_no_key:
+        raise ConfigurationError(
+            f"--host {settings.host} lets other machines connect, and there are no API keys: "
+            "give --api-key-file, or --allow-no-key to serve everybody"
+        )
+    if settings.allow_no_key and keys:
+        raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
+
+
+def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
+    from draftree.bench.settings import apply_threads
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.render import say
+    from draftree.serve.run import listen, run_server
+
+    with listen(settings) as listener:  # before the weights: a port that is in use is known at once
+        for name in model_names(settings):
+            resolve_with_bar(name)
+        apply_threads(settings.threads)
+
+        def announce(url: str) -> None:
+            say(ready_line(settings, keys, url) + "\n")
+
+        return run_server(settings, keys, listener=listener, on_ready=announce)
+
+
+def model_names(settings: ServerSettings) -> Sequence[str]:
+    """Return all models that have to be on this machine, those of drafters included."""
+    from draftree.assembly import choose_methods
+
+    drafters = {draft for choice in settings.models for draft in choice.drafts}
+    methods = [choose_methods(draft, settings.verify, settings.plan) for draft in sorted(drafters)]
+    targets = [choice.source for choice in settings.models]
+    return list(dict.fromkeys([*targets, *(name for method in methods for name in method.draft_models)]))
+
+
+def ready_line(settings: ServerSettings, keys: KeyRing, url: str) -> str:
+    """Return the line that announces a server."""
+    models = ", ".join(f"{choice.name} ({', '.join(choice.drafts) or 'plain'})" for choice in settings.models)
+    access = f"{len(keys.names)} API keys" if keys else "no API key"
+    return f"serving {models} at {url}/v1, {access}"

@@ -1,0 +1,1 @@
+"""Parts of `draftree watch`: the connection to a server, what it reports, and the view."""

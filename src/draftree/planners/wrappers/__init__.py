@@ -1,0 +1,1 @@
+"""Planners that wrap others. They have no specs of their own."""

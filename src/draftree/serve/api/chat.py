@@ -1,0 +1,114 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.errors import invalid
+from draftree.serve.job import Job, JobOptions
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.params import chat_params, draft_of
+from draftree.serve.pool import ServedModel
+from draftree.serve.render.chat import ChatWriter
+from draftree.serve.render.head import Head, Report
+from draftree.serve.schema.chat import ChatBody, Message
+from draftree.serve.sse import EventStream, respond
+from draftree.serve.tools.plan import ToolPlan
+
+router = APIRouter(prefix="/v1", tags=["chat"], responses=ERRORS)
+ROLES = {"developer": "system"}
+"""Roles of the API that templates know under another name."""
+
+
+@router.post("/chat/completions", summary="Answer a conversation")
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation, at once or as a stream of server-sent events."""
+    if body.stream:
+        return EventStream(_events(body, request))
+    return await respond(request, _object(body, request))
+
+
+async def _object(body: ChatBody, request: Request) -> Response:
+    async with _running(body, request) as chat:
+        report = Report(chat.job, body)
+        completions = await chat.job.finish(report.add)
+        return JsonResponse(chat.writer.whole(completions) | report.fields(completions))
+
+
+async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
+    async with _running(body, request) as chat:
+        async for data in chat.writer.events():
+            yield data
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A running answer."""
+
+    job: Job
+    writer: ChatWriter
+
+
+@asynccontextmanager
+async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
+    model = model_of(request, body.model)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    plan = ToolPlan.of(
+        model.tokenizer,
+        body.tools,
+        tool_choice=body.tool_choice,
+        is_parallel=body.parallel_tool_calls is not False,
+    )
+    params, names = chat_params(body)
+    head = Head.of("chatcmpl", body, model)
+    options = JobOptions(
+        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+    )
+    encode = partial(
+        model.llm.encode_chat,
+        tools=plan.tools,
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=_adds_prompt(body),
+        continue_final_message=body.continue_final_message,
+    )
+    async with running_job(
+        request,
+        model,
+        prompts=[_messages(body, model)],
+        params=plan.sampling(params),
+        options=options,
+        encode=encode,
+    ) as job:
+        yield _Chat(job, ChatWriter(job, body, head, plan))
+
+
+def _adds_prompt(body: ChatBody) -> bool:
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        message = "'continue_final_message' excludes 'add_generation_prompt': set one of them"
+        raise invalid(message, "add_generation_prompt")
+    return False
+
+
+def _messages(body: ChatBody, model: ServedModel) -> list[dict[str, Any]]:
+    return [_plain(message, model, place=f"messages[{place}]") for place, message in enumerate(body.messages)]
+
+
+def _plain(message: Message, model: ServedModel, *, place: str) -> dict[str, Any]:
+    if message.content is None and not message.tool_calls:
+        raise invalid(f"'{place}' needs 'content', or calls of the assistant", f"{place}.content")
+    if message.name is not None and message.role != "tool" and "name" not in model.chat_template:
+        raise invalid(f"the model's chat template has no place for '{place}.name': leave it out", f"{place}.name")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise invalid(f"'{place}.tool_call_id' belongs to the role 'tool': leave it out", f"{place}.tool_call_id")
+    plain = message.model_dump(exclude_none=True)
+    return {**plain, "role": ROLES.get(message.role, message.role)}

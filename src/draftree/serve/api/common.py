@@ -1,0 +1,110 @@
+"""What the endpoints share: the model and the life of a request, and the documented responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from draftree.core.errors import InvalidRequestError
+from draftree.sampling.params import SamplingParams
+from draftree.serve.job import Job, JobOptions
+from draftree.serve.params import named_error
+from draftree.serve.pool import ServedModel
+from draftree.serve.records import note_job
+from draftree.serve.server import Server
+from draftree.serve.token_limits import require_choices, within_limits
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "A field that cannot be honoured; `param` names it",
+        401: "A missing or unknown API key",
+        403: "The key may not do this",
+        404: "No such model or path",
+        405: "No such method",
+        408: "The request did not arrive in time",
+        413: "The body is too large",
+        429: "Too many requests; retry after `Retry-After` seconds",
+        500: "The server failed",
+        503: "The queue is full, or the server is shutting down",
+    }.items()
+}
+"""Documented error responses of all endpoints."""
+
+
+def server_of(request: Request) -> Server:
+    """Return the server of a request."""
+    server: Server = request.app.state.server
+    return server
+
+
+def model_of(request: Request, name: str) -> ServedModel:
+    """Return a model by name or alias, if the request's key may use it.
+
+    Raises:
+        ApiError: 404.
+    """
+    server = server_of(request)
+    return server.pool.get(name, server.key_of(request))
+
+
+@asynccontextmanager
+async def running_job(
+    request: Request,
+    model: ServedModel,
+    *,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    options: JobOptions,
+    encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
+) -> AsyncIterator[Job]:
+    """Admit a request and queue its prompts; at the end, abort what is unfinished.
+
+    Args:
+        request: of the client.
+        model: the model.
+        prompts: texts, token ids or messages.
+        params: sampling parameters of all prompts.
+        options: how the texts are generated.
+        encode: encodes a prompt; None for `AsyncLLM.encode`.
+
+    Raises:
+        ApiError: refused by the server or the engine.
+    """
+    server = server_of(request)
+    require_choices(server.settings, params)
+    async with server.admit(request), server.metered(request, model, options):
+        try:
+            given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
+        except InvalidRequestError as error:
+            raise named_error(error, options.names) from error
+        limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
+        async with await Job.start(model, ids, limited, options) as job:
+            try:
+                yield job
+            finally:
+                record = server.record_of(request)
+                note_job(record, job)
+                if server.settings.log_prompts:
+                    record.prompt = list(prompts)
+                    record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]

@@ -1,0 +1,36 @@
+"""GET /health, /ready and /version: whether the process works, whether it accepts requests, and what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from draftree.serve.api.common import server_of
+from draftree.serve.json_text import JsonResponse
+from draftree.version import __version__
+
+router = APIRouter(tags=["operation"])
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The models are loading, or the server is draining"}}
+
+
+@router.get("/health", summary="Liveness")
+async def health() -> Response:
+    """Return 200 while the process serves requests, of which loading and draining are a part."""
+    return JsonResponse({"status": "ok"})
+
+
+@router.get("/ready", summary="Readiness", responses=NOT_READY)
+async def ready(request: Request) -> Response:
+    """Return 200 if new requests are accepted, else 503 with the reason."""
+    server = server_of(request)
+    if server.is_ready:
+        return JsonResponse({"status": "ready"})
+    reason = "draining" if server.gate.is_closed else "loading"
+    return JsonResponse({"status": reason}, 503, headers={"Retry-After": "5"})
+
+
+@router.get("/version", summary="Version")
+async def version() -> Response:
+    """Return the version of Draftree."""
+    return JsonResponse({"version": __version__})

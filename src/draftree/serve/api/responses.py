@@ -1,0 +1,123 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from draftree.core.errors import InvalidRequestError
+from draftree.sampling.params import SamplingParams
+from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.errors import ApiError, api_error, invalid
+from draftree.serve.items import chat_tool_choice, chat_tools, messages_of
+from draftree.serve.job import ChoiceUpdate, Job, JobOptions
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.params import build_params
+from draftree.serve.pool import ServedModel
+from draftree.serve.render.head import Head
+from draftree.serve.render.responses import ResponseWriter
+from draftree.serve.schema.responses import LOGPROBS, ResponsesBody
+from draftree.serve.sse import EventStream, event, respond
+from draftree.serve.tools.plan import ToolPlan
+
+router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
+
+
+@router.post("/responses", summary="Answer a conversation of items")
+async def responses(body: ResponsesBody, request: Request) -> Response:
+    """Answer a conversation, at once or as a stream of typed events. Nothing is stored."""
+    if body.stream:
+        return EventStream(_events(body, request), done=b"")
+    return await respond(request, _object(body, request))
+
+
+async def _object(body: ResponsesBody, request: Request) -> Response:
+    async with _writing(body, request) as (job, writer):
+        async for found in job.updates():
+            writer.read(found)
+            if found.update.is_last:
+                writer.finish(_reason(found))
+        return JsonResponse(writer.response())
+
+
+async def _events(body: ResponsesBody, request: Request) -> AsyncGenerator[bytes, None]:
+    async with _writing(body, request) as (job, writer):
+        yield _encoded(writer.start())
+        try:
+            async for found in job.updates():
+                events = writer.read(found)
+                if found.update.is_last:
+                    events += writer.finish(_reason(found))
+                if events:
+                    yield _encoded(events)
+        except Exception as error:
+            yield _encoded(writer.fail(api_error(error)))
+
+
+def _reason(found: ChoiceUpdate) -> str:
+    return str(found.update.sequence.finish_reason)
+
+
+def _encoded(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(event(each, each["type"]) for each in events)
+
+
+@asynccontextmanager
+async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple[Job, ResponseWriter]]:
+    model = model_of(request, body.model)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    plan = _plan(body, model)
+    params, names = _params(body, plan)
+    prompt = await _prompt(body, model, plan)
+    head = Head.of("resp", body, model)
+    options = JobOptions(body.draft, body.priority, request_id=head.id, trace=body.reports.rounds, names=names)
+    async with running_job(request, model, prompts=[prompt], params=params, options=options) as job:
+        yield job, ResponseWriter(body, head, job, plan=plan)
+
+
+def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
+    parallel = body.parallel_tool_calls is not False
+    choice = chat_tool_choice(body.tool_choice)
+    try:
+        return ToolPlan.of(model.llm.llm.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
+    except ApiError as error:
+        # in this API the fields of a function are those of the tool
+        message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")
+        raise invalid(message, param or None) from error
+
+
+def _params(body: ResponsesBody, plan: ToolPlan) -> tuple[SamplingParams, dict[str, str]]:
+    if body.top_logprobs is not None and not body.wants_logprobs:
+        raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
+    if body.wants_logprobs and plan.is_active:
+        raise invalid("log-probabilities are not reported together with 'tools': leave one of them out", "include")
+    given: dict[str, Any] = {
+        "max_tokens": body.max_output_tokens,
+        "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
+        **_constraint(body),
+    }
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "json_schema": "text.format"}
+    params, names = build_params(body, given, names)
+    return plan.sampling(params), names if plan.grammar is None else {**names, "grammar": "tool_choice"}
+
+
+def _constraint(body: ResponsesBody) -> dict[str, Any]:
+    wanted = body.text.format if body.text is not None else None
+    if wanted is None or wanted.type == "text":
+        return {}
+    if wanted.type == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if wanted.schema_ is None or wanted.name is None:
+        raise invalid("text.format of type json_schema needs the fields 'name' and 'schema'", "text.format")
+    return {"json_schema": wanted.schema_}
+
+
+async def _prompt(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> list[int]:
+    try:
+        return await model.llm.encode_chat(messages_of(body), tools=plan.tools)
+    except InvalidRequestError as error:
+        raise invalid(str(error), error.param or "input") from error

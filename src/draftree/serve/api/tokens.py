@@ -1,0 +1,89 @@
+"""POST /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from draftree.core.errors import InvalidRequestError
+from draftree.serve.api.common import ERRORS, model_of, server_of
+from draftree.serve.errors import invalid
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.pool import ServedModel
+from draftree.serve.schema.tokens import DetokenizeBody, TokenizeBody
+from draftree.serve.tools.plan import ToolPlan
+from draftree.text.tokenizer import Tokenizer
+
+router = APIRouter(tags=["tokens"], responses=ERRORS)
+ROLES = {"developer": "system"}
+
+
+@router.post("/tokenize", summary="Encode a text or a conversation")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Return the token ids that a completion of this prompt, or an answer to these messages, would start from."""
+    model = _model(body.model, request)
+    tokens = await (_chat_ids(body, model) if body.prompt is None else _text_ids(body, body.prompt, model))
+    names = _tokenizer(model).vocabulary() if body.return_token_strs else []
+    found = {
+        "count": len(tokens),
+        "max_model_len": model.max_context,
+        "tokens": tokens,
+        "token_strs": [names[token] for token in tokens] if body.return_token_strs else None,
+    }
+    return JsonResponse(found)
+
+
+@router.post("/detokenize", summary="Decode token ids")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """Return the text of token ids, special tokens included."""
+    model = _model(body.model, request)
+    try:
+        return JsonResponse({"prompt": await model.llm.decode(body.tokens)})
+    except InvalidRequestError as error:
+        raise invalid(str(error), "tokens") from error
+
+
+def _model(name: str | None, request: Request) -> ServedModel:
+    if name is not None:
+        return model_of(request, name)
+    server = server_of(request)
+    visible = server.pool.visible(server.key_of(request))
+    if len(visible) != 1:
+        names = ", ".join(model.name for model in visible)
+        raise invalid(f"'model' is missing, and {len(visible)} models are served: name one of {names}", "model")
+    return visible[0]
+
+
+def _tokenizer(model: ServedModel) -> Tokenizer:
+    tokenizer = model.llm.llm.tokenizer
+    if tokenizer is None:
+        raise invalid(f"the model '{model.name}' has no tokenizer: it takes token ids only", "model")
+    return tokenizer
+
+
+async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list[int]:
+    _tokenizer(model)
+    for name in ("add_generation_prompt", "tools"):
+        if getattr(body, name) is not None:
+            raise invalid(f"'{name}' belongs to 'messages': leave it out", name)
+    return await model.llm.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
+
+
+async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
+    if body.add_special_tokens:
+        raise invalid("the chat template writes the special tokens: leave 'add_special_tokens' out", "add_special_tokens")
+    tools = ToolPlan.of(_tokenizer(model), body.tools).tools
+    try:
+        return await model.llm.encode_chat(
+            _messages(body), tools=tools, add_generation_prompt=body.add_generation_prompt is not False
+        )
+    except InvalidRequestError as error:
+        raise invalid(str(error), error.param or "messages") from error
+
+
+def _messages(body: TokenizeBody) -> list[dict[str, Any]]:
+    messages = [message.model_dump(exclude_none=True) for message in body.messages or []]
+    return [{**message, "role": ROLES.get(message["role"], message["role"])} for message in messages]

@@ -1,0 +1,80 @@
+"""The ASGI application: routers, error handlers, and the server's state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from draftree.serve import page
+from draftree.serve.api import chat, completions, health, metrics, models, responses, status
+from draftree.serve.errors import add_handlers
+from draftree.serve.pool import ModelPool
+from draftree.serve.security import KeyRing
+from draftree.serve.server import Server, guarded
+from draftree.serve.settings import ServerSettings
+from draftree.version import __version__
+
+ROUTERS = tuple(module.router for module in (chat, completions, responses, models, health, metrics, status))
+
+
+class GuardedApp(FastAPI):
+    """An application in which every request passes the log, the limits and the authentication first."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the application with all middleware, errors of the server included."""
+        return guarded(super().build_middleware_stack(), self.state.server)
+
+
+def create_app(settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | None = None) -> FastAPI:
+    """Return the application of a server.
+
+    Args:
+        settings: of the server.
+        pool: the served models; closed when the application ends.
+        keys: API keys; None reads those of the settings and the environment.
+
+    Raises:
+        ConfigurationError: the keys cannot be read.
+    """
+    ring = KeyRing.load(settings.api_key_file, settings.models) if keys is None else keys
+    server = Server(settings, pool, keys=ring)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.close()
+
+    app = GuardedApp(title="Draftree", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.server = server
+    add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    if settings.page:
+        page.mount(app)
+    _describe_truly(app)
+    return app
+
+
+def _describe_truly(app: FastAPI) -> None:
+    """Remove the status 422 from the description, which FastAPI adds and this server never returns."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = describe()
+            for path in found["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                found.get("components", {}).get("schemas", {}).pop(name, None)
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,216 @@
+"""Errors in OpenAI's shape, and the handlers that turn every exception into one.
+
+A response never contains a path, a traceback or the text of an unexpected exception; those go to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.records import record_of
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1
+"""`Retry-After` of a full queue."""
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+"""Error types by status; all others are `invalid_request_error`."""
+UNEXPECTED = "the server failed to process this request; its log has the reason under the request's id"
+
+
+class ApiError(Exception):
+    """An error response.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong with which value, what is allowed, what to do.
+        type: OpenAI's error type; None for the usual one of the status.
+        param: the field at fault.
+        code: machine-readable reason.
+        headers: additional response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.type = type or TYPES.get(status, "invalid_request_error")
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        return JsonResponse(self.body(), self.status, headers=self.headers)
+
+
+def invalid(message: str, param: str | None, *, code: str | None = None) -> ApiError:
+    """Return the error of a field that cannot be honoured."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return the response for any exception. An unexpected one is logged, and its text is not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return invalid(str(error), getattr(error, "param", None))
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
+    if isinstance(error, EngineClosedError):
+        return closed_error()
+    if isinstance(error, DraftreeError):
+        # its message may name files of this machine
+        logger.error("a request failed: %s", error)
+        return ApiError(500, "the generation failed; the server's log has the reason", code="generation_failed")
+    logger.error("an unexpected error", exc_info=error)
+    return ApiError(500, UNEXPECTED, code="internal_error")
+
+
+def closed_error() -> ApiError:
+    """Return the error of a server that is draining or closed."""
+    return ApiError(
+        503,
+        "the server is shutting down and accepts no requests: retry on another server, or later",
+        code="shutting_down",
+        headers={"Retry-After": "5"},
+    )
+
+
+def loading_error() -> ApiError:
+    """Return the error of a server whose models are not loaded yet."""
+    text = "the models are still loading: retry after the time in Retry-After"
+    return ApiError(503, text, code="loading", headers={"Retry-After": "5"})
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """Return the error of the first wrong field, with its dotted path as `param`."""
+    first = _most_specific(error.errors())
+    kind, place = first["type"], list(first["loc"][1:])
+    if kind == "json_invalid":
+        return invalid("the body is not valid JSON: send one JSON object", None, code="invalid_json")
+    field = first.get("ctx", {}).get("field")
+    path = dotted([*place, field] if field else place)
+    if field:
+        return invalid(f"'{path}' {first['ctx']['reason']}", path, code=kind)
+    if not path:
+        return invalid("the body must be a JSON object, sent with content-type application/json", None)
+    if kind == "missing":
+        return invalid(f"the field '{path}' is missing: it is required", path, code="missing_required_parameter")
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return invalid(f"'{path}' is refused: {reason[:1].lower()}{reason[1:]}", path)
+
+
+def _most_specific(errors: Sequence[Any]) -> Any:
+    """Return the deepest error of the first wrong field: each alternative of a field has an error of its own."""
+    first = errors[0]["loc"][:2]
+    return max((error for error in errors if error["loc"][:2] == first), key=lambda error: len(error["loc"]))
+
+
+def dotted(place: list[Any]) -> str:
+    """Return a location as a path such as `messages[0].content`, without the names of union members."""
+    path = ""
+    for part in place:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in UNION_MEMBERS:
+            path += f".{part}" if path else part
+    return path
+
+
+UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "constrained-int"})
+"""Names by which pydantic marks the alternatives of a field in an error's location."""
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Install the handlers of all exceptions."""
+
+    def answer(request: Request, error: ApiError) -> Response:
+        record_of(request.scope).error = error.code or error.type
+        return error.response()
+
+    async def known(request: Request, error: Exception) -> Response:
+        return answer(request, api_error(error))
+
+    async def wrong_body(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request, validation_error(error))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return answer(request, _http_error(request, error))
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(DraftreeError, known)
+    app.add_exception_handler(RequestValidationError, wrong_body)
+    app.add_exception_handler(HTTPException, http)
+    app.add_middleware(UnexpectedErrors)
+
+
+class UnexpectedErrors:
+    """Turns any other exception into a response without details; innermost of the middleware.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection."""
+        has_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            response = api_error(error).response()
+            if not has_started:
+                await response(scope, receive, send)
+
+
+def _http_error(request: Request, error: HTTPException) -> ApiError:
+    if error.status_code == 404:
+        return ApiError(
+            404, f"there is nothing at {request.url.path}: the API is described at /openapi.json", code="not_found"
+        )
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed at {request.url.path}"
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    if error.status_code == 400:
+        return invalid("the body cannot be read: send one JSON object in UTF-8", None, code="invalid_json")
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)

@@ -1,0 +1,212 @@
+"""Admission of requests: a limit of running ones, a bounded queue, and fairness between API keys.
+
+A free place goes to the waiting key with the fewest running requests; among equals, to the one that was served longest
+ago. A key that waits is thus passed at most once by every other key with as few running requests. When the queue is
+full, a key with fewer waiting requests replaces the latest one of the key with the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.serve.errors import ApiError, closed_error
+
+__all__ = ["Gate", "Ticket"]
+
+MAX_RETRY_SECONDS = 60
+SMOOTHING = 0.1
+"""Weight of the latest request in the mean duration, from which `Retry-After` is estimated."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request at the gate.
+
+    Attributes:
+        key: name of its API key.
+        arrival: when it came, in seconds of the gate's clock.
+        waited: seconds in the queue.
+    """
+
+    key: str
+    arrival: float
+    waited: float = 0.0
+    turn: asyncio.Future[None] | None = field(default=None, repr=False)
+
+
+@final
+class Gate:
+    """Admits requests. For one event loop.
+
+    Args:
+        max_running: maximum number of running requests.
+        max_waiting: maximum number of waiting requests.
+        key_share: largest share of running and of waiting requests that one key may hold.
+        clock: clock of waiting times and durations.
+    """
+
+    def __init__(
+        self, *, max_running: int, max_waiting: int, key_share: float = 1.0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self.max_running_per_key = max(1, math.ceil(max_running * key_share))
+        self.max_waiting_per_key = math.ceil(max_waiting * key_share)
+        self.is_closed = False
+        self._clock = clock
+        self._running: Counter[str] = Counter()
+        self._queues: dict[str, deque[Ticket]] = {}
+        """Waiting requests by key; the key that was served longest ago first."""
+        self._mean_seconds: float | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Number of running requests."""
+        return self._running.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of waiting requests."""
+        return sum(map(len, self._queues.values()))
+
+    def running_of(self, key: str) -> int:
+        """Return the number of running requests of a key."""
+        return self._running[key]
+
+    @asynccontextmanager
+    async def enter(self, key: str) -> AsyncIterator[Ticket]:
+        """Wait for a place, and hold it.
+
+        Args:
+            key: name of the API key.
+
+        Raises:
+            ApiError: 429, the key has too many waiting requests; 503, the queue is full or the gate is closed.
+        """
+        ticket = Ticket(key, self._clock())
+        await self._wait(ticket)
+        start = self._clock()
+        ticket.waited = start - ticket.arrival
+        try:
+            yield ticket
+        finally:
+            self._learn(self._clock() - start)
+            self._leave(key)
+
+    def close(self) -> None:
+        """Refuse new and waiting requests; running ones continue."""
+        self.is_closed = True
+        for queue in self._queues.values():
+            for ticket in queue:
+                _refuse(ticket, closed_error())
+        self._queues.clear()
+
+    def retry_seconds(self) -> int:
+        """Return the estimated seconds until the queue has moved on: mean duration times requests per place."""
+        if self._mean_seconds is None:
+            return 1
+        seconds = self._mean_seconds * (self.num_waiting + 1) / self.max_running
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds)))
+
+    async def _wait(self, ticket: Ticket) -> None:
+        if self.is_closed:
+            raise closed_error()
+        if not self._queues.get(ticket.key) and self._has_place(ticket.key):
+            self._running[ticket.key] += 1
+            return
+        self._make_room(ticket.key)
+        ticket.turn = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(ticket.key, deque()).append(ticket)
+        try:
+            await ticket.turn
+        except asyncio.CancelledError:
+            self._give_up(ticket)
+            raise
+
+    def _has_place(self, key: str) -> bool:
+        return self.num_running < self.max_running and self._running[key] < self.max_running_per_key
+
+    def _make_room(self, key: str) -> None:
+        """Raise unless the queue has room for one more request of a key; another key's latest may have to leave."""
+        own = len(self._queues.get(key, ()))
+        if self.max_waiting_per_key <= own < self.max_waiting:
+            raise self._too_many(key, own)
+        if self.num_waiting < self.max_waiting:
+            return
+        longest = max(self._queues, key=lambda other: len(self._queues[other]), default=key)
+        held = len(self._queues.get(longest, ()))
+        if held <= own + 1:
+            raise self._full()
+        _refuse(self._queues[longest].pop(), self._too_many(longest, held))
+
+    def _admit(self) -> None:
+        """Give free places to waiting requests."""
+        while True:
+            eligible = [key for key in self._queues if self._has_place(key)]
+            if not eligible:
+                return
+            key = min(eligible, key=lambda other: self._running[other])  # the first of equals
+            queue = self._queues.pop(key)
+            ticket = queue.popleft()
+            if queue:
+                self._queues[key] = queue  # last in turn from now on
+            assert ticket.turn is not None
+            if not ticket.turn.done():
+                self._running[key] += 1
+                ticket.turn.set_result(None)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Remove a cancelled request from the queue, or return the place that it has just been given."""
+        queue = self._queues.get(ticket.key, deque())
+        if ticket in queue:
+            queue.remove(ticket)
+            if not queue:
+                del self._queues[ticket.key]
+        elif _was_admitted(ticket):
+            self._leave(ticket.key)
+
+    def _leave(self, key: str) -> None:
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+        self._admit()
+
+    def _learn(self, seconds: float) -> None:
+        mean = seconds if self._mean_seconds is None else self._mean_seconds
+        self._mean_seconds = mean + SMOOTHING * (seconds - mean)
+
+    def _too_many(self, key: str, count: int) -> ApiError:
+        return ApiError(
+            429,
+            f"{count} requests with this API key are waiting, its share of the queue: retry after the time in "
+            "Retry-After, or send fewer at once",
+            code="key_limit",
+            headers=self._retry_after(),
+        )
+
+    def _full(self) -> ApiError:
+        return ApiError(
+            503,
+            f"{self.num_waiting} requests are waiting, as many as the queue holds: retry after the time in Retry-After",
+            code="queue_full",
+            headers=self._retry_after(),
+        )
+
+    def _retry_after(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_seconds())}
+
+
+def _was_admitted(ticket: Ticket) -> bool:
+    turn = ticket.turn
+    return turn is not None and turn.done() and not turn.cancelled() and turn.exception() is None
+
+
+def _refuse(ticket: Ticket, error: ApiError) -> None:
+    if ticket.turn is not None and not ticket.turn.done():
+        ticket.turn.set_exception(error)

@@ -1,0 +1,123 @@
+"""Input items of /v1/responses as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftree.serve.errors import invalid
+from draftree.serve.schema.responses import ResponsesBody
+
+__all__ = ["chat_tool_choice", "chat_tools", "messages_of"]
+
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+"""Roles of the API, and the roles that templates know."""
+TEXT_PARTS = ("input_text", "output_text", "text")
+IGNORED = ("id", "status")
+"""Fields that the server's own output items have, and that mean nothing in a conversation."""
+
+
+def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
+    """Return the conversation of a request, with its instructions as the first message.
+
+    Raises:
+        ApiError: an item of another form, with its place as `param`.
+    """
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    if not body.input:
+        raise invalid("'input' is empty: give a text, or at least one item", "input")
+    for number, item in enumerate(body.input):
+        _add(messages, item, f"input[{number}]")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        messages.append(_message(item, place))
+    elif kind == "function_call":
+        last = messages[-1] if messages else {}
+        # calls of one answer are one message, together with its text
+        if last.get("role") != "assistant":
+            last = {"role": "assistant", "content": None}
+            messages.append(last)
+        last.setdefault("tool_calls", []).append(_call(item, place))
+    elif kind == "function_call_output":
+        _require_keys(item, ("type", "call_id", "output"), place)
+        content = _content(item.get("output"), f"{place}.output")
+        messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", place), "content": content})
+    else:
+        known = "message, function_call and function_call_output"
+        raise invalid(f"'{place}.type' is {str(kind)[:40]!r}: {known} are supported", f"{place}.type")
+
+
+def _message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    _require_keys(item, ("type", "role", "content"), place)
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"'{place}.role' must be one of {', '.join(ROLES)}", f"{place}.role")
+    return {"role": ROLES[role], "content": _content(item.get("content"), f"{place}.content")}
+
+
+def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    _require_keys(item, ("type", "call_id", "name", "arguments"), place)
+    function = {"name": _text(item, "name", place), "arguments": _text(item, "arguments", place)}
+    return {"id": _text(item, "call_id", place), "type": "function", "function": function}
+
+
+def _content(content: object, place: str) -> str:
+    """Return the text of a content: a text, or text parts, which are joined by line ends."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"'{place}' must be text or a list of text parts", place)
+    return "\n".join(_part(part, f"{place}[{number}]") for number, part in enumerate(content))
+
+
+def _part(part: object, place: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS:
+        raise invalid(f"'{place}' must be a text part: {', '.join(TEXT_PARTS[:2])} are supported", place)
+    known = ("type", "text", "annotations", "logprobs")
+    _require_keys(part, known, place)
+    return _text(part, "text", place)
+
+
+def _text(item: Mapping[str, Any], key: str, place: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise invalid(f"'{place}.{key}' must be text", f"{place}.{key}")
+    return value
+
+
+def _require_keys(item: Mapping[str, Any], known: Sequence[str], place: str) -> None:
+    for key, value in item.items():
+        if key not in (*known, *IGNORED) and value is not None:
+            raise invalid(f"'{place}.{key}' is not supported: leave it out", f"{place}.{key}")
+
+
+def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the tools in the form of /v1/chat/completions, which has the fields of a function in an object.
+
+    Raises:
+        ApiError: a tool that is no function.
+    """
+    if tools is None:
+        return None
+    found = []
+    for number, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            message = f"'tools[{number}].type' must be \"function\": the server has no tools of its own"
+            raise invalid(message, f"tools[{number}].type")
+        found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
+    return found
+
+
+def chat_tool_choice(choice: object) -> object:
+    """Return a tool choice in the form of /v1/chat/completions."""
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice

@@ -1,0 +1,141 @@
+"""Limits of time and size, as ASGI middleware. A body is complete and of allowed size before a handler starts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.serve.errors import ApiError
+from draftree.serve.json_text import encode_json
+from draftree.serve.records import record_of
+
+__all__ = ["BodyLimit", "TimeLimit"]
+
+CLOSE = {"Connection": "close"}
+"""Header after which the rest of a request is not read."""
+
+
+class BodyLimit:
+    """Reads bodies before the application, and refuses large and slow ones.
+
+    Args:
+        app: the application.
+        max_bytes: maximum size of a body; 413 beyond, with or without Content-Length.
+        timeout: seconds until a body must be complete; 408 beyond.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._require_length(scope)
+            body = await asyncio.wait_for(self._read(receive), self._timeout)
+        except TimeoutError:
+            await refuse(scope, receive, send, error=self._too_slow())
+            return
+        except ApiError as error:
+            await refuse(scope, receive, send, error=error)
+            return
+        if body is None:
+            return  # the client left
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    def _require_length(self, scope: Scope) -> None:
+        given = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if given.isdigit() and int(given) > self._max_bytes:
+            raise self._too_large()
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._max_bytes:
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        text = f"the body is larger than {self._max_bytes} bytes, the limit of this server: send less"
+        return ApiError(413, text, code="body_too_large", headers=CLOSE)
+
+    def _too_slow(self) -> ApiError:
+        text = f"the body did not arrive within {self._timeout:g} s: send it at once"
+        return ApiError(408, text, code="body_timeout", headers=CLOSE)
+
+
+class TimeLimit:
+    """Ends POST requests that take too long: 504, or an error as the last event of a stream that has begun.
+
+    Args:
+        app: the application.
+        timeout: seconds from the complete request to the end of the response.
+    """
+
+    def __init__(self, app: ASGIApp, *, timeout: float) -> None:
+        self._app = app
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        started: Message | None = None
+
+        async def send_noting(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = message
+            await send(message)
+
+        deadline = asyncio.timeout(self._timeout)
+        try:
+            async with deadline:
+                await self._app(scope, receive, send_noting)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            error = self._error()
+            if started is None:
+                await refuse(scope, receive, send, error=error)
+            else:
+                record_of(scope).error = error.code
+                await send({"type": "http.response.body", "body": last_event(started, error)})
+
+    def _error(self) -> ApiError:
+        text = f"the request took longer than {self._timeout:g} s, the limit of this server: ask for fewer tokens"
+        return ApiError(504, text, type="timeout_error", code="request_timeout")
+
+
+def last_event(start: Message, error: ApiError) -> bytes:
+    """Return an error for a response that has begun: an event of an event stream, else nothing."""
+    types = [value for name, value in start.get("headers", ()) if name == b"content-type"]
+    if not types or not types[0].startswith(b"text/event-stream"):
+        return b""
+    return b"data: " + encode_json(error.body()).encode("ascii") + b"\n\n"
+
+
+async def refuse(scope: Any, receive: Receive, send: Send, *, error: ApiError) -> None:
+    """Send an error instead of calling the application."""
+    record_of(scope).error = error.code
+    await error.response()(scope, receive, send)

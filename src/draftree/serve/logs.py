@@ -1,0 +1,178 @@
+"""Logs: one line per request, as JSON or text, on standard error. Prompts and texts only on request, keys never."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.plain_text import harmless
+from draftree.serve.records import CLIENT_CLOSED, RequestRecord, keep_record, request_id_of
+
+__all__ = ["LineFormatter", "RequestLog", "configured_logs", "log_request"]
+
+REQUESTS = logging.getLogger("draftree.serve.requests")
+LOGGERS = ("draftree", "uvicorn.error")
+HEADER = b"x-request-id"
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that monitors poll; they are logged at level debug."""
+DIGITS = 6
+
+
+class RequestLog:
+    """ASGI middleware, the outermost: gives every request an id and a record, and reports the record at its end.
+
+    Args:
+        app: the application.
+        on_end: called with every record at its end.
+        clock: clock of the records.
+    """
+
+    def __init__(self, app: ASGIApp, *, on_end: Callable[[RequestRecord], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._app = app
+        self._on_end = on_end
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER), None)
+        request_id = request_id_of(None if given is None else given.decode("latin-1"))
+        record = RequestRecord(request_id, scope["method"], scope["path"], self._clock())
+        keep_record(scope, record)
+        is_complete = False
+
+        async def receive_noting() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_complete:
+                record.is_disconnected = True
+            return message
+
+        async def send_noting(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = [pair for pair in message.get("headers", ()) if pair[0] != HEADER]
+                message["headers"] = [*headers, (HEADER, request_id.encode("ascii"))]
+            elif message["type"] == "http.response.body":
+                is_complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_noting, send_noting)
+        except Exception:
+            if not is_complete:  # otherwise it is logged, and the client has its answer
+                raise
+        finally:
+            self._end(record, scope)
+
+    def _end(self, record: RequestRecord, scope: Scope) -> None:
+        record.seconds = self._clock() - record.start
+        record.endpoint = getattr(scope.get("route"), "path", "")
+        if record.is_disconnected:
+            record.status = CLIENT_CLOSED
+        self._on_end(record)
+
+
+def log_request(record: RequestRecord) -> None:
+    """Log one line."""
+    level = logging.DEBUG if record.path in PROBES and record.status < 400 else logging.INFO
+    if REQUESTS.isEnabledFor(level):
+        summary = f"{record.method} {record.path} {record.status or 500} {record.seconds:.3f} s"
+        REQUESTS.log(level, summary, extra={"fields": fields(record)})
+
+
+def fields(record: RequestRecord) -> dict[str, Any]:
+    """Return the record as the values of a log line; fields without a value are left out."""
+    values = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status or 500,
+        "key": record.key.name,
+        "response_id": record.response_id,
+        "model": record.model,
+        "draft": record.draft,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "accepted_tokens": record.accepted_tokens,
+        "rounds": record.rounds,
+        "queue_seconds": rounded(record.queue_seconds),
+        "first_token_seconds": rounded(record.first_token_seconds),
+        "seconds": rounded(record.seconds),
+        "finish_reasons": record.finish_reasons or None,
+        "disconnected": record.is_disconnected or None,
+        "error": record.error,
+        "prompt": record.prompt,
+        "texts": record.texts,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Return seconds with as many digits as are useful."""
+    return None if seconds is None else round(seconds, DIGITS)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats every record as one line.
+
+    Args:
+        as_json: whether lines are JSON objects.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; a traceback is a field of it."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        extra: dict[str, Any] = getattr(record, "fields", {})
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        if self._as_json:
+            head = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+            message = {} if extra else {"message": record.getMessage()}
+            return json.dumps(head | message | extra | trace, default=str)
+        shown = " ".join(f"{name}={value}" for name, value in extra.items() if name not in IN_SUMMARY)
+        line = harmless(" ".join(filter(None, (time, record.levelname.lower(), record.getMessage(), shown))))
+        return "\n".join([line.replace("\n", "\\n"), *(harmless(text) for text in trace.values())])
+
+
+IN_SUMMARY = frozenset({"method", "path", "status", "seconds"})
+
+
+@contextmanager
+def configured_logs(*, as_json: bool, level: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Write the logs of the server and of its libraries to a stream while the context lasts.
+
+    Args:
+        as_json: whether lines are JSON objects.
+        level: name of the least severe level.
+        stream: None for standard error.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(as_json=as_json))
+    before = [(logger, logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGERS)]
+    for logger, _, _ in before:
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())
+        logger.propagate = False
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop are logged by the command
+    try:
+        yield
+    finally:
+        for logger, old_level, propagates in before:
+            logger.removeHandler(handler)
+            logger.setLevel(old_level)
+            logger.propagate = propagates

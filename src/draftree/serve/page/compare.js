@@ -1,0 +1,107 @@
+/** Comparison of one request with and without drafts: two texts, two speeds, one verdict. */
+
+import { speedBars } from "./chart.js";
+import { excerpt, verdict } from "./difference.js";
+import { byId, decimal, el } from "./dom.js";
+import { withSystem } from "./state.js";
+import { seedOf, write } from "./write.js";
+
+const SIDES = [
+  { name: "Plain", origin: "plain" },
+  { name: "Drafted", origin: "drafted" },
+];
+
+/** View of the two sides. */
+export class CompareView {
+  #host = byId("comparison");
+
+  /** @param {import("./write.js").Context} context */
+  constructor(context) {
+    this.context = context;
+  }
+
+  /** @returns {boolean} whether there is no comparison */
+  get isEmpty() {
+    return this.#host.childElementCount === 0;
+  }
+
+  /** Removes the comparison. */
+  clear() {
+    this.#host.replaceChildren();
+  }
+
+  /**
+   * @param {string} prompt
+   * @param {AbortSignal} signal
+   */
+  async send(prompt, signal) {
+    const { state } = this.context;
+    const seed = seedOf(state);
+    const cards = SIDES.map(({ name }) => el("article", { class: "panel card side" }, el("h2", {}, name)));
+    const result = el("div", { class: "panel verdict" }, el("strong", {}, "Writing…"));
+    const echo = el("p", { class: "prompt-echo" }, prompt);
+    this.#host.replaceChildren(echo, result, el("div", { class: "sides" }, ...cards));
+    const drafter = state.draft === "none" ? "" : state.draft;
+    const start = (side) => {
+      const draft = side === 0 ? "none" : drafter;
+      const options = { kind: state.format, host: cards[side], label: `${SIDES[side].name} text`, seed, draft };
+      const content = state.format === "chat" ? { messages: this.#messages(prompt) } : { prompt };
+      return write(this.context, { ...options, ...content, isQuiet: side === 0 }, signal);
+    };
+    try {
+      const runs = await this.#both(start, signal);
+      this.#conclude(result, runs);
+    } catch (error) {
+      result.replaceChildren(el("strong", {}, "No verdict: a request failed"));
+      throw error;
+    }
+  }
+
+  #messages(prompt) {
+    return withSystem(this.context.state, [{ role: "user", content: prompt }]);
+  }
+
+  /**
+   * @param {(side: number) => Promise<import("./run.js").Run>} start
+   * @param {AbortSignal} signal
+   */
+  async #both(start, signal) {
+    if (this.context.state.order === "together") return Promise.all([start(0), start(1)]);
+    const plain = await start(0);
+    return signal.aborted ? [plain] : [plain, await start(1)];
+  }
+
+  /**
+   * @param {HTMLElement} result
+   * @param {import("./run.js").Run[]} runs
+   */
+  #conclude(result, runs) {
+    const [plain, drafted] = runs;
+    const isComplete = runs.length === 2 && runs.every((run) => run.status === "done");
+    const { kind, title, index } = verdict(plain.text, drafted?.text ?? "", isComplete);
+    result.className = `panel verdict ${kind}`;
+    result.replaceChildren(el("strong", {}, title));
+    if (kind === "different") {
+      result.append(side("Plain", plain.text, index), side("Drafted", drafted.text, index));
+    }
+    if (!drafted) return;
+    const speeds = SIDES.map(({ name, origin }, i) => ({ name, origin, speed: runs[i].speed }));
+    result.append(el("p", {}, ratioWords(speeds, this.context.state.order)), speedBars(speeds));
+    this.context.announcer.say(title);
+  }
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {number} index of the first difference
+ */
+function side(name, text, index) {
+  return el("p", {}, `${name}: `, el("code", {}, excerpt(text, index)));
+}
+
+function ratioWords([plain, drafted], order) {
+  if (!plain.speed || !drafted.speed) return "Too few tokens to measure a speed.";
+  const words = `Drafted decoding ran at ${decimal(drafted.speed / plain.speed, 2)}× the speed of plain decoding.`;
+  return order === "together" ? `${words} Both ran at once and shared the machine.` : words;
+}

@@ -1,0 +1,27 @@
+/** Prompts to start with, and the buttons that put them into the composer. */
+
+import { byId, el } from "./dom.js";
+
+const EXAMPLES = {
+  chat: [
+    ["Explain a cache", "Explain in a few sentences what a cache is and why it makes programs faster."],
+    ["Count to thirty", "Count from one to thirty in words, separated by commas."],
+    ["Repeat with a change", "Repeat this list with every name in capitals: ada, alan, barbara, donald, edsger, grace, john."],
+  ],
+  complete: [
+    ["A story", "Once upon a time, a small robot found a garden at the end of the street."],
+    ["Python code", "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n"],
+  ],
+};
+
+/** @param {(prompt: string) => void} onChoose */
+export function setUpExamples(onChoose) {
+  for (const [host, name] of [["chat", "chat"], ["complete", "complete"], ["compare", "chat"]]) {
+    const buttons = EXAMPLES[name].map(([title, prompt]) => {
+      const button = el("button", { type: "button", class: "quiet" }, title);
+      button.addEventListener("click", () => onChoose(prompt));
+      return button;
+    });
+    byId(`${host}-examples`).replaceChildren(...buttons);
+  }
+}

@@ -1,0 +1,210 @@
+"""From request bodies to sampling parameters, and from the library's parameter names back to the API's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from draftree.core.errors import InvalidRequestError
+from draftree.drafters import NO_DRAFT
+from draftree.sampling.params import SamplingParams
+from draftree.serve.errors import ApiError, invalid
+from draftree.serve.pool import ServedModel
+from draftree.serve.schema.chat import ChatBody
+from draftree.serve.schema.common import ResponseFormat, SamplingBody, StructuredOutputs
+from draftree.serve.schema.completions import CompletionBody
+
+COMPLETION_TOKENS = 16
+"""Default `max_tokens` of plain completions, as in OpenAI's API."""
+SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "bad_words",
+)
+"""Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
+Named = tuple[str, Any]
+"""A library parameter and its value."""
+Checked = tuple[SamplingParams, dict[str, str]]
+"""Sampling parameters, and the body's field of each library parameter that has another name there."""
+
+
+def chat_params(body: ChatBody) -> Checked:
+    """Return the sampling parameters of a chat request.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured.
+    """
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
+    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    limit_name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return build_params(body, {"max_tokens": limit, "logprobs": logprobs}, {"max_tokens": limit_name})
+
+
+def completion_params(body: CompletionBody) -> Checked:
+    """Return the sampling parameters of a plain completion.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured.
+    """
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid(
+            f"best_of={body.best_of} is not supported: all 'n' texts are returned; leave it out, or set it to n",
+            "best_of",
+            code="unsupported_parameter",
+        )
+    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
+    if body.echo and limit == 0:
+        # the prompt alone is wanted: one token is generated and dropped
+        given["max_tokens"] = 1
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.logprobs
+    return build_params(body, given, {})
+
+
+def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[str, str]) -> Checked:
+    """Return the parameters of a body.
+
+    Args:
+        body: the request.
+        given: parameters that differ from the body's fields.
+        names: the body's field of a library parameter, where it differs.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured, with the body's field as `param`.
+    """
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("'stream_options' needs stream=true", "stream_options")
+    values = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    values["logit_bias"] = _logit_bias(body.logit_bias)
+    values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
+    renamed = {"template_kwargs": "chat_template_kwargs", **names}
+    constraint = _constraint(body)
+    if constraint is not None:
+        field, (name, value) = constraint
+        values[name] = value
+        renamed[name] = field
+    return checked_params({**values, **given}, renamed), renamed
+
+
+def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
+    """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it.
+
+    Raises:
+        ApiError: a prediction that no loaded drafter, or not the chosen one, reads.
+    """
+    if body.prediction is None or (body.draft is not None and body.draft not in (*model.drafts, NO_DRAFT)):
+        return body.draft
+    readers = [draft for draft in model.drafts if model.reads_predictions(draft)]
+    if body.draft in readers or (body.draft is None and readers):
+        return body.draft or readers[0]
+    remedy = f"set 'draft' to {readers[0]!r}, or leave it out" if readers else "leave 'prediction' out"
+    reason = "the chosen drafter does not read it" if readers else "no drafter that reads it is loaded"
+    raise invalid(f"a prediction was given, but {reason}: {remedy}", "prediction", code="unsupported_parameter")
+
+
+def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """Return sampling parameters; an error names the body's field.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured.
+    """
+    try:
+        return SamplingParams(**values)
+    except InvalidRequestError as error:
+        raise named_error(error, names) from error
+
+
+def named_error(error: InvalidRequestError, names: Mapping[str, str]) -> ApiError:
+    """Return the error of a library parameter with the body's field as `param`."""
+    param = getattr(error, "param", None)
+    return invalid(str(error), names.get(param, param) if param else None)
+
+
+def _logit_bias(biases: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not biases:
+        return None
+    for token in biases:
+        if not re.fullmatch(r"[0-9]{1,9}", token):
+            raise invalid(f"logit_bias has the key '{token[:40]}': keys must be token ids", "logit_bias")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _constraint(body: SamplingBody) -> tuple[str, Named] | None:
+    """Return the field that constrains the text, and its library parameter; None if there is none."""
+    found = [
+        (field, constraint)
+        for field, constraint in (
+            ("response_format", _of_format(body.response_format)),
+            ("structured_outputs", _of_outputs(body.structured_outputs)),
+            ("guided_json", None if body.guided_json is None else ("json_schema", body.guided_json)),
+            ("guided_regex", None if body.guided_regex is None else ("regex", body.guided_regex)),
+            ("guided_grammar", None if body.guided_grammar is None else ("grammar", body.guided_grammar)),
+            ("guided_choice", None if body.guided_choice is None else _choice(body.guided_choice)),
+        )
+        if constraint is not None
+    ]
+    if len(found) > 1:
+        raise invalid(f"'{found[0][0]}' and '{found[1][0]}' both constrain the text: give one of them", found[1][0])
+    return found[0] if found else None
+
+
+def _of_format(wanted: ResponseFormat | None) -> Named | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return "json_schema", {"type": "object"}
+    if wanted.json_schema is None:
+        raise invalid("response_format of type json_schema needs the field 'json_schema'", "response_format")
+    # without `strict` the schema is followed, too
+    return "json_schema", {} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
+
+
+def _of_outputs(wanted: StructuredOutputs | None) -> Named | None:
+    if wanted is None:
+        return None
+    options: list[Named] = []
+    if wanted.json_ is not None:
+        options.append(("json_schema", wanted.json_))
+    if wanted.regex is not None:
+        options.append(("regex", wanted.regex))
+    if wanted.grammar is not None:
+        options.append(("grammar", wanted.grammar))
+    if wanted.choice is not None:
+        options.append(_choice(wanted.choice))
+    if wanted.json_object:
+        options.append(("json_schema", {"type": "object"}))
+    if len(options) != 1:
+        message = "'structured_outputs' needs exactly one of json, regex, choice, grammar and json_object"
+        raise invalid(message, "structured_outputs")
+    return options[0]
+
+
+def _choice(texts: list[str]) -> Named:
+    """Return the grammar of a choice between texts."""
+    return "grammar", "root ::= " + " | ".join(json.dumps(text) for text in texts)

@@ -1,0 +1,145 @@
+"""The served models: names, aliases, and one memory budget for the sequences of all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from draftree.async_llm import AsyncLLM
+from draftree.core.errors import ConfigurationError
+from draftree.serve.errors import ApiError, loading_error
+from draftree.serve.render.tokens import TokenTexts, token_texts
+from draftree.text.tokenizer import Tokenizer
+
+
+class Viewer(Protocol):
+    """Decides which models a client may use, for example an API key."""
+
+    def allows(self, names: Iterable[str]) -> bool:
+        """Return whether the model with these names, aliases included, may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that the server offers.
+
+    Attributes:
+        name: its name in the API.
+        llm: generates its texts.
+        aliases: other names.
+        created: seconds since 1970.
+    """
+
+    name: str
+    llm: AsyncLLM
+    aliases: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name and aliases."""
+        return (self.name, *self.aliases)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The loaded drafters; the first is the default."""
+        return self.llm.llm.drafts
+
+    def reads_predictions(self, draft: str) -> bool:
+        """Return whether a loaded drafter, or "none", uses the prediction of a request."""
+        return draft in self.drafts and self.llm.llm.engine.parts.traits_of(draft).reads_predictions
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None if it has none."""
+        return self.llm.llm.tokenizer
+
+    @property
+    def texts(self) -> TokenTexts:
+        """Written form of its tokens."""
+        return token_texts(self.tokenizer)
+
+    @property
+    def max_context(self) -> int:
+        """Maximum tokens of prompt and text."""
+        return self.llm.llm.model.max_length
+
+    @property
+    def supports_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.tokenizer is not None and self.tokenizer.has_chat_template
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return (self.tokenizer.chat_template if self.tokenizer is not None else None) or ""
+
+
+class ModelPool:
+    """The models of one server.
+
+    Args:
+        models: as for `open`; None if they are not loaded yet.
+
+    Raises:
+        ConfigurationError: as `open`.
+    """
+
+    def __init__(self, models: Sequence[ServedModel] | None = None) -> None:
+        self._models: tuple[ServedModel, ...] = ()
+        self._by_name: dict[str, ServedModel] = {}
+        if models is not None:
+            self.open(models)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the models are loaded."""
+        return bool(self._models)
+
+    def open(self, models: Sequence[ServedModel]) -> None:
+        """Offer models that have distinct names and aliases; once.
+
+        Raises:
+            ConfigurationError: no models, or two with one name.
+        """
+        if not models:
+            raise ConfigurationError("a server needs at least one model")
+        self._models = tuple(models)
+        for model in models:
+            for name in model.names:
+                if name in self._by_name:
+                    raise ConfigurationError(f"two served models have the name '{name}': give one an alias instead")
+                self._by_name[name] = model
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def visible(self, viewer: Viewer | None = None) -> list[ServedModel]:
+        """Return the models that the client may use; all without a viewer."""
+        return [model for model in self._models if viewer is None or viewer.allows(model.names)]
+
+    def get(self, name: str, viewer: Viewer | None = None) -> ServedModel:
+        """Return a model by name or alias.
+
+        Raises:
+            ApiError: 404 if there is none that the client may use; 503 while models are loading.
+        """
+        if not self.is_open:
+            raise loading_error()
+        model = self._by_name.get(name)
+        if model is None or (viewer is not None and not viewer.allows(model.names)):
+            known = ", ".join(repr(other.name) for other in self.visible(viewer))
+            message = f"the model {name[:100]!r} is not served here; served: {known or 'none'}"
+            raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
+        return model
+
+    async def drain(self) -> None:
+        """Accept no more requests, and return when all accepted requests are finished."""
+        await asyncio.gather(*(model.llm.drain() for model in self._models))
+
+    async def close(self) -> None:
+        """End unfinished requests and free the models' threads."""
+        await asyncio.gather(*(model.llm.close() for model in self._models))

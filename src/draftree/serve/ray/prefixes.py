@@ -1,0 +1,150 @@
+"""Prefix-aware choice of a replica: what each replica served lately, combined with its load.
+
+A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an equal
+beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and values
+in the prefix cache. The request goes to the replica with the longest known beginning unless it is much busier than the
+least busy one; without a match, to the less busy one of two random replicas (power of two choices).
+
+Needs no ray.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, final
+
+BLOCK_CHARACTERS = 64
+"""Characters per block, about 16 tokens."""
+MAX_BLOCKS = 1024
+"""Blocks of one prompt that are compared; the rest of a longer prompt is ignored."""
+FIELDS = ("model", "tools", "instructions", "messages", "input", "prompt")
+"""Fields of request bodies in the order in which chat templates place them. Lists extend the prefix item by item."""
+
+Blocks = tuple[bytes, ...]
+"""Chained hashes of the blocks of a prompt, from its beginning."""
+
+
+def prefix_blocks(body: Mapping[str, Any]) -> Blocks:
+    """Return the chained hashes of a request's prompt; empty if it is shorter than a block.
+
+    Args:
+        body: the decoded JSON object of a chat, completion or response request. Values of wrong types are hashed as
+            they are: the replica refuses them.
+    """
+    text = "".join(_parts(body))[: BLOCK_CHARACTERS * MAX_BLOCKS]
+    found: list[bytes] = []
+    before = b""
+    for start, end in pairwise(range(0, len(text) + 1, BLOCK_CHARACTERS)):
+        before = blake2b(before + text[start:end].encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        found.append(before)
+    return tuple(found)
+
+
+def _parts(body: Mapping[str, Any]) -> Iterator[str]:
+    for name in FIELDS:
+        value = body.get(name)
+        if value is None:
+            continue
+        yield f"\x1e{name}\x1f"
+        for item in value if isinstance(value, list) else [value]:
+            yield item if isinstance(item, str) else json.dumps(item, ensure_ascii=False, sort_keys=True)
+            yield "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPolicy:
+    """Constants of the choice.
+
+    Attributes:
+        min_match: least share of a prompt's blocks that counts as a match, 0 to 1.
+        max_imbalance: maximum number of ongoing requests by which the matching replica may exceed the least busy one.
+        max_blocks: blocks remembered per replica.
+    """
+
+    min_match: float = 0.1
+    max_imbalance: int = 4
+    max_blocks: int = 65536
+
+
+@final
+class PrefixIndex:
+    """Prefixes served by each replica; the least recently used blocks are dropped first.
+
+    A block is always more recent than the blocks that extend it. What is kept of a prompt is therefore a beginning.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._served: dict[str, OrderedDict[bytes, None]] = {}
+
+    def record(self, replica: str, blocks: Blocks) -> None:
+        """Note that a replica serves a prompt."""
+        served = self._served.setdefault(replica, OrderedDict())
+        for block in reversed(blocks):
+            served[block] = None
+            served.move_to_end(block)
+        while len(served) > self._max_blocks:
+            served.popitem(last=False)
+
+    def num_matched(self, replica: str, blocks: Blocks) -> int:
+        """Return how many of a prompt's first blocks the replica served."""
+        served = self._served.get(replica, ())
+        return bisect.bisect_left(blocks, True, key=lambda block: block not in served)
+
+    def num_blocks(self, replica: str) -> int:
+        """Return how many blocks are remembered for a replica."""
+        return len(self._served.get(replica, ()))
+
+    def keep_only(self, replicas: Collection[str]) -> None:
+        """Drop replicas that no longer exist."""
+        self._served = {replica: served for replica, served in self._served.items() if replica in replicas}
+
+
+@final
+class PrefixRouting:
+    """Ranks replicas for a prompt.
+
+    Args:
+        policy: constants of the choice.
+        seed: seed of the random choices; None for a fresh one.
+    """
+
+    def __init__(self, policy: RoutingPolicy, seed: int | None = None) -> None:
+        self._policy = policy
+        self._random = random.Random(seed)
+        self.index = PrefixIndex(policy.max_blocks)
+
+    def rank(self, blocks: Blocks, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> list[list[str]]:
+        """Return groups of replicas in order of preference; the least busy one of a group is to be used.
+
+        Args:
+            blocks: of the prompt.
+            loads: ongoing requests of every available replica.
+            avoid: replicas that failed this request; used only if there are no others.
+        """
+        usable = {replica: load for replica, load in loads.items() if replica not in avoid} or dict(loads)
+        self.index.keep_only(loads)
+        best = self._best_match(blocks, usable)
+        others = [self._two_choices(usable)] if usable else []
+        return others if best is None else [[best], *others]
+
+    def _best_match(self, blocks: Blocks, loads: Mapping[str, int]) -> str | None:
+        if not blocks or not loads:
+            return None
+        matched = {replica: self.index.num_matched(replica, blocks) for replica in loads}
+        best = max(loads, key=lambda replica: (matched[replica], -loads[replica]))
+        if matched[best] < max(1, self._policy.min_match * len(blocks)):
+            return None
+        return best if loads[best] - min(loads.values()) <= self._policy.max_imbalance else None
+
+    def _two_choices(self, loads: Mapping[str, int]) -> list[str]:
+        replicas: Sequence[str] = list(loads)
+        two = self._random.sample(replicas, min(2, len(replicas)))
+        return sorted(two, key=lambda replica: loads[replica])

@@ -1,0 +1,1 @@
+"""From texts and updates to the JSON of responses."""

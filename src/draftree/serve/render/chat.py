@@ -1,0 +1,148 @@
+"""Chat completions: the whole object, and chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, final
+
+from draftree.completion import Completion
+from draftree.serve.job import ChoiceUpdate, Job
+from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
+from draftree.serve.render.tokens import chat_logprobs, prompt_logprobs_json
+from draftree.serve.schema.chat import ChatBody
+from draftree.serve.sse import event
+from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta
+from draftree.serve.tools.parser import CallParser
+from draftree.serve.tools.plan import ToolPlan
+
+
+@final
+class ChatWriter:
+    """The JSON of one answer.
+
+    Args:
+        job: the texts.
+        body: of the request.
+        head: identity of the response.
+        plan: the tools.
+    """
+
+    def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
+        self._job, self._body, self._head, self._plan = job, body, head, plan
+        self._report = Report(job, body)
+        self._parsers: dict[int, CallParser] = {}
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        """Return the response object of finished texts."""
+        body, texts = self._body, self._job.served.texts
+        found = self._fields("chat.completion")
+        found["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
+        found |= closing_fields(self._job)
+        if body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs_json(completions[0].prompt_logprobs or (), texts)
+        if body.return_token_ids:
+            found["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
+        return found
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded chunks of a stream, one for each update of a text."""
+        job, fields = self._job, self._fields("chat.completion.chunk")
+        async for found in job.updates():
+            data = b""
+            if found.index not in self._parsers:
+                self._parsers[found.index] = self._plan.parser()
+                data = event(self._first_chunk(fields, found.index))
+            chunk = self._chunk(fields, found)
+            if chunk is not None:
+                data += event(chunk)
+            if data:
+                yield data
+        last = last_chunk(job, self._body, fields)
+        if last is not None:
+            yield event(last)
+
+    def _fields(self, kind: str) -> dict[str, Any]:
+        fields = self._head.fields(kind)
+        return fields if self._body.service_tier is None else {**fields, "service_tier": "default"}
+
+    def _choice(self, index: int, done: Completion) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs:
+            logprobs = {"content": chat_logprobs(done.logprobs or (), self._job.served.texts), "refusal": None}
+        parser = self._plan.parser()
+        deltas = [*parser.push(done.text), *parser.finish()]
+        choice = {
+            "index": index,
+            "message": _message(deltas),
+            "logprobs": logprobs,
+            "finish_reason": _reason(done.finish_reason, parser),
+            "stop_reason": done.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(done.token_ids)
+        return choice
+
+    def _first_chunk(self, fields: dict[str, Any], index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = {**fields, "choices": [choice], **usage_so_far(self._job, self._body)}
+        if self._body.return_token_ids:
+            chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
+        return chunk
+
+    def _chunk(self, fields: dict[str, Any], found: ChoiceUpdate) -> dict[str, Any] | None:
+        body, update = self._body, found.update
+        report = self._report.part(found)
+        parser = self._parsers[found.index]
+        deltas = parser.push("".join(piece.text for piece in update.pieces))
+        if update.is_last:
+            deltas += parser.finish()
+        if not (deltas or update.is_last or report or body.logprobs or body.return_token_ids):
+            return None
+        choice: dict[str, Any] = {
+            "index": found.index,
+            "delta": _delta(deltas),
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if body.logprobs and update.logprobs:
+            choice["logprobs"] = {"content": chat_logprobs(update.logprobs, self._job.served.texts), "refusal": None}
+        if body.return_token_ids:
+            choice["token_ids"] = list(update.token_ids)
+        if update.is_last:
+            choice["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
+            choice["stop_reason"] = update.sequence.stop_reason
+        chunk = {**fields, "choices": [choice], **usage_so_far(self._job, body)}
+        return {**chunk, "draftree": report} if report else chunk
+
+
+def _reason(reason: str, parser: CallParser) -> str:
+    return "tool_calls" if parser.num_calls and reason == "stop" else reason
+
+
+def _message(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Return the message of a whole answer."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            if delta.name is not None:
+                function = {"name": delta.name, "arguments": ""}
+                calls.append({"id": delta.id, "type": "function", "function": function})
+            calls[delta.index]["function"]["arguments"] += delta.arguments
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    return {**message, "content": text or None, "tool_calls": calls} if calls else message
+
+
+def _delta(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Return the delta of a chunk."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    calls = [_call(delta) for delta in deltas if isinstance(delta, CallDelta)]
+    return {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+
+
+def _call(delta: CallDelta) -> dict[str, Any]:
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}

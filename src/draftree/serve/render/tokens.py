@@ -1,0 +1,138 @@
+"""Strings and bytes of single tokens, for log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, final
+
+from draftree.core.errors import VocabularyMismatchError
+from draftree.engine.sequence import TokenLogprob
+from draftree.text.detokenize import Detokenizer
+from draftree.text.retokenize.lexicon import lexicon_of
+from draftree.text.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+@final
+class TokenTexts:
+    """The written form of each token of a tokenizer.
+
+    Args:
+        tokenizer: None for a model without one; its tokens are written as `token_id:NUMBER`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._names: list[str] = [] if tokenizer is None else tokenizer.vocabulary()
+        self._bytes: tuple[bytes | None, ...] = ()
+        if tokenizer is not None:
+            try:
+                self._bytes = lexicon_of(tokenizer).bytes_of
+            except VocabularyMismatchError:
+                # bytes depend on the tokens around: the written form stands for them
+                self._bytes = ()
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of a token inside a text; of a special token its name."""
+        found = self._bytes[token_id] if token_id < len(self._bytes) else None
+        return self._name(token_id).encode("utf-8") if found is None else found
+
+    def text_of(self, token_id: int) -> str:
+        """Return the text of a token; bytes that form no character become U+FFFD."""
+        return self.bytes_of(token_id).decode("utf-8", errors="replace")
+
+    def _name(self, token_id: int) -> str:
+        name = self._names[token_id] if token_id < len(self._names) else ""
+        return name or f"token_id:{token_id}"
+
+
+@cache
+def token_texts(tokenizer: Tokenizer | None) -> TokenTexts:
+    """Return the written form of a tokenizer's tokens; made once."""
+    return TokenTexts(tokenizer)
+
+
+def chat_logprobs(entries: tuple[TokenLogprob, ...], texts: TokenTexts) -> list[dict[str, Any]]:
+    """Return the entries of `logprobs.content` of a chat completion."""
+    return [
+        {
+            **_chat_entry(entry.token_id, entry.logprob, texts),
+            "top_logprobs": [_chat_entry(token, logprob, texts) for token, logprob in entry.top],
+        }
+        for entry in entries
+    ]
+
+
+def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    data = texts.bytes_of(token_id)
+    return {
+        "token": data.decode("utf-8", errors="replace"),
+        "logprob": finite(logprob),
+        "bytes": list(data),
+    }
+
+
+def prompt_logprobs_json(entries: tuple[TokenLogprob | None, ...], texts: TokenTexts) -> list[Any]:
+    """Return `prompt_logprobs` as vLLM writes it: by token id, None for the first token."""
+    return [None if entry is None else _ranked(entry, texts) for entry in entries]
+
+
+def _ranked(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
+    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+    rows = {entry.token_id: entry.logprob, **dict(entry.top)}
+    return {
+        str(token): {
+            "logprob": finite(logprob),
+            "rank": ranks.get(token),
+            "decoded_token": texts.text_of(token),
+        }
+        for token, logprob in rows.items()
+    }
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON can hold."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+@final
+class OffsetLogprobs:
+    """Log-probabilities of one plain completion with offsets into its text.
+
+    Args:
+        texts: of the model.
+        detokenizer: a fresh one for this text; None without a tokenizer.
+    """
+
+    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
+        self._texts = texts
+        self._detokenizer = detokenizer
+        self._offset = 0
+
+    def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...]) -> dict[str, Any]:
+        """Return the `logprobs` object of the next tokens.
+
+        Args:
+            entries: one for each token; None for a token without a prediction.
+            ids: the tokens.
+        """
+        offsets = []
+        for token_id in ids:
+            offsets.append(self._offset)
+            if self._detokenizer is not None:
+                self._offset += len(self._detokenizer.push((token_id,))[0])
+        texts = self._texts
+        return {
+            "tokens": [texts.text_of(token_id) for token_id in ids],
+            "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
+            "top_logprobs": [None if entry is None else self._top(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        # as in OpenAI's API, the chosen token is listed even if it is not among the most likely
+        rows = (*entry.top, (entry.token_id, entry.logprob))
+        return {self._texts.text_of(token): finite(logprob) for token, logprob in rows}

@@ -1,0 +1,41 @@
+"""Request bodies of /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from draftree.serve.schema.chat import Message
+from draftree.serve.schema.common import Body, Refused, TokenId
+
+
+class TokenizeBody(Body):
+    """A text or a conversation to encode."""
+
+    refused: ClassVar[Refused] = {
+        "chat_template": ((), "templates of clients are not run"),
+        "chat_template_kwargs": (({},), "templates of clients are not configured"),
+        "mm_processor_kwargs": (({},), "only text is supported"),
+        "continue_final_message": ((False,), "send the text as 'prompt'"),
+    }
+    model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = Field(None, description="of a prompt: true by default; of messages: false")
+    add_generation_prompt: bool | None = Field(None, description="of messages: true by default")
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: bool | None = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeBody(Body):
+    """Token ids to decode."""
+
+    model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
+    tokens: list[TokenId]

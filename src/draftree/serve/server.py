@@ -1,0 +1,159 @@
+"""The state of a running server: loading, accepting, draining, closed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from draftree.serve.access import Authentication, SecurityHeaders
+from draftree.serve.gate import Gate
+from draftree.serve.job import JobOptions
+from draftree.serve.keys import ApiKey
+from draftree.serve.limits import BodyLimit, TimeLimit
+from draftree.serve.logs import RequestLog, log_request
+from draftree.serve.meters import ModelMeter, RequestMeter
+from draftree.serve.metrics import Metrics, ModelSource
+from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.records import RequestRecord, record_of
+from draftree.serve.rounds import RoundFeed
+from draftree.serve.security import KeyRing
+from draftree.serve.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Admits requests, counts them, and ends them in order.
+
+    Args:
+        settings: of the server.
+        pool: the served models.
+        keys: API keys.
+    """
+
+    def __init__(self, settings: ServerSettings, pool: ModelPool, *, keys: KeyRing) -> None:
+        self.settings, self.pool, self.keys = settings, pool, keys
+        self.started = time.time()
+        self.gate = Gate(
+            max_running=settings.max_concurrent_requests, max_waiting=settings.max_queue, key_share=settings.key_share
+        )
+        self.rounds = RoundFeed()
+        self.requests = RequestMeter()
+        self.meters: dict[str, ModelMeter] = {}
+        self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
+        self._stop_listening: list[Callable[[], None]] = []
+        if pool.is_open:
+            self._attach(tuple(pool))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are accepted."""
+        return self.pool.is_open and not self.gate.is_closed
+
+    @property
+    def num_active(self) -> int:
+        """Number of requests that generate or wait."""
+        return self.gate.num_running + self.gate.num_waiting
+
+    def open(self, models: Sequence[ServedModel]) -> None:
+        """Offer models that were loaded after the start.
+
+        Raises:
+            ConfigurationError: as `ModelPool.open`.
+        """
+        self.pool.open(models)
+        self._attach(models)
+
+    async def start(self) -> None:
+        """Begin to accept requests."""
+        self.started = time.time()
+
+    def record_of(self, request: Request) -> RequestRecord:
+        """Return the record of a request."""
+        return record_of(request.scope)
+
+    def key_of(self, request: Request) -> ApiKey:
+        """Return the API key of a request."""
+        return record_of(request.scope).key
+
+    @asynccontextmanager
+    async def admit(self, request: Request) -> AsyncIterator[None]:
+        """Wait for a place at the gate, and hold it.
+
+        Raises:
+            ApiError: 429 or 503.
+        """
+        record = self.record_of(request)
+        async with self.gate.enter(record.key.name) as ticket:
+            record.queue_seconds = ticket.waited
+            yield
+
+    @asynccontextmanager
+    async def metered(self, request: Request, model: ServedModel, options: JobOptions) -> AsyncIterator[None]:
+        """Count the rounds of a request under its model and drafter."""
+        record, meter = self.record_of(request), self.meters[model.name]
+        record.model, record.response_id = model.name, options.request_id
+        draft = options.draft if options.draft in ("none", *model.drafts) else default_draft(model)
+        record.draft = draft
+        if options.request_id is not None:
+            meter.register(options.request_id, draft)
+        try:
+            yield
+        finally:
+            if options.request_id is not None:
+                meter.release(options.request_id)
+
+    def begin_drain(self) -> None:
+        """Refuse new and waiting requests, and end the readers of rounds; running requests continue."""
+        self.gate.close()
+        self.rounds.close()
+
+    async def close(self) -> None:
+        """End all requests, and free the models."""
+        self.begin_drain()
+        for stop in self._stop_listening:
+            stop()
+        await self.pool.close()
+
+    def end_request(self, record: RequestRecord) -> None:
+        """Log and count a request that is over."""
+        self.requests.observe(record)
+        log_request(record)
+
+    def _attach(self, models: Sequence[ServedModel]) -> None:
+        for model in models:
+            meter = self.meters[model.name] = ModelMeter(default_draft(model))
+            for listener in (meter.on_round, self.rounds.listener(model.name)):
+                self._stop_listening.append(model.llm.on_round(listener))
+
+    def _sources(self) -> Iterator[ModelSource]:
+        for model in self.pool:
+            yield ModelSource(model.name, model.llm, self.meters[model.name])
+
+
+def default_draft(model: ServedModel) -> str:
+    """Return the drafter of requests that name none."""
+    return (model.drafts or ("none",))[0]
+
+
+def guarded(app: ASGIApp, server: Server) -> ASGIApp:
+    """Return the application with logs, limits, authentication and headers around it."""
+    settings = server.settings
+    app = TimeLimit(app, timeout=settings.request_timeout)
+    app = BodyLimit(app, max_bytes=settings.max_body_bytes, timeout=settings.body_timeout)
+    app = Authentication(app, keys=server.keys)
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return RequestLog(SecurityHeaders(app), on_end=server.end_request)

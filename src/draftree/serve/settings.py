@@ -1,0 +1,232 @@
+"""Settings of the server: every option of `draftree serve`, checked before any weights are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import ipaddress
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, suggestion
+from draftree.serve.served import ModelChoice
+
+__all__ = ["BYTES_WORD", "LOG_FORMATS", "LOG_LEVELS", "Group", "ServerSettings", "read_bytes"]
+
+BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MEBIBYTE = 2**20
+BYTES_WORD = "BYTES"
+"""Placeholder of a size in the help; such options take units."""
+LOOPBACK_NAMES = ("localhost",)
+ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+", re.ASCII)
+MAX_PORT = 65535
+MAX_PROMPTS = 128
+"""Maximum prompts of one request to /v1/completions."""
+LOG_FORMATS = ("json", "text")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Group(enum.StrEnum):
+    """Groups of options in the help."""
+
+    NETWORK = "Network"
+    ACCESS = "Access"
+    LIMITS = "Limits"
+    LOGS = "Logs"
+    SPECULATION = "Speculation"
+    EXECUTION = "Execution"
+
+
+def _option(default: Any, text: str, group: Group, *, word: str | None = None, least: float | None = None) -> Any:
+    """Return a field that the command line offers as an option.
+
+    Args:
+        default: its default.
+        text: its help.
+        group: its group in the help.
+        word: placeholder of its value in the help; None for the type's.
+        least: smallest allowed number.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "group": group, "word": word, "least": least})
+
+
+NETWORK, ACCESS, LIMITS = Group.NETWORK, Group.ACCESS, Group.LIMITS
+LOGS, SPECULATION, EXECUTION = Group.LOGS, Group.SPECULATION, Group.EXECUTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Every option of `draftree serve`. Fields with help in their metadata are options of the command.
+
+    Times are seconds, sizes bytes.
+
+    Attributes:
+        models: the served models; the first is the default of clients that name none.
+
+    Raises:
+        ConfigurationError: a value is out of range, or options exclude each other.
+    """
+
+    models: tuple[ModelChoice, ...]
+
+    host: str = _option("127.0.0.1", "Address to listen on.", NETWORK, word="ADDRESS")
+    port: int = _option(8000, "Port to listen on; 0 for a free one.", NETWORK, least=0)
+    uds: str | None = _option(None, "Listen on a Unix socket instead of a port.", NETWORK, word="PATH")
+    cors_origins: tuple[str, ...] = _option(
+        (), "Origin whose pages may call the server from a browser, or '*'; none if not given.", NETWORK, word="ORIGIN"
+    )
+    page: bool = _option(True, "Serve the page at /.", NETWORK)
+
+    api_key_file: str | None = _option(
+        None, "File of API keys, one per line; the variable DRAFTREE_API_KEYS adds more.", ACCESS, word="FILE"
+    )
+    allow_no_key: bool = _option(False, "Serve addresses other than this machine's own without API keys.", ACCESS)
+
+    max_body_bytes: int = _option(8 * MEBIBYTE, "Size of a request body.", LIMITS, word=BYTES_WORD, least=1)
+    max_prompt_tokens: int | None = _option(
+        None, "Tokens of a prompt; the model's context if not given.", LIMITS, least=1
+    )
+    max_completion_tokens: int | None = _option(
+        None, "Tokens of one text; the model's context if not given.", LIMITS, least=1
+    )
+    max_choices: int = _option(16, "Texts of one request (n).", LIMITS, least=1)
+    max_concurrent_requests: int = _option(32, "Requests that run at the same time.", LIMITS, least=1)
+    max_queue: int = _option(256, "Requests that wait; beyond it 503 with Retry-After.", LIMITS, least=0)
+    key_share: float = _option(
+        1.0, "Largest share of running and of waiting requests that one API key may hold, above 0 to 1.", LIMITS
+    )
+    request_timeout: float = _option(600.0, "Seconds from arrival to the last token.", LIMITS, word="S", least=0)
+    body_timeout: float = _option(30.0, "Seconds in which a request must arrive.", LIMITS, word="S", least=0)
+    keep_alive: float = _option(30.0, "Seconds before an idle connection is closed.", LIMITS, word="S", least=0)
+    drain_timeout: float = _option(
+        30.0, "Seconds that running requests have after SIGTERM or Ctrl-C.", LIMITS, word="S", least=0
+    )
+    memory: int | None = _option(
+        None, "Memory for keys and values of all models together; half of the free memory if not given.",
+        LIMITS, word=BYTES_WORD, least=1,
+    )  # fmt: skip
+
+    log_format: str = _option("json", "json or text.", LOGS, word="NAME")
+    log_level: str = _option("info", "debug, info (one line per request), warning or error.", LOGS, word="NAME")
+    log_prompts: bool = _option(False, "Log prompts and texts, too.", LOGS)
+
+    verify: str = _option("coupled", "The verifier.", SPECULATION, word="RULE")
+    plan: str | None = _option(None, "The planner of draft sizes; auto if not given.", SPECULATION, word="POLICY")
+
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, word="NAME")
+    dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
+    kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
+    quantization: str | None = _option(None, "int8 for 8-bit weights.", EXECUTION, word="NAME")
+    exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
+    threads: int | None = _option(None, "CPU threads of passes.", EXECUTION, least=1)
+    max_batch_size: int | None = _option(
+        None, "Sequences in one batch; as many as memory allows, up to 32, if not given.", EXECUTION, least=1
+    )
+    prefill_chunk_size: int = _option(64, "Prompt tokens per pass while others decode.", EXECUTION, least=1)
+    prefix_cache_size: int = _option(8, "Finished sequences kept for prompts that begin alike.", EXECUTION, least=0)
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigurationError("there is no model to serve: name one")
+        for field in dataclasses.fields(self):
+            if field.metadata.get("least") is not None:
+                _require_number(field, getattr(self, field.name))
+        if self.port > MAX_PORT:
+            raise ConfigurationError(f"port is {self.port}: it must be at most {MAX_PORT}; 0 takes a free one")
+        if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
+            raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
+        _require_member("log_format", self.log_format, LOG_FORMATS)
+        _require_member("log_level", self.log_level, LOG_LEVELS)
+        for origin in self.cors_origins:
+            _require_origin(origin)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.uds is not None or self.host in LOOPBACK_NAMES:
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names and aliases of all models."""
+        return tuple(name for choice in self.models for name in choice.names)
+
+    @property
+    def engine_queue(self) -> int:
+        """Sequences that may wait in an engine: all of the requests that run, so that only the gate refuses."""
+        return self.max_concurrent_requests * self.max_choices * MAX_PROMPTS
+
+    def llm_options(self, choice: ModelChoice) -> dict[str, Any]:
+        """Return the keyword arguments of `LLM` for a model, besides its source, its drafters and its memory."""
+        return {
+            "verify": self.verify,
+            "plan": self.plan if choice.drafts else None,
+            "dtype": self.dtype,
+            "device": self.device,
+            "kernels": self.kernels,
+            "quantization": self.quantization,
+            "exact": self.exact,
+            "max_batch_size": self.max_batch_size,
+            "prefill_chunk_size": self.prefill_chunk_size,
+            "prefix_cache_size": self.prefix_cache_size,
+        }
+
+    def require_methods(self) -> None:
+        """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing.
+
+        Raises:
+            ConfigurationError: one of them is unknown, or they do not fit together.
+            WeightsError: an extra for a drafter's model is missing.
+        """
+        from draftree.assembly import choose_methods
+        from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+
+        resolve_dtype(self.dtype, resolve_device(self.device))
+        require_known(self.kernels, self.quantization)
+        if self.plan is not None and not any(choice.drafts for choice in self.models):
+            raise ConfigurationError(f"planner '{self.plan}' was given, but no model has a drafter: leave it out")
+        for choice in self.models:
+            for draft in choice.drafts or (None,):
+                choose_methods(draft, self.verify, self.plan if choice.drafts else None)
+
+
+def read_bytes(text: str) -> int:
+    """Read a number of bytes: "8MiB", "500 MB", "1048576".
+
+    Raises:
+        ValueError: it is not one.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in BYTE_UNITS:
+        raise ValueError(f"'{text}' is not a number of bytes: write for example 8MiB, 4GiB or 1000000")
+    return int(float(found[1]) * BYTE_UNITS[found[2].upper()])
+
+
+def _require_number(field: dataclasses.Field[Any], value: object) -> None:
+    least, type_name = field.metadata["least"], str(field.type)
+    if value is None and "None" in type_name:
+        return
+    wanted = "number" if "float" in type_name else "whole number"
+    allowed = (int, float) if wanted == "number" else (int,)
+    is_number = isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < least:
+        raise ConfigurationError(f"{field.name} is {value!r}: it must be a {wanted} of at least {least}")
+
+
+def _require_member(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{name} is {value!r}: {suggestion(str(value), allowed)}")
+
+
+def _require_origin(origin: str) -> None:
+    if origin != "*" and not ORIGIN.fullmatch(origin):
+        raise ConfigurationError(
+            f"CORS origin '{origin}' is not an origin: write scheme, host and port, such as https://example.org:8443"
+        )

@@ -1,0 +1,144 @@
+"""Server-sent events, and the end of work for a client that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from draftree.serve.errors import ApiError, api_error
+from draftree.serve.json_text import encode_json
+from draftree.serve.records import record_of
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+CLOSED_REQUEST = 499
+"""Status in the log for a client that left before its response."""
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before the response."""
+
+
+def event(content: Any, name: str | None = None) -> bytes:
+    """Return one event of plain values.
+
+    Args:
+        content: the data.
+        name: the event's type, for protocols that have one.
+    """
+    data = f"data: {encode_json(content)}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode("ascii")
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the event of an error after the start of a stream."""
+    return event(error.body())
+
+
+class EventStream(Response):
+    """Sends events as they come. A client that leaves ends the generator at once.
+
+    An error before the first event becomes an HTTP response of its own; a later one becomes the last event.
+
+    Args:
+        events: encoded events; closed at the end, whatever the end is.
+        done: sent after the last event.
+        on_error: returns the event of an error.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        done: bytes = DONE,
+        on_error: Callable[[ApiError], bytes] = error_event,
+    ) -> None:
+        super().__init__(b"", 200, HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._done = done
+        self._on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with contextlib.suppress(ClientGoneError):
+            await unless_gone(receive, self._respond(scope, receive, send))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            try:
+                first = await anext(self._events, b"")
+            except Exception as error:
+                await self._noted(scope, error).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(_part(first))
+            await self._send_rest(scope, send)
+        await send({"type": "http.response.body", "body": self._done})
+
+    def _noted(self, scope: Scope, error: Exception) -> ApiError:
+        known = api_error(error)
+        record_of(scope).error = known.code or known.type
+        return known
+
+    async def _send_rest(self, scope: Scope, send: Send) -> None:
+        while True:
+            try:
+                data = await anext(self._events, None)
+            except Exception as error:
+                data = self._on_error(self._noted(scope, error))
+                await send(_part(data))
+                return
+            if data is None:
+                return
+            await send(_part(data))
+
+
+def _part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+def event_stream(events: AsyncGenerator[bytes, None]) -> EventStream:
+    """Return the response that sends these events and `[DONE]`."""
+    return EventStream(events)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work, and cancel it if the client leaves.
+
+    Raises:
+        ClientGoneError: the client has left; the work is over.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the response of some work; an empty one if the client left."""
+    try:
+        return await unless_gone(request.receive, work)
+    except ClientGoneError:
+        return Response(status_code=CLOSED_REQUEST)

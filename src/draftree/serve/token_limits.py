@@ -1,0 +1,61 @@
+"""Limits of tokens and texts that the server sets beyond those of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from draftree.sampling.params import SamplingParams
+from draftree.serve.errors import ApiError, invalid
+from draftree.serve.pool import ServedModel
+from draftree.serve.settings import ServerSettings
+
+
+def require_choices(settings: ServerSettings, params: SamplingParams) -> None:
+    """Refuse more texts, or longer ones, than the server allows.
+
+    Raises:
+        ApiError: 400.
+    """
+    if params.n > settings.max_choices:
+        raise invalid(f"n={params.n}: this server allows at most {settings.max_choices} texts per request", "n")
+    limit = settings.max_completion_tokens
+    if limit is not None and params.max_tokens is not None and params.max_tokens > limit:
+        raise invalid(f"max_tokens={params.max_tokens}: this server allows at most {limit}", "max_tokens")
+
+
+async def within_limits(
+    settings: ServerSettings, model: ServedModel, *, prompts: Sequence[Any], params: SamplingParams
+) -> tuple[SamplingParams, Sequence[Any]]:
+    """Apply the server's limits of prompts, and of texts without a limit of their own.
+
+    Args:
+        settings: of the server.
+        model: the model.
+        prompts: texts, token ids or messages.
+        params: sampling parameters.
+
+    Returns:
+        The parameters, and the prompts, encoded if that was needed.
+
+    Raises:
+        ApiError: 400, a prompt is too long.
+    """
+    needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
+    if settings.max_prompt_tokens is None and not needs_limit:
+        return params, prompts
+    ids = [await model.llm.encode(prompt) for prompt in prompts]
+    kept = params.truncate_prompt_tokens
+    longest = max((len(one) if kept is None or kept < 0 else min(kept, len(one)) for one in ids), default=0)
+    if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
+        raise _too_long(longest, settings.max_prompt_tokens)
+    if settings.max_completion_tokens is not None and params.max_tokens is None:
+        room = max(1, model.max_context - longest)
+        params = dataclasses.replace(params, max_tokens=min(settings.max_completion_tokens, room))
+    return params, ids
+
+
+def _too_long(count: int, limit: int) -> ApiError:
+    text = f"the prompt has {count} tokens: this server allows at most {limit}; shorten it"
+    return invalid(text, None, code="context_length_exceeded")

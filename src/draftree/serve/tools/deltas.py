@@ -1,0 +1,54 @@
+"""The pieces of an answer that a parser of calls returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+__all__ = ["CallDelta", "Delta", "TextDelta", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """The beginning of a call, or a piece of its arguments.
+
+    Attributes:
+        index: number of the call in the answer, from 0.
+        arguments: a piece of the arguments, which are JSON text; empty in the first delta of a call.
+        id: of the call; only in its first delta.
+        name: of the function; only in its first delta.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+Delta = TextDelta | CallDelta
+
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """Join adjacent texts, and adjacent pieces of the same arguments."""
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + delta.text)
+        elif (
+            isinstance(delta, CallDelta)
+            and isinstance(last, CallDelta)
+            and delta.name is last.name is None
+            and delta.index == last.index
+        ):
+            found[-1] = replace(last, arguments=last.arguments + delta.arguments)
+        else:
+            found.append(delta)
+    return found

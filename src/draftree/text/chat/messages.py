@@ -1,0 +1,236 @@
+"""Checks of messages, tools and template variables, and their conversion to the form that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.text.chat.conversation import Conversation
+
+__all__ = ["MESSAGE_KEYS", "Messages", "check_messages", "conversation_of", "require_unicode"]
+
+Messages = Sequence[Mapping[str, Any]]
+MESSAGE_KEYS = ("role", "content")
+OPTIONAL_KEYS = ("name", "tool_call_id", "tool_calls")
+MAX_DEPTH = 64
+"""Levels of objects and arrays in tools, arguments and template variables."""
+
+
+def conversation_of(
+    messages: object,
+    *,
+    tools: object = None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> Conversation:
+    """Check messages, tools and template variables, and convert them to the form that templates expect.
+
+    Text parts are joined by line ends. Arguments of calls, which are JSON text in OpenAI's form, become objects.
+
+    Raises:
+        InvalidRequestError: a message, tool or variable of another shape.
+    """
+    check_messages(messages)
+    assert isinstance(messages, Sequence)
+    return Conversation(
+        [_template_message(message) for message in messages],
+        _checked_tools(tools),
+        _checked_variables(variables or {}),
+        add_generation_prompt,
+    )
+
+
+def check_messages(messages: object) -> None:
+    """Raise unless the value is a valid conversation.
+
+    A message has a "role" and a "content": a text, or a list of parts {"type": "text", "text": …}. Messages of the
+    assistant may have "tool_calls", and then no content; messages of the role "tool" may have a "tool_call_id"; any
+    message may have a "name".
+
+    Raises:
+        InvalidRequestError: not a list of such messages.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            f"A chat must be a list of messages, but got {type(messages).__name__}: "
+            'pass [{"role": "user", "content": "…"}].'
+        )
+    if not messages:
+        raise InvalidRequestError("A chat must have at least one message, but the list is empty: add a user message.")
+    for number, message in enumerate(messages):
+        _check_message(message, f"message {number} of the chat")
+
+
+def _check_message(message: object, place: str) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"{_capital(place)} must be a dictionary, but is of type {type(message).__name__}: "
+            'write {"role": "user", "content": "…"}.'
+        )
+    known = (*MESSAGE_KEYS, *OPTIONAL_KEYS)
+    unknown = [key for key in message if key not in known]
+    if unknown:
+        raise InvalidRequestError(
+            f"{_capital(place)} has the key {unknown[0]!r}, which is not known: "
+            f"a message has {', '.join(map(repr, known[:-1]))} or {known[-1]!r}."
+        )
+    _require_text(message, "role", place=place)
+    if not message["role"].strip():
+        raise InvalidRequestError(f'"role" of {place} is empty: write "system", "user" or "assistant".')
+    for key in ("name", "tool_call_id"):
+        if message.get(key) is not None:
+            _require_text(message, key, place=place)
+    if message.get("tool_calls"):
+        _check_calls(message, place)
+    if message.get("content") is None and message.get("tool_calls"):
+        return
+    if isinstance(message.get("content"), list | tuple):
+        _check_parts(message["content"], place)
+        return
+    _require_text(message, "content", place=place)
+
+
+def _check_parts(parts: Sequence[object], place: str) -> None:
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or kind != "text" or set(part) != {"type", "text"}:
+            shown = repr(kind) if isinstance(kind, str) else type(part).__name__
+            raise InvalidRequestError(
+                f'Part {number} of "content" of {place} is not a text part (it is {shown[:40]}): only parts '
+                '{"type": "text", "text": "…"} are supported.'
+            )
+        _require_text(part, "text", place=f"part {number} of {place}")
+
+
+def _check_calls(message: Mapping[str, Any], place: str) -> None:
+    calls = message["tool_calls"]
+    if message["role"] != "assistant" or not isinstance(calls, list | tuple):
+        raise InvalidRequestError(
+            f'"tool_calls" of {place} must be a list, in a message of the role "assistant": leave it out.'
+        )
+    for number, call in enumerate(calls):
+        where = f"call {number} of {place}"
+        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+            raise InvalidRequestError(
+                f'{_capital(where)} must be {{"id": "…", "type": "function", "function": {{"name": "…", '
+                '"arguments": "…"}}: write it so.'
+            )
+        _check_known(call, ("id", "type", "function", "index"), where)
+        _check_known(call["function"], ("name", "arguments"), where)
+        if call.get("type", "function") != "function":
+            raise InvalidRequestError(f'"type" of {where} must be "function": only calls of functions are supported.')
+        if call.get("id") is not None:
+            _require_text(call, "id", place=where)
+        _require_text(call["function"], "name", place=where)
+        _arguments(call["function"].get("arguments"), where)
+
+
+def _check_known(value: Mapping[str, Any], known: Sequence[str], place: str) -> None:
+    for key in value:
+        if key not in known:
+            raise InvalidRequestError(f"{_capital(place)} has the key {key!r}: {suggestion(str(key), known)}.")
+
+
+def _arguments(value: object, place: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object."""
+    found = value
+    if isinstance(value, str):
+        require_unicode(value, f'"arguments" of {place}')
+        try:
+            found = json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, Mapping):
+        raise InvalidRequestError(f'"arguments" of {place} must be the JSON text of an object, such as "{{}}".')
+    _require_plain(found, f'"arguments" of {place}')
+    return dict(found)
+
+
+def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    made = {key: value for key, value in message.items() if value is not None}
+    made.pop("tool_calls", None)
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        made["content"] = "\n".join(part["text"] for part in content)
+    if message.get("tool_calls"):
+        made["content"] = made.get("content")
+        made["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
+    return made
+
+
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {
+        "name": call["function"]["name"],
+        "arguments": _arguments(call["function"].get("arguments"), "a call"),
+    }
+    return {**({"id": call["id"]} if call.get("id") is not None else {}), "type": "function", "function": function}
+
+
+def _checked_tools(tools: object) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequestError(
+            'tools must be a list of dictionaries: pass [{"type": "function", "function": {"name": "…"}}].'
+        )
+    _require_plain(tools, "tools")
+    return [dict(tool) for tool in tools] or None
+
+
+def _checked_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequestError(f"template_kwargs has the name {name!r}: give names of the template's variables.")
+        _require_plain(value, f"the template variable {name}")
+    return dict(variables)
+
+
+def _require_plain(value: object, what: str) -> None:
+    """Require JSON values: text, numbers, constants, lists and dictionaries with text keys, of bounded depth."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(f"{what} is nested deeper than {MAX_DEPTH} levels: flatten it.")
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += [*one, *one.values()]
+                if not all(isinstance(key, str) for key in one):
+                    raise InvalidRequestError(f"{what} has a key that is not text: use text keys.")
+            elif isinstance(one, list | tuple):
+                inner += one
+            elif isinstance(one, str):
+                require_unicode(one, what)
+            elif one is not None and not isinstance(one, bool | int | float):
+                raise InvalidRequestError(f"{what} has a value of type {type(one).__name__}: use JSON values.")
+        level = inner
+
+
+def _require_text(value: Mapping[str, Any], key: str, *, place: str) -> None:
+    text = value.get(key)
+    if not isinstance(text, str):
+        case = "is missing" if key not in value else f"is of type {type(text).__name__}"
+        raise InvalidRequestError(f'"{key}" of {place} {case}: it must be text.')
+    require_unicode(text, f'"{key}" of {place}')
+
+
+def require_unicode(text: str, what: str) -> None:
+    """Raise for half of a surrogate pair.
+
+    Raises:
+        InvalidRequestError: the text is not valid Unicode.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{what} is not valid Unicode text (character {error.start} is half of a surrogate pair): "
+            "decode the bytes as UTF-8 first."
+        ) from error
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

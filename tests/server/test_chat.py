@@ -1,0 +1,189 @@
+"""Chat completions: texts, streams and fields, through the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import SamplingParams
+from serving import ALIAS, NAME, events, tiny_llm
+
+MESSAGES: Any = [{"role": "user", "content": "The quick brown fox"}]
+
+
+def ask(client: openai.OpenAI, **given: Any) -> Any:
+    return client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, "max_tokens": 24, "seed": 7, **given})
+
+
+def expected(messages: Any = MESSAGES, **given: Any) -> list[Any]:
+    return tiny_llm(None).chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))
+
+
+def texts(answer: Any) -> list[str]:
+    return [choice.message.content for choice in answer.choices]
+
+
+def test_text_equals_the_librarys(client: openai.OpenAI) -> None:
+    answer = ask(client)
+    assert texts(answer) == [done.text for done in expected()]
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.object == "chat.completion"
+    assert answer.model == NAME
+    assert answer.system_fingerprint.startswith("fp_")
+
+
+def test_streamed_choices_equal_the_librarys(client: openai.OpenAI) -> None:
+    found, reasons, roles = ["", "", ""], {}, []
+    for chunk in ask(client, n=3, stream=True):
+        (choice,) = chunk.choices
+        roles += [choice.delta.role] if choice.delta.role else []
+        found[choice.index] += choice.delta.content or ""
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert found == [done.text for done in expected(n=3)]
+    assert roles == ["assistant"] * 3
+    assert reasons == dict.fromkeys(range(3), "length")
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"temperature": 0}, {"temperature": 0}),
+        ({"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.7, "top_p": 0.8}),
+        ({"top_k": 5, "min_p": 0.05}, {"top_k": 5, "min_p": 0.05}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"presence_penalty": 2, "frequency_penalty": 1}, {"presence_penalty": 2, "frequency_penalty": 1}),
+        ({"logit_bias": {"49": 100, "39": 100}}, {"logit_bias": {49: 100, 39: 100}}),
+        ({"allowed_token_ids": [49, 39, 18]}, {"allowed_token_ids": [49, 39, 18]}),
+        ({"bad_words": ["M"]}, {"bad_words": ["M"]}),
+        ({"stop_token_ids": [49]}, {"stop_token_ids": [49]}),
+        ({"min_tokens": 20, "stop": ["C", "M"]}, {"min_tokens": 20, "stop": ["C", "M"]}),
+        ({"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": 4}),
+        ({"ignore_eos": True, "skip_special_tokens": False}, {"ignore_eos": True, "skip_special_tokens": False}),
+    ],
+    ids="-".join,
+)
+def test_sampling_fields_have_the_librarys_meaning(
+    http: httpx.Client, fields: dict[str, Any], params: dict[str, Any]
+) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 24, "seed": 7, **fields}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    (choice,), (done,) = answer.json()["choices"], expected(**params)
+    assert choice["message"]["content"] == done.text
+    assert (choice["finish_reason"], choice["stop_reason"]) == (done.finish_reason, done.stop_reason)
+
+
+def test_the_matched_stop_string_is_reported(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 24, "seed": 7, "stop": ["nothing", "C"]}
+    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "C")
+    assert "C" not in choice["message"]["content"]
+    *_, last = [chunk for chunk in events(http, "/v1/chat/completions", {**body, "stream": True}) if chunk["choices"]]
+    assert last["choices"][0]["stop_reason"] == "C"
+    kept = {**body, "include_stop_str_in_output": True}
+    (choice,) = http.post("/v1/chat/completions", json=kept).json()["choices"]
+    assert choice["message"]["content"].endswith("C")
+
+
+def test_max_completion_tokens_and_the_alias(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=ALIAS, messages=MESSAGES, max_completion_tokens=5, seed=7)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+    assert answer.model == NAME
+
+
+def test_text_parts_and_the_developer_role(client: openai.OpenAI) -> None:
+    parts: Any = [
+        {"role": "developer", "content": "Be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "The quick"}, {"type": "text", "text": "brown fox"}]},
+        {"role": "assistant", "content": "jumps"},
+        {"role": "user", "content": "over"},
+    ]
+    plain = [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "The quick\nbrown fox"},
+        {"role": "assistant", "content": "jumps"},
+        {"role": "user", "content": "over"},
+    ]
+    assert texts(ask(client, messages=parts)) == [done.text for done in expected(plain)]
+
+
+def test_stream_with_usage(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 6, "seed": 7, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    *chunks, last = events(http, "/v1/chat/completions", body)
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 6
+    assert last["usage"]["total_tokens"] == 6 + last["usage"]["prompt_tokens"]
+    assert {chunk["id"] for chunk in chunks} == {last["id"]}
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk["usage"]["completion_tokens"] for chunk in events(http, "/v1/chat/completions", body)]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+
+
+def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "now the same prompt is sent twice, one after the other, in one test"}]
+    first, second = (ask(client, messages=messages, max_tokens=2) for _ in range(2))
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens_details.cached_tokens
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = ask(client, logprobs=True, top_logprobs=3)
+    (done,) = expected(logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert done.logprobs is not None
+    assert [entry.logprob for entry in content] == pytest.approx([entry.logprob for entry in done.logprobs], abs=1e-3)
+    assert all(len(entry.top_logprobs) == 3 for entry in content)
+    assert b"".join(bytes(entry.bytes) for entry in content).decode(errors="replace") == done.text
+    streamed = [
+        entry
+        for chunk in ask(client, logprobs=True, top_logprobs=3, stream=True)
+        for choice in chunk.choices
+        for entry in (choice.logprobs.content if choice.logprobs else [])
+    ]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
+    assert [entry.bytes for entry in streamed] == [entry.bytes for entry in content]
+
+
+def test_prompt_logprobs_and_token_ids(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 6, "seed": 7, "prompt_logprobs": 1}
+    answer = http.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
+    (done,) = expected(max_tokens=6)
+    assert answer["choices"][0]["token_ids"] == list(done.token_ids)
+    rows = answer["prompt_logprobs"]
+    assert len(rows) == len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
+    assert rows[0] is None
+    for token, row in zip(answer["prompt_token_ids"][1:], rows[1:], strict=True):
+        assert row[str(token)]["logprob"] <= 0
+        assert 1 in [entry["rank"] for entry in row.values()]
+
+
+def test_streamed_token_ids(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 6, "seed": 7, "stream": True, "return_token_ids": True}
+    first, *rest = events(http, "/v1/chat/completions", body)
+    assert len(first["prompt_token_ids"]) > 4
+    ids = [token for chunk in rest for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert ids == list(expected(max_tokens=6)[0].token_ids)
+
+
+def test_the_request_id_is_part_of_the_id(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 1, "request_id": "mine-1"}
+    assert http.post("/v1/chat/completions", json=body).json()["id"] == "chatcmpl-mine-1"
+
+
+def test_without_a_limit_the_text_fills_the_context(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, seed=7, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 512
+    assert answer.choices[0].finish_reason == "length"

@@ -1,0 +1,113 @@
+"""Texts under load equal those of the library for the same seed; draining and closing end requests in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import SamplingParams
+from serving import NAME, Running, running_server, slow_rounds, tiny_llm
+
+PROMPTS = [
+    "The quick brown fox",
+    "def add(first",
+    "日本語",
+    "Smile",
+    "the dog sleeps",
+    "print(",
+    "a flag",
+    "over the lazy dog",
+]
+
+
+def params(seed: int) -> dict[str, Any]:
+    return {"max_tokens": 30 + seed, "seed": seed, "temperature": 0.8, "top_p": 0.95}
+
+
+def test_eight_concurrent_streams_equal_the_library(server: Running) -> None:
+    library = tiny_llm(None)
+    expected = [
+        library.chat([{"role": "user", "content": prompt}], SamplingParams(**params(seed)))[0].text
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+
+    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
+        stream = await client.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": PROMPTS[seed]}], stream=True, **params(seed)
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def everything() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            return await asyncio.gather(*(ask(client, seed) for seed in range(len(PROMPTS))))
+
+    for _ in range(2):
+        assert asyncio.run(everything()) == expected
+    assert server.llm.num_running == 0
+
+
+def in_thread(server: Running, body: dict[str, Any]) -> tuple[threading.Thread, list[httpx.Response]]:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, answers
+
+
+def on_loop(server: Running, work: Any) -> Any:
+    """Run a coroutine on the server's event loop."""
+    return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+
+
+def wait_for_one(server: Running) -> None:
+    for _ in range(1000):
+        if server.llm.num_running:
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("the request runs")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_draining_refuses_new_requests_and_lets_others_finish(waits: bool) -> None:
+    body = {"model": NAME, "prompt": "hello", "max_tokens": 60, "ignore_eos": True, "seed": 1}
+    with running_server() as running, slow_rounds(running.llm, seconds=0.01):
+        thread, answers = in_thread(running, body)
+        wait_for_one(running)
+        running.loop.call_soon_threadsafe(running.server.begin_drain)
+        while running.server.is_ready:
+            threading.Event().wait(0.001)
+        refused = httpx.post(f"{running.url}/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert int(refused.headers["retry-after"]) > 0
+        assert httpx.get(f"{running.url}/v1/models").status_code == 200
+        if waits:
+            thread.join()
+        on_loop(running, running.server.close())
+        thread.join()
+        assert answers[0].status_code == (200 if waits else 503), answers[0].text
+        assert running.server.num_active == 0
+
+
+def test_an_error_after_the_stream_began_is_its_last_event() -> None:
+    body = {"model": NAME, "prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with (
+        running_server() as running,
+        slow_rounds(running.llm, seconds=0.01),
+        httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines).startswith('data: {"id"')
+        on_loop(running, running.server.close())
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"error"' in rest[-2]
+    assert '"shutting_down"' in rest[-2]

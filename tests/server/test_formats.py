@@ -1,0 +1,116 @@
+"""Texts that follow a format: JSON, schemas, regular expressions, grammars and choices."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import NAME, events
+
+URL = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 5}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def text_of(http: httpx.Client, **fields: Any) -> str:
+    answer = http.post(URL, json={**BODY, **fields})
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    text: str = choice["message"]["content"]
+    return text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+    ],
+)
+def test_schemas(http: httpx.Client, fields: dict[str, Any]) -> None:
+    found = json.loads(text_of(http, **fields))
+    assert found.keys() == {"a", "b"}
+    assert 0 <= found["a"] <= 99
+    assert found["b"] in ("x", "yy")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_objects(http: httpx.Client, fields: dict[str, Any]) -> None:
+    # short, so that a random text ends in time
+    biases = {"logit_bias": {str(token): 50 for token in _ids("{}")}}
+    assert isinstance(json.loads(text_of(http, **fields, **biases)), dict)
+
+
+def _ids(text: str) -> list[int]:
+    from serving import tiny_tokenizer
+
+    ids: list[int] = tiny_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+@pytest.mark.parametrize("name", ["guided_regex", "structured_outputs"])
+def test_regular_expressions(http: httpx.Client, name: str) -> None:
+    fields = {name: "[ab]{3}-[0-9]"} if name == "guided_regex" else {name: {"regex": "[ab]{3}-[0-9]"}}
+    assert re.fullmatch("[ab]{3}-[0-9]", text_of(http, **fields))
+
+
+@pytest.mark.parametrize("name", ["guided_choice", "structured_outputs"])
+@pytest.mark.parametrize("choices", [["yes", "no"], ['a "quoted" \\ one', "日本\n"], ["one"]])
+def test_choices(http: httpx.Client, name: str, choices: list[str]) -> None:
+    fields: dict[str, Any] = {name: choices} if name == "guided_choice" else {name: {"choice": choices}}
+    assert text_of(http, **fields) in choices
+
+
+def test_grammars(http: httpx.Client) -> None:
+    assert text_of(http, guided_grammar='root ::= "x" "y"*') in ["x" + "y" * count for count in range(60)]
+
+
+def test_a_streamed_format(http: httpx.Client) -> None:
+    body = {**BODY, "stream": True, "guided_regex": "[ab]{5}"}
+    text = "".join(
+        choice["delta"].get("content", "") for chunk in events(http, URL, body) for choice in chunk["choices"]
+    )
+    assert re.fullmatch("[ab]{5}", text)
+
+
+def test_text_is_free(http: httpx.Client) -> None:
+    plain, given = ({**BODY, "max_tokens": 8}, {**BODY, "max_tokens": 8, "response_format": {"type": "text"}})
+    texts = [http.post(URL, json=body).json()["choices"][0]["message"]["content"] for body in (plain, given)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace_pattern": "x", "regex": "a"}}, "structured_outputs.whitespace_pattern"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
+    ],
+)
+def test_refused_formats(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    answer = http.post(URL, json={**BODY, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

@@ -1,0 +1,379 @@
+"""States of the page that need a scripted server: branching trees, errors, differences, slow answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+
+from browser import Browser, open_browser
+from fake_serving import KEY, MODEL, TEXT, fake_server
+from page_checks import low_contrasts, tab_stops, unnamed
+
+IDLE = "document.getElementById('stop-run').hidden"
+ANSWER = "#log .assistant .text"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with fake_server() as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _clean_log(browser: Browser) -> Iterator[None]:
+    """Fails if the page logged an error or broke its own policy, except for the requests that a test has refused."""
+    browser.emulate()
+    browser.log()
+    yield
+    unexpected = [line for line in browser.log() if "Failed to load resource" not in line]
+    assert unexpected == []
+
+
+def visit(browser: Browser, url: str, fragment: str = "") -> None:
+    browser.open(f"{url}/#{fragment}")
+    browser.wait("document.getElementById('model').value !== '' || !document.getElementById('error').hidden")
+
+
+def send(browser: Browser) -> None:
+    browser.click("#send")
+    browser.wait(f"{IDLE} && document.querySelector('.view:not([hidden]) .text, #error:not([hidden])')")
+
+
+def test_the_text_is_shown_whole_with_origins_and_counts(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello&seed=4")
+    send(browser)
+    assert browser.text(ANSWER) == TEXT
+    drafted, picked = browser.count(f"{ANSWER} .drafted"), browser.count(f"{ANSWER} .picked")
+    assert drafted > 20
+    assert picked > 20
+    assert browser.text("#legend") == f"token drafted and accepted: {drafted}token picked by the target: {picked}"
+    assert browser.text("#stat-rounds") == str(picked)
+    assert browser.text("#explain") == MODEL["explain"]
+    assert browser.text("#speed") == "58.9"
+
+
+def test_origins_differ_without_colour(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    style = "return getComputedStyle(document.querySelector(arguments[0])).textDecorationStyle"
+    assert browser.run(style, f"{ANSWER} .drafted") == "solid"
+    assert browser.run(style, f"{ANSWER} .picked") == "dotted"
+
+
+def test_every_outcome_of_a_round_is_drawn_and_listed(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    browser.run("document.querySelector(arguments[0]).focus()", ANSWER)
+    while not browser.count(".tree .node.accepted") or not browser.count(".tree .node.rejected"):
+        browser.press("Down")
+    nodes = browser.count(".tree .node.accepted") + browser.count(".tree .node.rejected")
+    assert browser.count(".tree .node.pick") == browser.count(".tree .node.root") == 1
+    assert browser.count(".tree .edge") == nodes + 1
+    assert browser.count("#round-table tbody tr") == nodes + 1
+    assert browser.text("#round-words") == browser.run("return document.querySelector('.tree').ariaLabel")
+    accepted = browser.count(".tree .node.accepted")
+    assert browser.text("#round-words").startswith(f"{accepted} of {nodes} drafted tokens accepted")
+
+
+def test_pointing_at_a_piece_shows_its_round(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    browser.hover(f"{ANSWER} .piece:nth-child(12)")
+    shown = browser.text(f"{ANSWER} .piece.current")
+    assert shown == browser.text(f"{ANSWER} .piece:nth-child(12)")
+    marked = browser.run("return [...document.querySelectorAll('.in-round')].map((e) => e.textContent)")
+    drawn = browser.run(
+        "return [...document.querySelectorAll('.node.accepted title, .node.pick title')].map((e) => e.textContent)"
+    )
+    assert [text.replace(" ", "␣") for text in marked] == drawn
+
+
+def test_steps_through_rounds_with_buttons(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    last = int(browser.text("#stat-rounds"))
+    assert browser.text("#round-title") == f"Round {last} of {last}"
+    assert browser.run("return document.getElementById('round-next').disabled")
+    browser.click("#round-previous")
+    assert browser.text("#round-title") == f"Round {last - 1} of {last}"
+    assert f"Round {last - 1}." in browser.text("#announcements")
+
+
+def test_depth_bars_name_their_numbers(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    rows = browser.run("return [...document.querySelectorAll('#depths li')].map((e) => e.innerText.split(/\\s+/))")
+    assert len(rows) >= 4
+    for depth, row in enumerate(rows, 1):
+        share, accepted, reached = int(row[1]), int(row[3]), int(row[5])
+        assert int(row[0]) == depth
+        assert share == math.floor(100 * accepted / reached + 0.5)
+
+
+def test_streamed_text_is_announced_in_sentences(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    lines = browser.run("return [...document.querySelectorAll('#announcements p')].map((e) => e.textContent)")
+    assert len(lines) >= 5
+    assert " ".join(lines).split() == TEXT.split()
+
+
+def test_plain_decoding_is_measured_on_request(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello&seed=3")
+    send(browser)
+    assert browser.text("#ratio") == "plain speed not measured yet"
+    browser.click("#measure-plain")
+    browser.wait(IDLE)
+    assert browser.text("#ratio").startswith("1.90× plain (31.0 tokens/s). ✓ Identical")
+
+
+def test_a_difference_is_shown_where_it_begins(browser: Browser, url: str) -> None:
+    visit(browser, url, "mode=compare&prompt=differ")
+    send(browser)
+    at = TEXT.index("close at hand") + 1
+    assert browser.text(".verdict strong") == f"✕ Different from character {at}"
+    assert "near" in browser.text(".verdict")
+    assert "close at hand" in browser.text(".verdict")
+
+
+@pytest.mark.parametrize("order", ["sequence", "together"])
+def test_identical_texts_are_found_identical(browser: Browser, url: str, order: str) -> None:
+    visit(browser, url, f"mode=compare&prompt=same&order={order}&format=complete")
+    send(browser)
+    assert browser.text(".verdict strong") == f"✓ Identical: all {len(TEXT)} characters are the same"
+    assert browser.count(".side:nth-child(1) .plain") == browser.count(".side:nth-child(1) .piece")
+    assert "1.90×" in browser.text(".verdict")
+    assert ("shared the machine" in browser.text(".verdict")) == (order == "together")
+
+
+def test_stop_ends_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=slow")
+    browser.click("#send")
+    browser.wait(f"document.querySelectorAll('{ANSWER} .piece').length > 2")
+    assert browser.run("return document.activeElement.id") == "stop-run"
+    browser.press("Escape")
+    browser.wait(IDLE)
+    text = browser.text(ANSWER)
+    assert TEXT.startswith(text)
+    assert 0 < len(text) < len(TEXT)
+    assert "stopped" in browser.text(".meta")
+    assert browser.run("return document.getElementById('error').hidden")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [("busy", "The queue is full. Try again in 7 s."), ("fail", "The model failed."), ("%20", "Write a prompt first.")],
+)
+def test_errors_are_shown_and_the_prompt_is_kept(browser: Browser, url: str, prompt: str, words: str) -> None:
+    visit(browser, url, f"prompt={prompt}")
+    browser.click("#send")
+    browser.wait("!document.getElementById('error').hidden")
+    assert browser.text("#error") == words
+    assert browser.run("return document.getElementById('error').getAttribute('role')") == "alert"
+    browser.wait(IDLE)
+    assert quote(browser.run("return document.getElementById('prompt').value")) == prompt
+
+
+def test_a_key_is_asked_for_kept_in_the_tab_and_never_in_the_link(browser: Browser) -> None:
+    with fake_server(key=KEY) as guarded:
+        visit(browser, guarded, "prompt=hello")
+        browser.wait("!document.getElementById('error').hidden")
+        assert "Enter a valid API key" in browser.text("#error")
+        browser.click("#key")
+        browser.write(KEY)
+        browser.press("Tab")
+        browser.wait("document.getElementById('model').value !== ''")
+        assert browser.run("return document.getElementById('error').hidden")
+        send(browser)
+        assert browser.text(ANSWER) == TEXT
+        assert KEY not in browser.run("return location.href + JSON.stringify(localStorage) + document.cookie")
+        assert KEY in browser.run("return JSON.stringify(sessionStorage)")
+
+
+def test_a_server_that_is_gone_is_named(browser: Browser) -> None:
+    with fake_server() as served:
+        visit(browser, served, "prompt=hello")
+    browser.click("#send")
+    browser.wait("!document.getElementById('error').hidden")
+    assert browser.text("#error") == "The server cannot be reached. Check that it is running."
+
+
+def test_load_shows_queue_models_and_history(browser: Browser, url: str) -> None:
+    visit(browser, url, "mode=load")
+    browser.wait("document.querySelectorAll('.sparkline polyline').length === 2")
+    text = browser.text("#load")
+    for word in ("fake-model", "Running1", "Waiting3", "Tokens/s41.3", "Tokens per round2.31", "Drafts accepted58 %"):
+        assert word in text
+    assert browser.run("return document.getElementById('composer').hidden")
+
+
+def test_a_conversation_sends_its_history(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=first&system=Be+brief")
+    browser.run(
+        "const original = window.fetch; window.bodies = [];"
+        "window.fetch = (url, init) => { if (init.body) window.bodies.push(init.body); return original(url, init); }"
+    )
+    for prompt in ("first", "second"):
+        browser.run("document.getElementById('prompt').value = arguments[0]", prompt)
+        send(browser)
+    bodies = [json.loads(body) for body in browser.run("return window.bodies")]
+    assert [message["content"] for message in bodies[1]["messages"]] == ["Be brief", "first", TEXT, "second"]
+    assert "temperature" in bodies[0]
+    assert bodies[0]["draftree"] == {"pieces": True, "rounds": True}
+
+
+def test_the_state_is_in_the_link(browser: Browser, url: str) -> None:
+    fragment = "mode=compare&draft=suffix&temperature=0.2&seed=5&stop=END&prompt=na%C3%AFve+%26+%23&order=together"
+    visit(browser, url, fragment)
+    shown = "return Object.fromEntries([...document.querySelectorAll('#draft,#temperature,#seed,#stop,#prompt,#order')]"
+    values = browser.run(f"{shown}.map((e) => [e.id, e.value]))")
+    assert values == {
+        "draft": "suffix",
+        "temperature": "0.2",
+        "seed": "5",
+        "stop": "END",
+        "prompt": "naïve & #",
+        "order": "together",
+    }
+    browser.run("const e = document.getElementById('seed'); e.value = '6'; e.dispatchEvent(new Event('input'))")
+    link = browser.run("return location.href")
+    assert "seed=6" in link
+    browser.open(link)
+    browser.wait("document.getElementById('model').value !== ''")
+    assert browser.run("return location.href") == link
+    assert browser.run("return document.getElementById('seed').value") == "6"
+    assert browser.run("return document.querySelector('[aria-selected=true]').id") == "tab-compare"
+
+
+def test_a_link_to_what_is_not_served_says_so(browser: Browser, url: str) -> None:
+    visit(browser, url, "draft=eagle&model=fake-model")
+    browser.wait("!document.getElementById('error').hidden")
+    assert browser.text("#error") == "There is no drafter “eagle”; the default is used."
+    assert browser.run("return document.getElementById('draft').value") == ""
+
+
+def test_texts_and_links_are_copied(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello&seed=9")
+    send(browser)
+    for permission in ("clipboard-read", "clipboard-write"):
+        browser.call("permissions", {"descriptor": {"name": permission}, "state": "granted"})
+    read = "return navigator.clipboard.readText()"
+    browser.click(".meta button")
+    browser.wait("document.querySelector('.meta button').textContent === 'Copied'")
+    assert browser.run(read) == TEXT
+    browser.click("#share")
+    browser.wait("document.getElementById('share').textContent === 'Link copied'")
+    assert browser.run(read) == browser.run("return location.href")
+
+
+def test_tabs_move_with_arrow_keys(browser: Browser, url: str) -> None:
+    visit(browser, url)
+    browser.run("document.getElementById('tab-chat').focus()")
+    for key, mode in (
+        ("Right", "complete"),
+        ("Right", "compare"),
+        ("End", "load"),
+        ("Right", "chat"),
+        ("Left", "load"),
+    ):
+        browser.press(key)
+        assert browser.run("return document.activeElement.id") == f"tab-{mode}"
+        assert not browser.run("return document.getElementById(arguments[0]).hidden", f"view-{mode}")
+
+
+def test_every_stop_of_the_tab_key_is_visible_and_outlined(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    stops = tab_stops(browser)
+    names = [stop.name for stop in stops]
+    assert [stop for stop in stops if stop.outline < 2 or not stop.is_visible] == []
+    wanted = ["skip", "tab-chat", "share", "theme", "model", "draft", "temperature", "top_p", "max_tokens", "seed"]
+    wanted += ["system", "stop", "key", "text", "quiet", "prompt", "clear", "send", "measure-plain", "round-next"]
+    assert [name for name in names if name in wanted] == wanted
+
+
+def test_the_skip_button_leads_to_the_prompt(browser: Browser, url: str) -> None:
+    visit(browser, url)
+    browser.press("Tab", "Enter")
+    assert browser.run("return document.activeElement.id") == "prompt"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("mode", ["chat", "complete", "compare", "load"])
+def test_contrast_and_names(browser: Browser, url: str, mode: str, scheme: str) -> None:
+    browser.emulate(scheme=scheme)
+    visit(browser, url, f"mode={mode}&prompt=differ")
+    if mode == "load":
+        browser.wait("document.querySelectorAll('.sparkline polyline').length === 2")
+    else:
+        assert low_contrasts(browser) == []
+        send(browser)
+        browser.run("[...document.querySelectorAll('.view:not([hidden]) .text')].at(-1).focus()")
+        browser.press("Down", "Down", "Down", "Down", "Down")
+        browser.run(
+            "document.getElementById('round-details').open = true; document.getElementById('prompt').value = ''"
+        )
+    assert low_contrasts(browser) == []
+    assert unnamed(browser) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_of_errors(browser: Browser, url: str, scheme: str) -> None:
+    browser.emulate(scheme=scheme)
+    visit(browser, url, "prompt=fail")
+    send(browser)
+    assert not browser.run("return document.getElementById('error').hidden")
+    assert low_contrasts(browser) == []
+
+
+def test_the_theme_button_overrides_the_system_and_is_kept(browser: Browser, url: str) -> None:
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    visit(browser, url)
+    light = browser.run(ground)
+    browser.click("#theme")
+    browser.click("#theme")
+    assert browser.text("#theme") == "Dark"
+    dark = browser.run(ground)
+    assert dark != light
+    visit(browser, url)
+    assert browser.run(ground) == dark
+    browser.click("#theme")
+    assert browser.run(ground) == light
+    browser.emulate(scheme="dark")
+    assert browser.run(ground) == dark
+
+
+@pytest.mark.parametrize("width", [360, 768, 1000, 1600])
+@pytest.mark.parametrize("mode", ["chat", "compare", "load"])
+def test_nothing_is_wider_than_the_window(browser: Browser, url: str, width: int, mode: str) -> None:
+    browser.emulate(width=width)
+    visit(browser, url, f"mode={mode}&prompt=differ")
+    if mode != "load":
+        send(browser)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_nothing_moves_if_motion_is_reduced(browser: Browser, url: str) -> None:
+    script = "return [...document.querySelectorAll('*')].map((e) => getComputedStyle(e).transitionDuration)"
+    visit(browser, url)
+    assert set(browser.run(script)) == {"0s"}
+    browser.emulate(motion="no-preference")
+    assert len(set(browser.run(script))) > 1
+
+
+def test_requests_go_to_the_own_origin_only(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    names = browser.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert len(names) > 15
+    assert [name for name in names if not name.startswith(f"{url}/")] == []

@@ -1,0 +1,198 @@
+"""What cannot be honoured is refused in OpenAI's shape, with the field at fault in `param`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import NAME
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+
+
+def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 400) -> dict[str, Any]:
+    given = {"messages": MESSAGES} if url == CHAT else {"prompt": "hello"}
+    answer = http.post(url, json={"model": NAME, "max_tokens": 4, **given, **fields})
+    assert answer.status_code == status, answer.text
+    found = answer.json()
+    assert found.keys() == {"error"}
+    assert found["error"].keys() == {"message", "type", "param", "code"}
+    error: dict[str, Any] = found["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"temperature": -1},
+        {"temperature": "warm"},
+        {"temperature": 20000},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"n": 0},
+        {"n": 1.5},
+        {"max_tokens": -1},
+        {"max_tokens": 100000},
+        {"stop": [""]},
+        {"stop": 7},
+        {"seed": 2**70},
+        {"seed": "x"},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {"5": 200}},
+        {"logit_bias": {"100000": 1}},
+        {"presence_penalty": 3},
+        {"frequency_penalty": -3},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+        {"min_tokens": 9},
+        {"stop_token_ids": [-1]},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [99999]},
+        {"bad_words": [""]},
+        {"truncate_prompt_tokens": 0},
+        {"prompt_logprobs": -2},
+        {"request_id": "a b"},
+        {"priority": "high"},
+        {"draft": "unknown"},
+        {"draftree": {"trees": True}},
+        {"prediction": {"type": "content", "content": "hello"}},
+        {"stream_options": {"include_usage": True}},
+        {"guided_json": "{"},
+        {"guided_regex": "("},
+        {"guided_grammar": "not a grammar"},
+        {"use_beam_search": True},
+        {"length_penalty": 2.0},
+        {"cache_salt": "x"},
+        {"unheard_of": 1},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("url", [CHAT, PLAIN])
+def test_the_field_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
+    (name,) = field
+    param = refused(http, url, field)["param"]
+    assert param is not None
+    assert param == name or param.startswith((f"{name}.", f"{name}[")), param
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"audio": {"voice": "alloy", "format": "mp3"}},
+        {"modalities": ["text", "audio"]},
+        {"store": True},
+        {"web_search_options": {}},
+        {"reasoning_effort": "high"},
+        {"verbosity": "low"},
+        {"functions": [{"name": "f"}]},
+        {"function_call": {"name": "f"}},
+        {"chat_template": "{{ 1 }}"},
+        {"documents": [{"text": "a"}]},
+        {"service_tier": "flex"},
+        {"top_logprobs": 3},
+        {"echo": True},
+        {"best_of": 3},
+        {"messages": []},
+        {"messages": "hello"},
+        {"max_completion_tokens": 0},
+        {"metadata": {"a": 1}},
+    ],
+    ids=json.dumps,
+)
+def test_the_field_of_a_chat_is_named(http: httpx.Client, field: dict[str, Any]) -> None:
+    (name,) = field
+    assert refused(http, CHAT, field)["param"] == name or name == "metadata"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"suffix": "end"}, {"best_of": 3}, {"prompt": []}, {"prompt": ""}, {"prompt": [5, 99999]}, {"prompt_embeds": "x"}],
+    ids=json.dumps,
+)
+def test_the_field_of_a_completion_is_named(http: httpx.Client, field: dict[str, Any]) -> None:
+    (name,) = field
+    assert refused(http, PLAIN, field)["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "wizard", "content": "a"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
+        ({"role": "user", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
+    ],
+)
+def test_the_part_of_a_message_is_named(http: httpx.Client, message: dict[str, Any], param: str) -> None:
+    assert refused(http, CHAT, {"messages": [message]})["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "store": False,
+            "modalities": ["text"],
+            "functions": None,
+            "audio": None,
+            "user": "me",
+            "metadata": {"a": "b"},
+        },
+        {"service_tier": "auto", "best_of": 1, "use_beam_search": False, "prompt_cache_key": "k", "logit_bias": None},
+        {"stop": None, "n": None, "temperature": None, "top_p": None, "seed": None, "max_tokens": 3, "tools": None},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_accepted(http: httpx.Client, fields: dict[str, Any]) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 2, **fields}
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_several_equal_texts(http: httpx.Client) -> None:
+    error = refused(http, CHAT, {"n": 2, "temperature": 0})
+    assert "temperature=0" in error["message"]
+    assert error["param"] in ("n", "temperature")
+
+
+def test_an_unknown_model(http: httpx.Client) -> None:
+    error = refused(http, CHAT, {"model": "other"}, 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "'tiny'" in error["message"]
+
+
+def test_two_constraints(http: httpx.Client) -> None:
+    fields = {"response_format": {"type": "json_object"}, "guided_regex": "a+"}
+    assert refused(http, CHAT, fields)["param"] == "guided_regex"
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"[]", b"1", b'{"model": NaN', b"\xff\xfe", b'"\\ud800"'])
+def test_bodies_that_are_no_object(http: httpx.Client, content: bytes) -> None:
+    answer = http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_a_surrogate_pair(http: httpx.Client) -> None:
+    text = json.dumps({"model": NAME, "messages": [{"role": "user", "content": "\ud800"}]})
+    answer = http.post(CHAT, content=text, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("messages")
+
+
+def test_unknown_paths_and_methods(http: httpx.Client) -> None:
+    missing, wrong = http.get("/v1/nothing"), http.get(CHAT)
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert wrong.headers["allow"] == "POST"
+    for answer in (missing, wrong):
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_an_error_is_returned_before_a_stream_begins(http: httpx.Client) -> None:
+    error = refused(http, CHAT, {"stream": True, "max_tokens": 100000})
+    assert error["param"] == "max_tokens"

@@ -1,0 +1,261 @@
+"""/v1/responses through the official client: texts, typed events, calls of tools, and refusals by field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import AsyncLLM, SamplingParams
+from draftree.serve.pool import ServedModel
+from serving import NAME, Running, running_server, tiny_llm, tiny_model
+from text_backends import byte_level
+from tool_templates import TEMPLATES
+
+PROMPT = "The quick brown fox"
+TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 9, "minimum": 1}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    models = [
+        ServedModel(name, AsyncLLM(tiny_model(context=2048), "ngram", tokenizer=byte_level(template)), (), ("ngram",))
+        for name, template in TEMPLATES.items()
+    ]
+    chat_only = AsyncLLM(tiny_model(), "ngram", tokenizer=byte_level())
+    with running_server([ServedModel(NAME, chat_only, (), ("ngram",)), *models]) as running:
+        yield running
+
+
+def ask(client: openai.OpenAI, **given: Any) -> Any:
+    extra = {"seed": 7, **given.pop("extra_body", {})}
+    fields = {"model": NAME, "input": PROMPT, "max_output_tokens": 24, **given}
+    return client.responses.create(**fields, extra_body=extra)
+
+
+def expected(messages: Any, **given: Any) -> Any:
+    return tiny_llm(None).chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))[0]
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def test_text_equals_the_librarys(client: openai.OpenAI) -> None:
+    answer = ask(client)
+    done = expected([user(PROMPT)])
+    assert answer.output_text == done.text
+    assert (answer.object, answer.status, answer.model, answer.store) == ("response", "incomplete", NAME, False)
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage.output_tokens == len(done.token_ids) == 24
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 24
+    assert answer.metrics["speculative_decoding"]["num_spec_steps"] > 0
+    (item,) = answer.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "incomplete")
+
+
+def test_items_and_instructions_are_a_conversation(client: openai.OpenAI) -> None:
+    first = ask(client, instructions="Be brief.")
+    items = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "The quick"}, {"type": "input_text", "text": "fox"}],
+        },
+        *(item.model_dump() for item in first.output),
+        {"role": "developer", "content": "Go on."},
+    ]
+    answer = ask(client, instructions="Be brief.", input=items)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        user("The quick\nfox"),
+        {"role": "assistant", "content": first.output_text},
+        {"role": "system", "content": "Go on."},
+    ]
+    assert answer.output_text == expected(messages).text
+
+
+def test_sampling_and_drafting_fields_are_honoured(client: openai.OpenAI) -> None:
+    answer = ask(client, temperature=0, extra_body={"draft": "none", "repetition_penalty": 1.5})
+    assert answer.output_text == expected([user(PROMPT)], temperature=0, repetition_penalty=1.5).text
+    assert not hasattr(answer, "metrics")
+    assert answer.temperature == 0
+
+
+def test_the_stream_has_typed_events_in_order(client: openai.OpenAI) -> None:
+    events = list(ask(client, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1].response
+    assert text == events[-4].text == last.output_text == expected([user(PROMPT)]).text
+    assert events[0].response.status == "in_progress"
+    assert last.usage.output_tokens == 24
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
+
+
+def test_the_clients_stream_helper_reads_the_stream(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=NAME, input=PROMPT, max_output_tokens=24, extra_body={"seed": 7}) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+
+
+def test_events_have_names_on_the_wire(http: httpx.Client) -> None:
+    body = {"model": NAME, "input": PROMPT, "max_output_tokens": 4, "stream": True}
+    blocks = http.post("/v1/responses", json=body).text.strip().split("\n\n")
+    for block in blocks:
+        name, data = block.split("\n")
+        assert name.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
+
+
+def test_logprobs_come_with_the_text(client: openai.OpenAI) -> None:
+    wanted: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = ask(client, **wanted).output[0].content[0].logprobs
+    assert len(whole) == 24
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in whole)
+    events = list(ask(client, **wanted, stream=True))
+    streamed = [e for event in events if event.type == "response.output_text.delta" for e in event.logprobs]
+    assert [entry.token for entry in streamed] == [entry.token for entry in whole]
+
+
+def test_a_text_that_ends_by_itself_is_completed(client: openai.OpenAI) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "answer", "schema": {"enum": ["yes", "no"]}}}
+    answer = ask(client, text=text)
+    assert json.loads(answer.output_text) in ("yes", "no")
+    assert (answer.status, answer.incomplete_details) == ("completed", None)
+    assert answer.text.format.type == "json_schema"
+    assert list(ask(client, text=text, stream=True))[-1].type == "response.completed"
+
+
+def test_pieces_and_rounds_are_reported(client: openai.OpenAI) -> None:
+    options = {"draftree": {"pieces": True, "rounds": True}}
+    events = list(ask(client, stream=True, extra_body=options))
+    reports = [event.draftree for event in events if event.type == "response.draftree"]
+    pieces = [piece for report in reports for piece in report["pieces"]]
+    assert "".join(piece["text"] for piece in pieces) == events[-1].response.output_text
+    assert all(piece["origin"] in ("drafted", "picked") for piece in pieces)
+    assert any(report["rounds"] for report in reports)
+    assert events[-1].response.draftree["stats"]
+
+
+@pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "qwen3-coder"])
+def test_a_forced_call_is_an_item_of_its_own(client: openai.OpenAI, family: str) -> None:
+    named: Any = {"type": "function", "name": "get_weather"}
+    fields: Any = {"model": family, "tools": [TOOL], "tool_choice": named, "max_output_tokens": None}
+    answer = ask(client, **fields)
+    (call,) = answer.output
+    assert (call.type, call.name, call.status, answer.status) == (
+        "function_call",
+        "get_weather",
+        "completed",
+        "completed",
+    )
+    arguments = json.loads(call.arguments)
+    assert arguments["city"] in ("Paris", "Rome")
+    assert 1 <= arguments["days"] <= 9
+    events = list(ask(client, **fields, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert set(kinds[3:-3]) == {"response.function_call_arguments.delta"}
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == events[-3].arguments == call.arguments
+    assert len(pieces) > 1
+    last = events[-1].response
+    assert [item.name for item in last.output] == ["get_weather"]
+    assert last.output[0].call_id == events[2].item.call_id
+    assert last.tools[0].name == "get_weather"
+
+
+def test_results_of_calls_are_read(client: openai.OpenAI) -> None:
+    fields: Any = {"model": "hermes", "tools": [{**TOOL, "strict": False}]}
+    call = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Rome"}'}
+    items = [user("Weather?"), call, {"type": "function_call_output", "call_id": "c1", "output": "18 degrees"}]
+    longer = ask(client, **fields, input=items).usage.input_tokens
+    assert longer > ask(client, **fields, input=items[:1]).usage.input_tokens + 20
+
+
+TOOLLESS: dict[str, Any] = {"tools": [{**TOOL, "strict": False}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning"}]}, "input[0].type"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": "x", "name": "y"}]}, "input[0].name"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments"),
+        ({"draft": "other"}, "draft"),
+        ({"unknown": 1}, "unknown"),
+        (TOOLLESS, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "model": "hermes"}, "tools[0].type"),
+        ({"tools": [{"type": "function", "name": "a b"}], "model": "hermes"}, "tools[0].name"),
+        ({"tools": [TOOL], "model": "hermes"}, "tools[0].strict"),
+        ({"tools": [TOOL], "tool_choice": "required", "model": "qwen3-coder"}, "tool_choice"),
+        ({**TOOLLESS, "model": "hermes", "include": ["message.output_text.logprobs"]}, "include"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_field(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        body = {"model": NAME, "input": PROMPT, "stream": stream, **fields}
+        answer = http.post("/v1/responses", json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_neutral_values_are_accepted(client: openai.OpenAI) -> None:
+    answer = ask(
+        client, store=False, background=False, truncation="disabled", parallel_tool_calls=True, metadata={"a": "b"}
+    )
+    assert answer.metadata == {"a": "b"}

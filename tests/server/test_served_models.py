@@ -1,0 +1,77 @@
+"""Several models under one server: names, aliases, and one budget of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from draftree.core.errors import ConfigurationError
+from draftree.serve.loading import load_models
+from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.served import ModelChoice
+from draftree.serve.settings import ServerSettings
+from serving import ALIAS, NAME, running_server, tiny_async_llm, tiny_model, tiny_tokenizer
+
+
+def folder(where: Path, seed: int) -> str:
+    path = where / f"model-{seed}"
+    tiny_model(seed).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def test_models_and_aliases_are_listed(http: httpx.Client) -> None:
+    found = http.get("/v1/models").json()
+    assert found["object"] == "list"
+    assert [row["id"] for row in found["data"]] == [NAME, ALIAS]
+    for row in found["data"]:
+        assert (row["object"], row["root"], row["max_model_len"]) == ("model", NAME, 512)
+        assert row["drafts"] == ["ngram"]
+        assert http.get(f"/v1/models/{row['id']}").json() == row
+    missing = http.get("/v1/models/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_two_models_share_one_budget(tmp_path: Path) -> None:
+    choices = (
+        ModelChoice("one", folder(tmp_path, 1), ("first",), ("ngram", "suffix")),
+        ModelChoice("two", folder(tmp_path, 2), (), ()),
+    )
+    total = 64 * 2**20
+    models = load_models(ServerSettings(models=choices, memory=total, kernels="torch"))
+    budgets = [model.llm.llm.engine._budget.sequence_bytes for model in models]
+    assert sum(budgets) == pytest.approx(total, abs=2)
+    assert budgets[0] == budgets[1]
+    body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 16, "seed": 1}
+    with running_server(models) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+        rows = {row["id"]: row["drafts"] for row in http.get("/v1/models").json()["data"]}
+        assert rows == {"one": ["ngram", "suffix"], "first": ["ngram", "suffix"], "two": []}
+        texts = [
+            http.post("/v1/completions", json={**body, "model": name}).json()["choices"][0]["text"]
+            for name in ("one", "first", "two")
+        ]
+        assert texts[0] == texts[1] != texts[2]
+        refused = http.post("/v1/completions", json={**body, "model": "two", "draft": "ngram"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "draft")
+
+
+def test_half_of_the_free_memory_is_split(tmp_path: Path) -> None:
+    choices = tuple(ModelChoice(f"m{seed}", folder(tmp_path, seed), (), ()) for seed in (1, 2))
+    models = load_models(ServerSettings(models=choices, kernels="torch"))
+    estimates = [model.llm.llm.engine._budget for model in models]
+    assert all(found.free_bytes for found in estimates)
+    assert sum(found.sequence_bytes for found in estimates) <= 0.6 * max(found.free_bytes or 0 for found in estimates)
+    for model in models:
+        model.llm._driver.close()
+
+
+def test_names_must_differ() -> None:
+    llm = tiny_async_llm(None)
+    with pytest.raises(ConfigurationError, match="two served models have the name 'a'"):
+        ModelPool([ServedModel("a", llm), ServedModel("b", llm, ("a",))])
+    with pytest.raises(ConfigurationError, match="at least one model"):
+        ModelPool([])
+    llm._driver.close()

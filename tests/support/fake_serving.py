@@ -1,0 +1,151 @@
+"""A server with the page and canned answers, for states that a real model does not reach on request.
+
+It writes a fixed text in rounds with branching trees. Prompts select a state: "fail" breaks the stream with an error,
+"busy" is refused with 429, "differ" writes another text without drafts, "slow" pauses before every round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from draftree.serve.page import mount
+
+KEY = "right-key"
+TEXT = (
+    "A cache keeps the results of earlier work close at hand. When a program needs the same result again, it reads the "
+    "stored copy and skips the slow part. A cache is small, so it drops what was not used for a long time. A cache "
+    "makes programs faster because most programs use the same few things again and again.\n\nThe cost is memory, and "
+    "the care that a stored copy is never older than the original — naïve caches forget this."
+)
+MODEL = {
+    "name": "fake-model",
+    "aliases": [],
+    "drafts": ["ngram", "suffix"],
+    "context": 2048,
+    "running": 1,
+    "waiting": 3,
+    "tokens_per_second": 41.25,
+    "acceptance_length": 2.31,
+    "acceptance_rate": 0.58,
+    "kernels": "native",
+    "dtype": "float32",
+    "explain": "drafts of 4 tokens: 2.3 tokens per pass, a pass costs 1.2 times a plain one",
+}
+OTHERS = (" and", " the", " result", " of", " faster", " a", " copy", " which", " memory", ",")
+
+
+def words_of(text: str) -> list[str]:
+    """The tokens of a text: words with the space before them, and punctuation."""
+    return re.findall(r"\s?\w+|[^\w\s]|\s+", text)
+
+
+def rounds_of(tokens: list[str], *, is_plain: bool) -> Iterator[dict[str, Any]]:
+    """The rounds that write the tokens, always the same."""
+    chance, at = random.Random(5), 0
+    while at < len(tokens):
+        length = 0 if is_plain else min(chance.choice((0, 1, 1, 2, 3, 4)), len(tokens) - at - 1)
+        nodes = [_node(tokens[at + i], i - 1, accepted=True) for i in range(length)]
+        for _ in range(0 if is_plain else chance.randint(0, 4)):
+            nodes.append(_node(chance.choice(OTHERS), chance.randint(-1, len(nodes) - 1), accepted=False))
+        bonus = {"id": at + length, "text": tokens[at + length]}
+        yield {"index": 0, "position": 12 + at, "nodes": nodes, "bonus": bonus, "picks": None}
+        at += length + 1
+
+
+def _node(text: str, parent: int, *, accepted: bool) -> dict[str, Any]:
+    return {"id": hash(text) % 1000, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
+
+
+def fake_app(*, delay: float, key: str | None) -> FastAPI:
+    """The application; with a key, requests without it are refused."""
+    app = FastAPI()
+    mount(app)
+
+    def refused(request: Request) -> JSONResponse | None:
+        if key is None or request.headers.get("authorization") == f"Bearer {key}":
+            return None
+        return _error(401, "The API key is wrong.", code="invalid_api_key")
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Any:
+        return refused(request) or {"object": "list", "data": [{"id": MODEL["name"], "object": "model"}]}
+
+    @app.get("/draftree/status")
+    async def status(request: Request) -> Any:
+        queue = {"running": 1, "waiting": 3, "max_waiting": 64}
+        return refused(request) or {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def write(request: Request) -> Any:
+        body = await request.json()
+        prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+        if prompt == "busy":
+            return _error(429, "The queue is full.", headers={"retry-after": "7"})
+        pause = 0.3 if prompt == "slow" else delay
+        return refused(request) or StreamingResponse(_events(body, prompt, pause), media_type="text/event-stream")
+
+    return app
+
+
+def _error(status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None) -> Any:
+    found = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": found}, status, headers=headers)
+
+
+async def _events(body: dict[str, Any], prompt: str, delay: float) -> AsyncIterator[str]:
+    is_plain = body.get("draft") == "none"
+    tokens = words_of(TEXT.replace("close at hand", "near") if is_plain and prompt == "differ" else TEXT)
+    number = 0
+    for number, found in enumerate(rounds_of(tokens, is_plain=is_plain), 1):
+        if prompt == "fail" and number == 8:
+            yield _event(
+                {"error": {"message": "The model failed.", "type": "server_error", "param": None, "code": None}}
+            )
+            return
+        await asyncio.sleep(delay)
+        pieces = [{"index": 0, "text": n["text"], "origin": "drafted"} for n in found["nodes"] if n["accepted"]]
+        pieces.append({"index": 0, "text": found["bonus"]["text"], "origin": "plain" if is_plain else "picked"})
+        text = "".join(piece["text"] for piece in pieces)
+        delta = {"text": text} if "prompt" in body else {"delta": {"content": text}}
+        choice = {"index": 0, "finish_reason": None, **delta}
+        yield _event({"choices": [choice], "draftree": {"pieces": pieces, "rounds": [found]}})
+    speed = 31.0 if is_plain else 58.9
+    stats = [{"rounds": number, "tokens_per_second": speed, "completion_tokens": len(tokens)}]
+    explain = "" if is_plain else MODEL["explain"]
+    end = {"choices": [{"index": 0, "finish_reason": "stop", "delta": {}, "text": ""}]}
+    yield _event(end)
+    usage = {"prompt_tokens": 12, "completion_tokens": len(tokens), "total_tokens": 12 + len(tokens)}
+    yield _event({"choices": [], "usage": usage, "draftree": {"explain": explain, "stats": stats}})
+    yield "data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+@contextmanager
+def fake_server(*, delay: float = 0.0, key: str | None = None, port: int = 0) -> Iterator[str]:
+    """Run the server in a thread and yield its URL."""
+    listener = socket.create_server(("127.0.0.1", port))
+    server = uvicorn.Server(uvicorn.Config(fake_app(delay=delay, key=key), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()

@@ -1,0 +1,218 @@
+"""Submitted requests: updates of all texts in order of arrival, refusals while awaiting, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
+from cli_samples import save_tiny_model
+from draftree import AsyncLLM
+from draftree.core.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.engine.sequence import Update
+from draftree.models.table import TableLM, hashed
+from engine_samples import VOCAB
+from families import target
+from spelling import tokenizer
+
+
+@asynchronous
+async def test_updates_of_all_texts_add_up_to_the_completions() -> None:
+    async with opened(draft="ngram,min=1") as llm:
+        submission = await llm.submit([1, 2, 1, 2], params(1, 20, n=3, logprobs=0))
+        updates: dict[int, list[Update]] = defaultdict(list)
+        async with submission:
+            async for update in submission:
+                updates[update.sequence.index].append(update)
+        done = submission.completions()
+        wanted = await llm.generate([1, 2, 1, 2], params(1, 20, n=3, logprobs=0))
+    assert submission.prompt_ids == (1, 2, 1, 2)
+    assert [c.token_ids for c in done] == [c.token_ids for c in wanted]
+    for index, completion in enumerate(done):
+        of_text = updates[index]
+        assert tuple(token for update in of_text for token in update.token_ids) == completion.token_ids
+        assert tuple(flag for update in of_text for flag in update.drafted) == completion.drafted
+        assert tuple(entry for update in of_text for entry in update.logprobs) == completion.logprobs
+        assert [update.is_last for update in of_text] == [False] * (len(of_text) - 1) + [True]
+        assert not any(update.rounds for update in of_text)
+
+
+@asynchronous
+async def test_texts_arrive_interleaved() -> None:
+    async with opened() as llm, await llm.submit([1], params(1, 200, n=2)) as submission:
+        order = [update.sequence.index async for update in submission]
+    first_end, second_end = (max(i for i, index in enumerate(order) if index == text) for text in (0, 1))
+    assert min(first_end, second_end) > order.index(1)
+    assert order.index(0) < second_end
+
+
+@asynchronous
+async def test_pieces_and_token_ids_belong_together() -> None:
+    async with AsyncLLM(target("llama"), "ngram,min=1", tokenizer=tokenizer()) as llm:
+        submission = await llm.submit([5, 6, 7], params(2, 20))
+        updates = [update async for update in submission]
+        (done,) = submission.completions()
+        assert "".join(piece.text for update in updates for piece in update.pieces) == done.text
+        assert tuple(token for update in updates for token in update.token_ids) == done.token_ids
+        assert await llm.decode(done.token_ids, skip_special_tokens=True) == done.text
+        assert await llm.encode([5, 6, 7]) == [5, 6, 7]
+        with pytest.raises(InvalidRequestError, match="vocabulary") as refused:
+            await llm.decode([10**6])
+        assert refused.value.param == "ids"
+
+
+@asynchronous
+async def test_a_request_keeps_the_name_that_it_was_given() -> None:
+    async with opened() as llm:
+        async with await llm.submit([1], params(1), request_id="req-7") as named:
+            assert {update.sequence.request_id async for update in named} == {"req-7"}
+        assert named.request_id == "req-7"
+        for wrong in ("", 7):
+            with pytest.raises(InvalidRequestError, match="request_id") as refused:
+                await llm.submit([1], params(1), request_id=wrong)  # type: ignore[arg-type]
+            assert refused.value.param == "request_id"
+
+
+@asynchronous
+async def test_submitting_raises_what_refuses_the_request() -> None:
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=1, on_round=gate) as llm:
+            running = await llm.submit([1], params(0, 4000))
+            await gate.reached()
+            invalid = asyncio.ensure_future(llm.submit([], params(1)))
+            with pytest.raises(InvalidRequestError):
+                await invalid
+            endless = asyncio.ensure_future(llm.submit([1], params(1, 10**6)))
+            waiting = asyncio.ensure_future(llm.submit([1], params(2)))
+            refused = asyncio.ensure_future(llm.submit([1], params(3), wait=False))
+            await gate.open_behind(llm, 2)
+            with pytest.raises(InvalidRequestError):
+                await endless
+            with pytest.raises(QueueFullError):
+                await refused
+            await running.aclose()
+            async with await waiting as served:
+                assert [update.is_last async for update in served][-1]
+        with pytest.raises(EngineClosedError):
+            await llm.submit([1], params(1))
+
+
+@asynchronous
+async def test_leaving_a_submission_aborts_its_unfinished_texts() -> None:
+    async with opened() as llm:
+        async with await llm.submit([1], params(1, 4000, n=2)) as submission:
+            assert (await anext(submission)).token_ids
+        while llm.num_running:
+            await asyncio.sleep(0.001)
+        assert [str(sequence.finish_reason) for sequence in submission.sequences] == ["abort", "abort"]
+        assert all(sequence.history.num_output_tokens < 4000 for sequence in submission.sequences)
+
+
+@asynchronous
+async def test_cancelling_while_submitting_leaves_the_line() -> None:
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=0, on_round=gate) as llm:
+            running = await llm.submit([1], params(0, 4000))
+            await gate.reached()
+            waiting = asyncio.ensure_future(llm.submit([1], params(1, 4000)))
+            await asked(llm, 1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await gate.open_behind(llm, 2)
+            await running.aclose()
+            assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
+
+
+@asynchronous
+async def test_a_text_that_fails_alone_has_its_error_and_the_others_their_completions() -> None:
+    base = hashed(VOCAB, seed=5)
+
+    def table(context: tuple[int, ...]) -> object:
+        return base(context[-3:]) * (float("nan") if context[:1] == (9,) and len(context) > 4 else 1.0)
+
+    async with opened(TableLM(table)) as llm:  # type: ignore[arg-type]
+        submission = await llm.submit([9, 1], params(1))
+        updates = [update async for update in submission]
+        assert updates[-1].sequence.error is not None
+        assert updates[-1].is_last
+        with pytest.raises(type(updates[-1].sequence.error)):
+            submission.completions()
+
+
+@asynchronous
+async def test_traced_updates_hold_the_record_of_every_round_of_their_text() -> None:
+    everything: list[RoundRecord] = []
+    async with opened(draft="ngram,min=1", on_round=everything.append) as llm:
+        submission = await llm.submit([1, 2, 1, 2], params(1, 20, n=2), trace=True)
+        other = asyncio.ensure_future(llm.generate([3], params(2)))
+        rounds: dict[int, list[SequenceRecord]] = defaultdict(list)
+        async for update in submission:
+            rounds[update.sequence.index].extend(update.rounds)
+            assert sum(row.num_written for row in update.rounds) == len(update.token_ids)
+        await other
+        done = submission.completions()
+    for index, completion in enumerate(done):
+        assert len(rounds[index]) == completion.stats.rounds
+        assert [row.prefix_length for row in rounds[index]] == [
+            row.prefix_length
+            for record in everything
+            for row in record.sequences
+            if (row.request_id, row.index) == (submission.request_id, index)
+        ]
+        written = [[*(row.tree.tokens[node] for node in row.path), row.bonus] for row in rounds[index]]
+        assert tuple(token for tokens in written for token in tokens)[:20] == completion.token_ids
+        assert sum(row.num_drafted for row in rounds[index]) == completion.stats.draft_tokens > 0
+
+
+@asynchronous
+async def test_records_kept_for_a_reader_hold_no_distributions() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = save_tiny_model(Path(place), chat=False)
+        async with AsyncLLM(folder, f"model:{folder}", verify="token") as llm:
+            submission = await llm.submit([1], params(1, 8), trace=True)
+            rounds = [row async for update in submission for row in update.rounds]
+    assert any(row.num_drafted for row in rounds)
+    assert all(tree.distributions is None for row in rounds for tree in (row.tree, row.drafted))
+
+
+@asynchronous
+async def test_several_listeners_receive_the_rounds_until_they_are_removed() -> None:
+    first: list[RoundRecord] = []
+    second: list[RoundRecord] = []
+    third: list[RoundRecord] = []
+    async with opened(on_round=first.append) as llm:
+        llm.on_round(second.append)
+        remove = llm.on_round(third.append)
+        (done,) = await llm.generate([1], params(1))
+        remove()
+        await llm.generate([2], params(2))
+    assert first == second
+    assert 0 < len(third) == done.stats.rounds < len(first)
+
+
+@asynchronous
+async def test_a_list_of_prompts_names_the_method_for_one() -> None:
+    talk = [{"role": "user", "content": "a"}]
+    async with opened() as llm:
+        with pytest.raises(InvalidRequestError, match=r"list of 2 conversations.*chat") as refused:
+            await llm.generate([talk, talk])  # type: ignore[arg-type]
+        assert refused.value.param == "prompt"
+        with pytest.raises(InvalidRequestError, match="list of 2 prompts"):
+            await llm.generate(["a", "b"])  # type: ignore[list-item]
+
+
+@asynchronous
+async def test_token_ids_without_text_are_not_streamed_as_text() -> None:
+    async with opened() as llm:
+        with pytest.raises(InvalidRequestError, match=r"stream_updates.*submit") as refused:
+            await anext(llm.stream([1], params(1, detokenize=False)))
+        assert refused.value.param == "detokenize"
+        with pytest.raises(InvalidRequestError, match="stream_updates"):
+            next(llm.llm.stream([1], params(1, detokenize=False)))
+        updates = [update async for update in llm.stream_updates([1], params(1, detokenize=False))]
+    assert sum(len(update.token_ids) for update in updates) == 12
