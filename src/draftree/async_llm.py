@@ -326,6 +326,14 @@ class AsyncLLM:
         """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
         await asyncio.wrap_future(self._driver.call(self._llm.forget))
 
+    async def ping(self) -> None:
+        """Return when the engine's thread is between two steps: it is alive, and its steps end.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        await asyncio.wrap_future(self._driver.call(lambda: None))
+
     async def drain(self) -> None:
         """Accept no more requests, and return when all accepted requests are finished."""
         await asyncio.wrap_future(self._driver.drain())
