@@ -27,6 +27,7 @@ from draftree.arguments import (
     require_text,
 )
 from draftree.completion import Completion
+from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
