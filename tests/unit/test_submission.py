@@ -52,6 +52,22 @@ async def test_texts_arrive_interleaved() -> None:
 
 
 @asynchronous
+async def test_a_reader_that_comes_late_gets_one_update_of_each_text() -> None:
+    async with opened() as llm:
+        submission = await llm.submit([1], params(1, 40, n=2), trace=True)
+        while not all(sequence.is_finished for sequence in submission.sequences) or llm.num_running:
+            await asyncio.sleep(0.001)
+        await llm.forget()  # the engine's thread has sent the last updates before
+        updates = [update async for update in submission]
+        done = submission.completions()
+    assert sorted(update.sequence.index for update in updates) == [0, 1]
+    for update in updates:
+        assert update.is_last
+        assert update.token_ids == done[update.sequence.index].token_ids
+        assert len(update.rounds) == len(update.drafted) == 40
+
+
+@asynchronous
 async def test_pieces_and_token_ids_belong_together() -> None:
     async with AsyncLLM(target("llama"), "ngram,min=1", tokenizer=tokenizer()) as llm:
         submission = await llm.submit([5, 6, 7], params(2, 20))
