@@ -12,7 +12,7 @@ import pytest
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
 from cli_samples import save_tiny_model
 from draftree import AsyncLLM
-from draftree.core.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError, QueueFullError
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
@@ -123,10 +123,15 @@ async def test_leaving_a_submission_aborts_its_unfinished_texts() -> None:
     async with opened() as llm:
         async with await llm.submit([1], params(1, 4000, n=2)) as submission:
             assert (await anext(submission)).token_ids
+            with pytest.raises(GenerationError, match="not finished"):
+                submission.completions()
         while llm.num_running:
             await asyncio.sleep(0.001)
         assert [str(sequence.finish_reason) for sequence in submission.sequences] == ["abort", "abort"]
         assert all(sequence.history.num_output_tokens < 4000 for sequence in submission.sequences)
+        assert [update.is_last async for update in submission][-1]
+        with pytest.raises(GenerationError, match="was aborted"):
+            submission.completions()
 
 
 @asynchronous
