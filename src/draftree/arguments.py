@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.errors import ConfigurationError, InvalidRequestError, blaming
 from draftree.engine.engine import Limits
 from draftree.sampling.params import SamplingParams
-from draftree.text.chat.messages import MESSAGE_KEYS
+from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -130,6 +130,18 @@ def require_one_prompt(prompt: Any) -> None:
             "with asyncio.gather",
             param="prompt",
         )
+
+
+def require_one_conversation(messages: object) -> None:
+    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
+    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
+        raise InvalidRequestError(
+            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
+            "call it once for each, for example with asyncio.gather",
+            param="messages",
+        )
+    with blaming("messages"):
+        check_messages(messages)
 
 
 def limits_of(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
@@ -21,7 +20,7 @@ from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, D
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
-from draftree.engine.parts import Parts, agree, joined
+from draftree.engine.parts import Parts, agree
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
@@ -117,30 +116,6 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 
-def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None) -> dict[str, Methods]:
-    """Find and configure the methods of every drafter that a request can choose.
-
-    Args:
-        draft: one drafter, or several of which the first is the default; `none` is plain decoding.
-        verify: the verifier of all.
-        plan: the planner of each; None for its default.
-
-    Returns:
-        Methods by name of the drafter, the default first.
-
-    Raises:
-        ConfigurationError: as `choose_methods`; no drafter, or the same one twice.
-    """
-    names = [draft or NO_DRAFT] if draft is None or isinstance(draft, str) else list(draft)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"draft is {draft!r}: give the name of a drafter, or a list of at least one name")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"draft names '{twice}' twice: name it once")
-    any_drafts = any(map(drafts, names))
-    return {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
-
-
 def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
     """Those of the only drafter, or of all merged."""
     each = [method.traits for method in drafters]
@@ -192,39 +167,6 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
     return specs[0]
 
 
-def build_each(
-    each: Mapping[str, Methods],
-    target: LoadedModel,
-    tokenizer: Tokenizer | None,
-    *,
-    kernels: str = "auto",
-    trust_remote_code: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
-) -> Parts:
-    """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
-
-    Args:
-        each: methods by name of the drafter, the default first.
-        target: as for `build_parts`.
-        tokenizer: as for `build_parts`.
-        kernels: as for `build_parts`.
-        trust_remote_code: as for `build_parts`.
-        clock: as for `build_parts`.
-
-    Raises:
-        DraftreeError: as `build_parts`.
-    """
-    model = target.model
-    load = cache(_reader(target, model.dtype, str(model.device), kernels=kernels, trust_remote_code=trust_remote_code))
-
-    def build(methods: Methods) -> Parts:
-        return build_parts(
-            methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load, clock=clock
-        )
-
-    return joined({name: build(methods) for name, methods in each.items()})
-
-
 def build_parts(
     methods: Methods,
     target: LoadedModel,
@@ -265,7 +207,7 @@ def build_parts(
         )
     require_layers(methods.traits.features, target)
 
-    read = load_draft or _reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
+    read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
 
     def load(name: str) -> LoadedDraftModel:
         loaded = read(name)
@@ -277,10 +219,10 @@ def build_parts(
     return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
 
 
-def _reader(
+def model_reader(
     target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
 ) -> Callable[[str], LoadedDraftModel]:
-    """Return a function that loads a drafter's model from files."""
+    """Return a function that loads a drafter's model from files; arguments as for `build_parts`."""
 
     def read(name: str) -> LoadedDraftModel:
         loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)

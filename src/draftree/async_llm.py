@@ -17,9 +17,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from draftree.arguments import Messages, Prompt, one_params, require_count, require_single, require_text
+from draftree.arguments import (
+    Messages,
+    Prompt,
+    one_params,
+    require_count,
+    require_one_conversation,
+    require_single,
+    require_text,
+)
 from draftree.completion import Completion
-from draftree.core.errors import InvalidRequestError, blaming
+from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -28,7 +36,6 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
-from draftree.text.chat.messages import check_messages
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -78,11 +85,6 @@ class AsyncLLM:
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
-
-    @property
-    def drafts(self) -> tuple[str, ...]:
-        """Names of the loaded drafters, the default first."""
-        return self._llm.drafts
 
     @property
     def num_running(self) -> int:
@@ -325,6 +327,14 @@ class AsyncLLM:
         """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
         await asyncio.wrap_future(self._driver.call(self._llm.forget))
 
+    async def ping(self) -> None:
+        """Return when the engine's thread is between two steps: it is alive, and its steps end.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        await asyncio.wrap_future(self._driver.call(lambda: None))
+
     async def drain(self) -> None:
         """Accept no more requests, and return when all accepted requests are finished."""
         await asyncio.wrap_future(self._driver.drain())
@@ -340,15 +350,3 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def require_one_conversation(messages: object) -> None:
-    """Raise unless the value is one conversation; `generate` would treat a text or token ids as a prompt."""
-    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-        raise InvalidRequestError(
-            f"chat takes one conversation per call, and this is a list of {len(messages)}: "
-            "call it once for each, for example with asyncio.gather",
-            param="messages",
-        )
-    with blaming("messages"):
-        check_messages(messages)

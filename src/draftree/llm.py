@@ -26,7 +26,7 @@ from draftree.arguments import (
     require_single,
     require_text,
 )
-from draftree.assembly import build_each, choose_each
+from draftree.choices import build_each, choose_each
 from draftree.completion import Completion, completion_of, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
@@ -34,11 +34,11 @@ from draftree.drafters import NO_DRAFT
 from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import Update
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
-from draftree.progress import ProgressBar
+from draftree.progress import write_all
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -125,29 +125,26 @@ class LLM:
             trust_remote_code=trusts,
             clock=clock,
         )
-        self._target = loaded.model
         self._engine = Engine(self._parts, limits, on_round=on_round)
-        eos_ids = eos_ids_of(loaded, self._tokenizer)
         self._requests = Requests(
             self._parts,
             self._tokenizer,
-            eos_ids=eos_ids,
+            eos_ids=eos_ids_of(loaded, self._tokenizer),
             longest=self._engine.longest,
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
             allow_control_tokens=allow_control_tokens,
         )
         self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
-        self.is_exact = loaded.model.is_exact
+        self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = loaded.kernels, loaded.why_torch
         if loaded.kernels_note is not None and loaded is not model:
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
-        self.quantization = loaded.quantization
 
     @property
     def model(self) -> LanguageModel:
         """The target model."""
-        return self._target
+        return self._parts.target
 
     @property
     def planner(self) -> Planner[Any]:
@@ -299,25 +296,5 @@ class LLM:
         each = params_for(params, len(prompts))
         batch = [self._requests.sequences(ids, given, draft=draft) for ids, given in zip(prompts, each, strict=True)]
         everything = [sequence for sequences in batch for sequence in sequences]
-        with ProgressBar(len(everything), shown=False if progress is None and on_update else progress) as bar:
-            self._write(everything, on_update, bar)
+        write_all(self._engine, everything, on_update=on_update, progress=progress)
         return completions_of(batch)
-
-    def _write(
-        self, sequences: Sequence[WritingSequence], on_update: Callable[[Update], None] | None, bar: ProgressBar
-    ) -> None:
-        self._engine.add(*sequences)
-        going = list(sequences)
-        try:
-            while going:
-                self._engine.step()
-                # this step also advances streams that are read alternately: their pieces stay with them
-                for sequence in going:
-                    update = None if on_update is None else sequence.take_update()
-                    if on_update is not None and update is not None:
-                        on_update(update)
-                going = [sequence for sequence in going if not sequence.is_finished]
-                if bar.is_shown:
-                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
-        finally:
-            self._engine.abort(sequences)

@@ -1,10 +1,14 @@
-"""Progress bar for the generation of many texts."""
+"""Generation of many texts as one batch, with a progress bar."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
+
+from draftree.engine.engine import Engine
+from draftree.engine.sequence import Update, WritingSequence
 
 
 class ProgressBar:
@@ -48,3 +52,35 @@ class ProgressBar:
         """Update the number of finished texts and the total number of tokens."""
         if self._progress is not None:
             self._progress.update(self._task, completed=num_done, tokens=num_tokens)
+
+
+def write_all(
+    engine: Engine,
+    sequences: Sequence[WritingSequence],
+    *,
+    on_update: Callable[[Update], None] | None,
+    progress: bool | None,
+) -> None:
+    """Queue sequences and step the engine until all of them are finished; aborts them if a step raises.
+
+    Args:
+        engine: the engine; its other sequences advance as well, and keep their updates.
+        sequences: new sequences.
+        on_update: called with every update of these sequences.
+        progress: whether to show a progress bar; None shows one on a terminal, for several texts without `on_update`.
+    """
+    with ProgressBar(len(sequences), shown=False if progress is None and on_update else progress) as bar:
+        engine.add(*sequences)
+        going = list(sequences)
+        try:
+            while going:
+                engine.step()
+                for sequence in going if on_update is not None else ():
+                    update = sequence.take_update()
+                    if on_update is not None and update is not None:
+                        on_update(update)
+                going = [sequence for sequence in going if not sequence.is_finished]
+                if bar.is_shown:
+                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
+        finally:
+            engine.abort(sequences)

@@ -69,7 +69,7 @@ def test_rules_that_need_distributions_take_tokens(drafter: Path) -> None:
     ("draft", "verify", "reason"),
     [
         ("model:nowhere,map=strings", "token", "free draws, but verifier 'token'"),
-        ("model:nowhere,map=strings,tree=wor-2-2", "coupled", "strings are cut anew"),
+        ("model:nowhere,map=strings,tree=wor-2-2", "coupled", "strings are tokenized again"),
         ("model:nowhere,map=bytes", "coupled", "known: auto, strings, tokens"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,21 @@ class Setup:
         self,
         loaded: LoadedModel,
         *,
+        drafters: Sequence[str] = (),
         tokenizer: Tokenizer | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> LLM:
-        """Return the methods on a loaded model; its tokenizer is loaded unless it is given."""
+        """Return the methods on a loaded model.
+
+        Args:
+            loaded: the model.
+            drafters: the drafters that requests can choose; empty for that of the setup alone.
+            tokenizer: its tokenizer; None to load it.
+            on_round: called with the record of every round.
+        """
         return LLM(
             loaded,
-            self.draft,
+            drafters or self.draft,
             verify=self.verify,
             plan=self.plan,
             exact=self.exact,

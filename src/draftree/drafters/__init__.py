@@ -1,4 +1,4 @@
-"""Drafters: one file each. The registry needs none of them, and no torch, to list them."""
+"""Drafters, one per file. The registry lists them without importing them or torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 DRAFTERS: Registry[Drafter] = Registry("draftree.drafters", "draftree.drafters.base:Drafter", kind="drafter")
 
 NO_DRAFT = "none"
-"""How a user names plain decoding where a drafter could stand."""
+"""Names of plain decoding in place of a drafter."""
 
 
 def drafts(draft: str | None) -> TypeGuard[str]:
-    """Whether this names a drafter; otherwise it is plain decoding."""
+    """Return whether this names a drafter and not plain decoding."""
     return draft is not None and draft != NO_DRAFT

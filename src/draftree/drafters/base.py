@@ -1,7 +1,7 @@
-"""The draft seam: a drafter guesses a token tree for every sequence of a batch.
+"""Draft seam: a drafter proposes a token tree for every sequence of a batch.
 
-A drafter holds weights and configuration. What it knows about one sequence lies in the state that `open` gives
-and the engine keeps.
+A drafter holds weights and configuration. State of one sequence is in the object that `open` returns and the engine
+keeps.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """What a drafter sees of a sequence.
+    """View of a sequence for drafters.
 
     Attributes:
         history: the written tokens, read only.
-        controls: of the request.
-        slot: the target's, for drafters that run a part of the target; None where there is no target.
+        controls: controls of the request.
+        slot: the target's slot, for drafters that run a part of the target; None if there is no target.
         draft: name of the drafter that the request chose; empty for the default.
     """
 
@@ -56,7 +56,7 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraftModel:
-    """A model that a drafter steps, and its tokenizer (None where it has none)."""
+    """Draft model and its tokenizer, if it has one."""
 
     model: LanguageModel
     tokenizer: Tokenizer | None
@@ -65,15 +65,15 @@ class LoadedDraftModel:
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """What the front gives a drafter when it builds it.
+    """Arguments for building a drafter.
 
     Attributes:
-        target: the model whose text is wanted.
-        tokenizer: the target's, None where it has none.
+        target: the target model.
+        tokenizer: the target's tokenizer; None if it has none.
         draw: how children must be drawn, as agreed with the verifier.
-        shares_noise: whether candidates are ranked with the request's own noise (else with another stream).
+        shares_noise: whether candidates are ranked with the request's noise; otherwise with another stream.
         load_model: loads the model that a spec names.
-        place: of the drafter among the merged ones that draw from a distribution, from 0; each has noise of its own.
+        place: index among merged drafters that draw from a distribution, from 0; each has its own noise.
     """
 
     target: LanguageModel
@@ -86,20 +86,20 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTraits:
-    """Static facts of a configured drafter, known before anything is loaded.
+    """Static facts of a configured drafter, available before weights are loaded.
 
     Attributes:
-        draws: how it can draw children; the verifier decides where there is a choice.
-        depth: levels of its trees at most, and where the planner sets no depth.
-        nodes: nodes of a tree of that depth; more than the depth if it branches.
+        draws: supported draws of children; the verifier chooses one.
+        depth: maximum number of levels, and the depth if the planner sets none.
+        nodes: number of nodes of a tree of that depth; more than the depth if it branches.
         branches: whether a node may have two children.
-        gives_confidence: whether it estimates how likely a token is, and stops below `Budget.min_confidence`.
-        works_ahead: whether nodes are drafted to be scored rather than accepted; planners that weigh acceptance would
-            cut them.
+        gives_confidence: whether it estimates token probabilities and stops below `Budget.min_confidence`.
+        works_ahead: whether nodes are drafted for their picks and not for acceptance; planners that maximize
+            acceptance would cut them.
         runs_model: whether drafting runs passes of a model.
-        reads_predictions: whether it drafts from the text that a request predicts.
+        reads_predictions: whether it drafts from the prediction of a request.
         reads_grammars: whether it drafts from the grammar of a request only.
-        wants_picks: whether verdicts given to `observe` must name the target's pick at every node.
+        wants_picks: whether verdicts passed to `observe` must have the target's pick at every node.
         features: hidden states of the target that `observe` needs, in this order: index l is the residual stream that
             enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
     """
@@ -123,16 +123,16 @@ NO_DRAFTS = DraftTraits(draws=frozenset(), depth=0, nodes=0)
 
 @dataclass(frozen=True, slots=True)
 class Observation(Generic[State]):
-    """What one pass of the target brought for one sequence.
+    """Result of one pass of the target for one sequence.
 
     Attributes:
-        state: of the sequence.
-        tokens_read: text tokens that the target read in this pass: those of a prompt chunk, or those before the tree,
-            the root included.
-        tree: as it was drafted; empty if nothing was, and for a prompt chunk.
-        verdict: on `tree`; None for a prompt chunk.
-        hidden: hidden states of the tokens that the target's slot gained, those read and then the accepted path, shape
-            (tokens, layers, hidden) with the layers that `DraftTraits.features` names; None if it names none.
+        state: state of the sequence.
+        tokens_read: text tokens that the target read in this pass: a prompt chunk, or the tokens before the tree with
+            the root.
+        tree: the drafted tree; empty for a prompt chunk.
+        verdict: verdict on `tree`; None for a prompt chunk.
+        hidden: hidden states of the tokens added to the target's slot, those read and then the accepted path, shape
+            (tokens, layers, hidden) with the layers in `DraftTraits.features`; None if it is empty.
     """
 
     state: State
@@ -143,57 +143,57 @@ class Observation(Generic[State]):
 
 
 class Drafter(ABC, Generic[State]):
-    """Guesses ahead. Built as `cls(config, context)`."""
+    """Drafter: proposes token trees. Built as `cls(config, context)`."""
 
     Config: ClassVar[type]
     part_seconds: tuple[float, ...] = ()
-    """What each part took in the last `draft`, for a drafter that is made of several; an instance sets it."""
+    """Costs of each part in the last `draft`, set by drafters that combine several."""
 
     @classmethod
     @abstractmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """Static facts of this configuration; called before weights are loaded."""
+        """Return the traits of this configuration; called before weights are loaded."""
 
     @abstractmethod
     def __init__(self, config: Any, context: DraftContext) -> None: ...
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for this many open sequences of this many tokens."""
+        """Make room for `num_sequences` open sequences of `length` tokens."""
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes that its own models take; nothing for a drafter that has none, or that uses the target's."""
+        """Memory of its own models in bytes; zero for a drafter without one."""
         return NOTHING
 
     @abstractmethod
     def open(self, sequence: SequenceView) -> State:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
 
     @abstractmethod
     def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, within its budget; an empty tree is always allowed."""
+        """Return a tree for every sequence, within its budget; an empty tree is always allowed."""
 
     def observe(self, observations: Sequence[Observation[State]]) -> None:
-        """Learn what a pass of the target brought: of rounds, and of prompt chunks, whose verdict is None.
+        """Learn from a pass of the target: from rounds, and from prompt chunks, whose verdict is None.
 
-        The histories already hold the tokens that a round wrote. A round that ends a text is not observed.
+        Histories already contain the tokens that a round wrote. A round that ends a text is not observed.
         """
 
     def fork(self, state: State, sequence: SequenceView, length: int) -> State:
-        """State for a new sequence whose text begins with the same `length` tokens; the old state stays as it is."""
+        """Return a state for a new sequence with the same first `length` tokens; the old state is unchanged."""
         return self.open(sequence)
 
     def detach(self, state: State, length: int) -> State | None:
-        """Give up a finished sequence, for a cached prefix of its first `length` tokens.
+        """Convert the state of a finished sequence for a cached prefix of its first `length` tokens.
 
         Returns:
-            What `fork` and `attach` can start from later; None if nothing is kept, and the state is closed.
+            A state for later calls of `fork` and `attach`; None if the state was closed.
         """
         self.close(state)
         return None
 
     def attach(self, state: State, sequence: SequenceView, length: int) -> State:
-        """As `fork`, from a detached state that is not needed any more."""
+        """Do as `fork`, and consume the detached state."""
         forked = self.fork(state, sequence, length)
         self.close(state)
         return forked
@@ -202,28 +202,28 @@ class Drafter(ABC, Generic[State]):
         """Raise AssertionError if the bookkeeping contradicts itself; between rounds only.
 
         Args:
-            states: all that are open, the detached ones included.
+            states: all open states, detached ones included.
         """
 
     @property
     def note(self) -> str:
-        """What was decided when it was built and a user may want to know; empty if nothing was."""
+        """Message for the user about decisions during construction; empty if none."""
         return ""
 
     def close(self, state: State) -> None:
-        """Give back what a sequence held."""
+        """Free the resources of a sequence."""
 
     def forget(self) -> None:
-        """Drop what was learned from earlier requests; open sequences stay as they are."""
+        """Drop everything learned from earlier requests; open sequences are unchanged."""
 
 
 class SequenceDrafter(Drafter[State]):
-    """A drafter that thinks of one sequence at a time."""
+    """Drafter that processes sequences one by one."""
 
     def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """Draft one sequence after the other."""
+        """Return a tree for every sequence."""
         return [self.draft_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
 
     @abstractmethod
     def draft_one(self, state: State, budget: Budget) -> TokenTree:
-        """The tree of one sequence."""
+        """Return a tree for one sequence."""

@@ -1,13 +1,12 @@
-"""The target's own first layers, with its final norm and head, guess a chain or a tree of next tokens.
+"""Early exit: drafts with the target's first layers, its final norm and its head.
 
-No second model, and nothing held twice: the first layers draft on the target's own slots, and the target's pass over
-the drafted tokens goes on from the keys, values and hidden states that are there. Under `coupled` the text is the
-target's, as with every drafter; passes in C give the same bits.
+It needs no second model. The first layers draft on the target's slots, and the target's pass over the drafted tokens
+continues from their keys, values and hidden states. Under `coupled` the text is the target's; with passes in C, logits
+are bit-identical.
 
-Source: LayerSkip, Elhoushi et al., arXiv 2404.16710, whose training is not needed to run this, but to gain by it; Draft
-& Verify, arXiv 2309.08168. Costs a pass of n layers and the head for every level, and nothing for reading prompts.
-Loses with models that were not trained to exit early: their first layers seldom say what the last ones will, and a
-large head makes every level dear however few the layers are.
+Source: LayerSkip, Elhoushi et al., arXiv 2404.16710, whose training is needed for a gain; Draft & Verify,
+arXiv 2309.08168. Costs a pass of n layers and the head for every level, and nothing for prefill. Loses with models that
+were not trained to exit early, because their first layers rarely predict the output, and with large heads.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from draftree.models.base import LayerSubset
 
 @final
 class EarlyExitDrafter(GrowingDrafter):
-    """Grows trees with the first layers of the target."""
+    """Drafter that grows trees with the first layers of the target."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
         """`early-exit:N`: the first N layers draft.
 
-        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
 
         layers: int = field(metadata={"argument": True})
@@ -45,7 +44,7 @@ class EarlyExitDrafter(GrowingDrafter):
 
         @property
         def shape(self) -> Shape:
-            """The shape that `tree` and `k` name."""
+            """Shape given by `tree` and `k`."""
             return parse_shape(self.tree, self.k)
 
     def __init__(self, config: Config, context: DraftContext) -> None:

@@ -1,11 +1,11 @@
-"""Only what the grammar of a request forces is drafted: jump-forward decoding. Without a grammar it drafts nothing.
+"""Jump-forward decoding: drafts the tokens that the grammar of a request forces, and nothing without a grammar.
 
-Behind `"name": "` of a JSON schema there may be one way on, such as `", "age": `, which needs a pass and no guess.
-Where one token is allowed it is certain to be accepted; where several spell the beginning of one text the longest is
-drafted, which models seldom cut otherwise. Every other drafter does the same beside its own guesses.
+A JSON schema may allow only one continuation at a point, such as `", "age": `. If one token is allowed, it is always
+accepted; if several tokens are prefixes of one forced text, the longest is drafted, which models usually pick too.
+Every other drafter does the same in addition to its own proposals.
 
 Source: jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4); masks by xgrammar, arXiv 2411.15100.
-Costs nothing beyond the masks. Pays for schemas with long names and fixed parts, does nothing for free text.
+Costs nothing beyond the masks. Gains with schemas that have long names and fixed parts; no effect on free text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 @final
 class GrammarDrafter(ChainDrafter):
-    """Asks the request's guide what must follow."""
+    """Drafter of forced tokens."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`k`: tokens ahead at most."""
+        """`k`: maximum number of tokens."""
 
         k: int = 16
 
@@ -34,11 +34,11 @@ class GrammarDrafter(ChainDrafter):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """A chain, from grammars alone."""
+        """Return the traits: chains, from grammars only."""
         return replace(super().describe(config), reads_grammars=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
-        """The forced tokens behind the text."""
+        """Return the forced tokens after the text."""
         guide = state.controls.guide
         if guide is None:
             return EMPTY

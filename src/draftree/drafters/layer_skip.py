@@ -1,13 +1,12 @@
-"""The target itself, with some of its attentions and perceptrons left out, guesses a chain or a tree of next tokens.
+"""Layer skipping: drafts with the target without some of its attentions and perceptrons.
 
-Which ones can go is found once for each model by `draftree tune layers MODEL --prompts FILE`, which measures seconds
-per token and keeps what it found beside the cache; or it is said by hand: `layer-skip,attention=3-5-8,mlp=4-9`. Such
-a pass runs on the target's own slots with the target's weights, so it takes no memory. Under `coupled` the text is
-the target's, as with every drafter.
+`draftree tune layers MODEL --prompts FILE` searches the set to skip once for each model by measured seconds per token
+and stores it; a set can also be given: `layer-skip,attention=3-5-8,mlp=4-9`. Passes use the target's slots and weights,
+so they take no memory. Under `coupled` the text is the target's.
 
-Source: Draft & Verify, Zhang et al., arXiv 2309.08168 (its threshold for going on is the planner `threshold`). Costs a
-pass of what is not left out, with the head, for every level; the target's pass runs whole. Loses with small models:
-with half of the sublayers gone a pass still costs half, so nearly every guess would have to be right.
+Source: Draft & Verify, Zhang et al., arXiv 2309.08168 (its stopping threshold is the planner `threshold`). Costs a
+pass of the remaining sublayers and the head for every level; the target's pass runs all layers. Loses with small
+models: without half of the sublayers a pass still costs half, so nearly every draft token would have to be accepted.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from draftree.models.base import LayerSubset
 
 @final
 class LayerSkipDrafter(GrowingDrafter):
-    """Grows trees with the target, some sublayers left out."""
+    """Drafter that grows trees with a subset of the target's sublayers."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`layer-skip`: the set that tuning found for this model; or a set by hand.
+        """`layer-skip`: the set stored by tuning for this model, or a given set.
 
-        `attention`: layers whose attention is left out, such as 3-5-8; `mlp`: layers whose multilayer perceptron is;
-        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        `attention`: layers whose attention is skipped, such as 3-5-8; `mlp`: layers whose multilayer perceptron is
+        skipped; `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
 
         attention: str = ""
@@ -53,14 +52,14 @@ class LayerSkipDrafter(GrowingDrafter):
 
         @property
         def part(self) -> LayerSubset | None:
-            """What is left when the layers named by hand are left out; None if none are named."""
+            """Subset without the given sublayers; None if none are given."""
             if not (self.attention or self.mlp):
                 return None
             return LayerSubset(attention=numbers_of(self.attention), mlp=numbers_of(self.mlp))
 
         @property
         def shape(self) -> Shape:
-            """The shape that `tree` and `k` name."""
+            """Shape given by `tree` and `k`."""
             return parse_shape(self.tree, self.k)
 
     def __init__(self, config: Config, context: DraftContext) -> None:

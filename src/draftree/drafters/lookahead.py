@@ -1,26 +1,25 @@
-"""N-grams that the target makes itself: a window of guesses at later positions rides in every pass and fills a pool.
+"""Lookahead decoding: n-grams from a window of guesses that the target scores in every pass.
 
-The pool holds, for every token, the latest continuations that were seen behind it: in the prompt, in the text, and in
-the window. Those of the last token are the candidates. The window is a comb behind the root: a chain of `window`
-guesses at the next positions, and from its i-th node a lane of guesses at the positions behind that. The target's pick
-at a lane's end completes an n-gram of `n` tokens: it goes into the pool, the lane loses its first token and takes the
-pick as its last, so that the lane travels with the text (a Jacobi iteration of which every column is n - 2 rounds
-deep). Places that the text has overrun are filled with tokens of the text and what the pool has behind them. Candidates
-and window share equal prefixes, and window nodes that happen to be the picks are accepted like any other.
+For every token, the pool has the latest continuations seen after it in the prompt, the text and the window. Those of
+the last token are the candidates. The window is a comb after the root: a chain of `window` guesses at the next
+positions, and from its i-th node a lane of guesses at the positions after that. The target's pick at a lane's end
+completes an n-gram of `n` tokens, which is added to the pool; the lane drops its first token and appends the pick, so
+it moves with the text (a Jacobi iteration with columns n - 2 rounds deep). Lanes that the text has passed are refilled
+with tokens of the text and their continuations from the pool. Candidates and window share equal prefixes, and window
+nodes that equal the picks are accepted like any other.
 
-With `window=0` the pool learns from prompt and text alone; `random` tokens of the text may then be guessed where it has
-nothing.
+With `window=0` the pool uses prompt and text only; `random` different tokens of the text may be guessed if the pool has
+no candidate.
 
-Picks carry the noise of their position. Under a fixed noise the next token is still a function of the text before it,
-so the iteration settles as it does at temperature 0; and an n-gram was made with the noise of the positions for which
-its lane was waiting. Found again elsewhere, it is only as likely as two samples are to agree.
+Picks include the noise of their position. With fixed noise the next token is a function of the preceding text, so the
+iteration converges as it does at temperature 0. An n-gram found again at other positions has other noise, so it is only
+as likely as two samples are to agree.
 
-Source: lookahead decoding, arXiv 2402.02057 (W = `window`, N = `n`, G = `candidates`), algorithm 2; ours differs in
-that the window may be accepted too, that it moves as far as the text did, and in what fills it.
-Costs up to (window + candidates) * (n - 1) rows more in every pass, and some tens of microseconds for the pool. The
-window pays where so many rows are nearly free, as on accelerators that wait for memory, and loses on a CPU. Planners
-that learn from what is accepted take a window for a bad draft and cut it: with one, `fixed` is the planner unless
-another is named.
+Source: lookahead decoding, arXiv 2402.02057 (W = `window`, N = `n`, G = `candidates`), algorithm 2.
+Differences: window nodes can be accepted, the window moves as far as the text, and it is refilled from the pool.
+Costs up to (window + candidates) * (n - 1) more rows in every pass, and some tens of microseconds for the pool. The
+window gains if these rows are nearly free, as on accelerators limited by memory bandwidth, and loses on a CPU. Planners
+that learn from acceptance would cut the window, so with a window the default planner is `fixed`.
 """
 
 from __future__ import annotations
@@ -37,36 +36,36 @@ from draftree.drafters.base import DraftContext, DraftTraits, Observation, Seque
 from draftree.drafters.lookup.window import Comb, Pool, Rows, filled, grams, moved
 
 POOL, WINDOW, RANDOM = "pool", "window", "random"
-"""Where a node came from, in the statistics by source."""
+"""Sources of nodes in the statistics."""
 
 
 @dataclass(slots=True)
 class _Lookahead:
-    """What is known of one sequence. Mutated by the drafter only; as large as the text and the rounds behind it."""
+    """State of one sequence. Mutated by the drafter only."""
 
     view: SequenceView
     pool: Pool
     rows: Rows
-    """The window."""
+    """Rows of the window."""
     seen: int
-    """Tokens of the history that the pool and the window know of."""
+    """Number of tokens of the history that are in the pool."""
     ends: list[int | None] = field(default_factory=list)
-    """For every lane of the last tree the node at its end; None where the budget had no room for it."""
+    """Last node of every lane in the last tree; None for lanes beyond the budget."""
 
 
 @final
 class LookaheadDrafter(SequenceDrafter[_Lookahead]):
-    """Candidates from the pool, the window beside them."""
+    """Drafter of candidates from the pool and of the window."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """What is guessed and what is learned.
+        """Options.
 
         Attributes:
-            window: positions ahead that the window works on, W; 0 for the pool alone.
+            window: number of lanes of the window, W; 0 for the pool only.
             n: tokens of an n-gram, N: the key and its continuation.
-            candidates: continuations that are kept for a token and guessed behind it, G; the latest count.
-            random: different tokens of the text that are guessed where the pool has nothing; 0 for none.
+            candidates: number of continuations that are kept and drafted for a token, the latest ones, G.
+            random: number of different tokens of the text that are drafted if the pool has no candidate.
         """
 
         window: int = 0
@@ -83,17 +82,17 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
             if self.num_nodes > MAX_NODES:
                 raise ConfigurationError(
                     f"drafter 'lookahead' with window={self.window}, n={self.n}, candidates={self.candidates}, "
-                    f"random={self.random} has trees of {self.num_nodes} nodes: {MAX_NODES} fit in a pass, take less"
+                    f"random={self.random} has trees of {self.num_nodes} nodes: {MAX_NODES} fit in a pass, choose less"
                 )
 
         @property
         def num_nodes(self) -> int:
-            """Nodes of the largest tree."""
+            """Maximum number of nodes of a tree."""
             return self.window * (self.n - 1) + max(self.candidates * (self.n - 1), self.random)
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Down to the end of the last lane; a single candidate without a window is a chain."""
+        """Return the traits; the depth is that of the last lane, and one candidate without a window is a chain."""
         return DraftTraits(
             draws=frozenset({Draw.FREE}),
             depth=max(0, config.window - 1) + config.n - 1,
@@ -107,7 +106,7 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
         self._config = config
 
     def open(self, sequence: SequenceView) -> _Lookahead:
-        """A pool that has read the prompt, and a window of one row."""
+        """Return a state with the prompt in the pool and a window of one row."""
         config, tokens = self._config, sequence.history.tokens
         pool = Pool(config.n, config.candidates)
         pool.read(tokens.tolist())
@@ -115,10 +114,10 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
         return _Lookahead(sequence, pool, [[next(guesses) for _ in range(config.window)]], len(tokens))
 
     def draft_one(self, state: _Lookahead, budget: Budget) -> TokenTree:
-        """Candidates first, so that a small budget cuts the window; then as many whole lanes as fit."""
+        """Return a tree of the candidates and then as many complete lanes as fit."""
         self._catch_up(state, ())
         comb = Comb(budget)
-        candidates = state.pool.behind(int(state.view.history.tokens[-1]))
+        candidates = state.pool.after(int(state.view.history.tokens[-1]))
         for candidate in candidates:
             comb.add(ROOT, candidate, POOL)
         if self._config.random and not candidates:
@@ -129,16 +128,16 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
         return comb.tree()
 
     def observe(self, observations: Sequence[Observation[_Lookahead]]) -> None:
-        """Move every window as far as its text went, with the picks at the lanes' ends as its last row."""
+        """Move every window as far as its text, with the picks at the lanes' ends as its last row."""
         for state, tree, verdict in ((o.state, o.tree, o.verdict) for o in observations):
             if verdict is None:
-                continue  # `open` has read the prompt
+                continue  # `open` adds the prompt to the pool
             has_picks = len(verdict.picks) == len(tree) + 1 > 1
             ends = [None if node is None else verdict.picks[1 + node] for node in state.ends] if has_picks else []
             self._catch_up(state, ends)
 
     def _catch_up(self, state: _Lookahead, ends: Sequence[int | None]) -> None:
-        """Learn what was written since the last time; rounds without a draft may have gone by unheard."""
+        """Add the tokens written since the last call to the pool."""
         config, tokens = self._config, state.view.history.tokens
         written, state.ends = len(tokens) - state.seen, []
         if not written:
@@ -146,7 +145,7 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
         if len(state.rows) == config.n - 1 and ends:
             for gram in grams(state.rows, ends):
                 state.pool.add(gram)
-        # behind the window's, so as to count as later: what was written is known to be right
+        # after the window's n-grams, so that these count as later ones
         state.pool.read(tokens[max(0, state.seen - config.n + 1) :].tolist())
         state.seen = len(tokens)
         if config.window:
@@ -155,7 +154,7 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
 
 
 def _guesses(view: SequenceView, purpose: str) -> Iterator[int]:
-    """Tokens of the text by chance, without end: a function of the seed, the text's length and the purpose."""
+    """Yield random tokens of the text without end, a function of the seed, the text's length and the purpose."""
     tokens = view.history.tokens
     stream = view.controls.noise.stream("draft", purpose, len(tokens))
     return (int(tokens[int(stream.uniform(place) * len(tokens))]) for place in itertools.count())

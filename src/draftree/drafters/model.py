@@ -1,15 +1,15 @@
-"""A smaller model guesses a chain or a tree of next tokens, one pass a level; its tokenizer may be another one.
+"""Draft model: a smaller model proposes a chain or a tree, one pass per level, also with another tokenizer.
 
-It ranks its candidates with the request's own noise where the verifier allows it, which makes its guess the
-target's pick more often than an independent draw would. The vocabularies are compared token by token. Where they
-differ, the small model reads the text in its own tokens, and its guesses come back by the tokens that both have
-(`map=tokens`) or as strings that are cut anew (`map=strings`). By tokens the noise is shared as ever and the draft has
-a distribution, so every rule takes it; what needs a token that the small model lacks is never guessed. By strings it
-can guess any text, likeliest first and without the noise: above temperature 0 it is right less often.
+If the verifier allows it, candidates are ranked with the request's noise, which matches the target's pick more often
+than an independent draw. Vocabularies are compared token by token. If they differ, the draft model reads the text in
+its own tokens, and its proposals are mapped by the common tokens (`map=tokens`) or as strings that are tokenized again
+(`map=strings`). By tokens, the noise is shared and the draft has a distribution, so every verifier accepts it, but
+tokens that the draft model lacks are never proposed. By strings, any text can be proposed, ranked by probability and
+without the noise, so fewer tokens are accepted above temperature 0.
 
 Source: Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318; shared noise: Daliri et al.,
-arXiv 2408.07978; other vocabularies: Timor et al., arXiv 2502.05202. Costs one pass of the small model for every
-level; loses when that is not small beside a pass of the target, or when the two models rarely agree.
+arXiv 2408.07978; other vocabularies: Timor et al., arXiv 2502.05202. Costs one pass of the draft model for every
+level. Loses if that is not much less than a pass of the target, or if the models rarely agree.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from draftree.models.memory import Footprint
 
 @final
 class ModelDrafter(GrowingDrafter):
-    """Grows trees with a loaded model."""
+    """Drafter that grows trees with a loaded model."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
         """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.
 
-        `k`: levels at most; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the way
-        between two vocabularies, tokens, strings or auto, which takes tokens where enough of them are common.
+        `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the
+        mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common.
         """
 
         name: str = field(metadata={"argument": True, "names_model": True})
@@ -50,22 +50,22 @@ class ModelDrafter(GrowingDrafter):
             if not self.draws:
                 raise ConfigurationError(
                     f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
-                    f"are cut anew; use map={TOKENS}, or a tree of free choices such as chain or best-32"
+                    f"are tokenized again; use map={TOKENS}, or a tree of free choices such as chain or best-32"
                 )
 
         @property
         def shape(self) -> Shape:
-            """The shape that `tree` and `k` name."""
+            """Shape given by `tree` and `k`."""
             return parse_shape(self.tree, self.k)
 
         @property
         def draws(self) -> frozenset[Draw]:
-            """Those of the shape, and of strings the free ones only."""
+            """Draws of the shape; free choices only with strings."""
             return self.shape.draws & {Draw.FREE} if self.map == STRINGS else self.shape.draws
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """As the shape and the map between vocabularies allow."""
+        """Return the traits of the shape and the mapping."""
         return replace(super().describe(config), draws=config.draws)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
@@ -88,5 +88,5 @@ class ModelDrafter(GrowingDrafter):
 
     @property
     def footprint(self) -> Footprint:
-        """The small model's."""
+        """Memory of the draft model in bytes."""
         return self._model.footprint

@@ -1,12 +1,12 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before is guessed to follow again.
+"""Prompt lookup: copies the tokens that followed an earlier occurrence of the last few tokens.
 
-The longest run of last tokens that occurs earlier in prompt or output is looked for, at most `max` and at least
-`min` of them; of several places the latest counts. No model, no state; a round without a match is plain decoding.
+The longest suffix of at most `max` and at least `min` tokens that occurs earlier in prompt or output is searched; the
+latest occurrence is used. It needs no model and no state. A round without a match is plain decoding.
 
 Source: prompt lookup decoding (A. Saxena, 2023); n-gram assisted generation as in transformers and vLLM.
-Its scores and its confidence, for planners, go by the length of the match. Costs a scan over the tokens, some tens of
-microseconds. Pays where text is copied: rewriting code, summaries, answers from given documents. On open prompts
-matches are rare and often wrong: little is won, and each wrong guess makes the pass wider for nothing.
+Scores and confidence, for planners, depend on the length of the match. Costs a scan over the tokens, some tens of
+microseconds. Gains if text is copied: rewriting code, summaries, answers from given documents. On open prompts matches
+are rare and often wrong: the gain is small, and each wrong token makes the pass wider.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.chains import ChainDrafter, require_length
 
 LONGEST = 32
-"""Tokens of a match at most that its scores go by."""
+"""Maximum length of a match in scores."""
 ESCAPE = 2.5
-"""As counting drafters have it: a match of 1, 2, 4, 8 tokens goes on in 0.29, 0.53, 0.76, 0.90 of all cases."""
+"""Probability that a match continues, as in `lookup/counting.py`: 0.29, 0.53, 0.76, 0.90 for 1, 2, 4, 8 tokens."""
 
 
 @final
 class NgramDrafter(ChainDrafter):
-    """Copies what followed the longest earlier match."""
+    """Drafter that copies the tokens after the longest earlier match."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`max` and `min`: length of the run that must match; `k`: tokens ahead at most."""
+        """`max` and `min`: limits of the length of a match; `k`: maximum number of tokens."""
 
         max: int = 4
         min: int = 2
@@ -51,11 +51,11 @@ class NgramDrafter(ChainDrafter):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """A chain, with confidence by the length of the match."""
+        """Return the traits: chains, with confidence by the length of the match."""
         return replace(super().describe(config), gives_confidence=True)
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
-        """The tokens behind the best match."""
+        """Return the tokens after the best match."""
         count = min(budget.num_nodes, budget.depth, self._config.k)
         tokens = state.history.tokens
         start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None
@@ -68,12 +68,12 @@ class NgramDrafter(ChainDrafter):
 
 
 def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int | None:
-    """Index behind the latest, longest earlier occurrence of the last tokens.
+    """Return the index after the latest, longest earlier occurrence of the last tokens.
 
     Args:
         tokens: integers of shape (tokens,).
-        longest: tokens that are compared at most.
-        shortest: tokens that must match at least.
+        longest: maximum length of a match.
+        shortest: minimum length of a match.
     """
     last = len(tokens) - 1
     ends = np.flatnonzero(tokens[:last] == tokens[last])
@@ -90,14 +90,14 @@ def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int
 
 
 def run_before(tokens: np.ndarray, start: int) -> int:
-    """How many tokens before `start` are the last ones of the text, up to `LONGEST`."""
+    """Return how many tokens before `start` equal the last ones of the text, up to `LONGEST`."""
     span = min(start, len(tokens) - 1, LONGEST)
     differs = np.flatnonzero(tokens[start - span : start] != tokens[len(tokens) - span :])
     return span if not len(differs) else span - 1 - int(differs[-1])
 
 
 def scores_of(length: int, count: int) -> list[float]:
-    """Cumulated log-chances of copied tokens: the longer the run that matches, the likelier it goes on."""
+    """Return cumulative log-probabilities of copied tokens, by the length of the match."""
     scores, total = [], 0.0
     for place in range(count):
         votes = (length + place) ** 1.5
@@ -107,7 +107,7 @@ def scores_of(length: int, count: int) -> list[float]:
 
 
 def confident(scores: Sequence[float], least: float) -> list[float]:
-    """The scores up to and including the first token that is less likely than `least` behind those before it."""
+    """Return the scores up to the first token with a conditional probability below `least`, included."""
     for place, (score, before) in enumerate(zip(scores, [0.0, *scores], strict=False)):
         if math.exp(score - before) < least:
             return list(scores[: place + 1])

@@ -1,13 +1,13 @@
-"""Drafts from the text that the user expects (`SamplingParams(prediction=…)`), and finds back into it after edits.
+"""Predicted outputs: drafts from the text that the user expects (`SamplingParams(prediction=…)`).
 
-As long as the output is the prediction, what comes next in it is drafted. Where the output leaves it, the last
-tokens of the output are looked for in the prediction, ahead of the place where it was left before behind it. The
-longer they match, the more is drafted, and two that match are the new place. A request without a prediction is
-decoded plainly, unless another drafter is merged with this one (`prediction+suffix`).
+While the output equals the prediction, its next tokens are drafted. After a difference, the last tokens of the output
+are searched in the prediction, first after the point of the difference and then before it. Longer matches give longer
+drafts, and a match of two tokens is the new position. A request without a prediction is decoded plainly, unless another
+drafter is merged with this one (`prediction+suffix`).
 
 Source: Predicted Outputs of OpenAI's API; estimates as in `counting.py`. Costs microseconds, and a scan of the
-prediction while its place is lost. Pays where the user holds most of the answer: edits of code and documents. Loses
-little on a wrong prediction: what is not found is not drafted.
+prediction while its position is unknown. Gains if the user has most of the answer: edits of code and documents. Loses
+little with a wrong prediction, because unmatched text is not drafted.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
 
 TRUST = 4
-"""The beginning of the prediction counts as if so many tokens had matched."""
+"""Length of match assumed at the start of the prediction."""
 FOUND = 2
-"""Tokens that must match for a place to become the place; while fewer do, others are looked for."""
+"""Length of match from which other positions are no longer searched."""
 NUM_PLACES = 8
-"""Of the places that are found these many count, the best, each half as much as the one before."""
+"""Maximum number of positions in use, each with half the weight of the one before."""
 
 
 @dataclass(slots=True)
 class PredictionState(CountedText):
-    """A sequence and its place in the prediction. Mutated as the text is read.
+    """Sequence and its position in the prediction. Mutated as the text is read.
 
     Attributes:
-        prediction: its tokens.
-        place: the token of the prediction that is expected next, or was when the output left it.
-        run: tokens that match up to there.
-        is_lost: whether the last token was another than the one expected.
-        num_read: tokens of the output that were looked at.
+        prediction: tokens of the prediction.
+        place: index of the next expected token, or of the one at which the output differed.
+        run: number of matching tokens before it.
+        is_lost: whether the last token differed from the expected one.
+        num_read: number of processed tokens of the output.
     """
 
     prediction: np.ndarray
@@ -50,13 +50,13 @@ class PredictionState(CountedText):
 
 @final
 class PredictionDrafter(CountingDrafter[PredictionState]):
-    """Follows the prediction."""
+    """Drafter that follows the prediction."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`k`: levels at most; `nodes`: nodes of a tree at most; `width`: children of a node at most, 1 for a chain.
+        """`k`: maximum number of levels; `nodes`: maximum number of nodes; `max`: maximum length of a match.
 
-        `max`: tokens that are compared at most; `floor`: nodes that are less likely to survive are left out.
+        `width`: maximum number of children, 1 for a chain; `floor`: minimum estimated survival of a node.
         """
 
         k: int = 16
@@ -74,14 +74,14 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """A tree, from predictions alone."""
+        """Return the traits: trees, from predictions only."""
         return replace(super().describe(config), reads_predictions=True)
 
     def open(self, sequence: SequenceView) -> PredictionState:
-        """At the beginning of the prediction."""
+        """Return a state at the start of the prediction."""
         return PredictionState(sequence, np.array(sequence.controls.prediction, np.int64))
 
-    def _voters(self, state: PredictionState, depth: int) -> list[Match]:
+    def _matches(self, state: PredictionState, depth: int) -> list[Match]:
         if not len(state.prediction):
             return []
         read(state)
@@ -89,7 +89,7 @@ class PredictionDrafter(CountingDrafter[PredictionState]):
 
 
 def read(state: PredictionState) -> None:
-    """Take in the tokens that were written since the last time."""
+    """Process the tokens written since the last call."""
     prediction, output = state.prediction, state.view.history.output
     for token in output[state.num_read :].tolist():
         if state.place < len(prediction) and prediction[state.place] == token:
@@ -100,15 +100,15 @@ def read(state: PredictionState) -> None:
 
 
 def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> list[tuple[int, int]]:
-    """Where the tail may go on in the prediction, the likeliest place first.
+    """Return positions in the prediction that match the tail, the most likely first.
 
     Args:
-        prediction: tokens.
-        tail: the last tokens of the output, at least one.
-        ahead_of: places from here on come before earlier ones with as long a match, the nearest first.
+        prediction: tokens of the prediction.
+        tail: last tokens of the output, at least one.
+        ahead_of: of equally long matches, those from here on come first, the nearest first.
 
     Returns:
-        Pairs of the token that would be next, and how many tokens match before it.
+        Pairs of the index of the next token and the length of the match.
     """
     ends = np.flatnonzero(prediction[:-1] == tail[-1])
     lengths = np.ones(len(ends), np.int64)
@@ -125,19 +125,19 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
 
 
 def _places(state: PredictionState, longest: int, depth: int) -> list[Match]:
-    """The place that is followed, and others while it is in doubt; the best of these may become the place."""
-    voters = [] if state.is_lost else [_voter(state, state.place, state.run, depth)]
+    """Return the current position and, while it is uncertain, others; the best of them may replace it."""
+    matches = [] if state.is_lost else [_match(state, state.place, state.run, depth)]
     if state.run >= FOUND or not state.num_read:
-        return voters
+        return matches
     places = find_places(state.prediction, state.view.history.output[-longest:], ahead_of=state.place)
     for rank, (place, length) in enumerate(places):
         if state.is_lost or place != state.place:
-            voters.append(_voter(state, place, length, depth, weight=0.5**rank))
+            matches.append(_match(state, place, length, depth, weight=0.5**rank))
     if places and places[0][1] >= FOUND:
         (state.place, state.run), state.is_lost = places[0], False
-    return voters
+    return matches
 
 
-def _voter(state: PredictionState, place: int, length: int, depth: int, *, weight: float = 1.0) -> Match:
+def _match(state: PredictionState, place: int, length: int, depth: int, *, weight: float = 1.0) -> Match:
     followers = state.prediction[place : place + depth].tolist()
     return Match(length, [*followers, *[-1] * (depth - len(followers))], weight)

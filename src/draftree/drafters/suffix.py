@@ -1,14 +1,14 @@
-"""Counts what followed the last tokens before, here and in earlier answers, and drafts the likeliest ways on.
+"""Suffix decoding: drafts the most frequent continuations of the last tokens in this text and in earlier answers.
 
-All earlier places that end like the text vote for what comes, the longer the match the more; the tree of the likeliest
-continuations is grown best first and stops where they get unlikely. Answers that were finished stay in memory, so
-that what is written again and again is copied from the first token on. Any verifier that reads no draft distributions
-may follow; what is remembered changes how fast a text comes, never the text.
+Every earlier occurrence of the last tokens votes for its continuation, with a weight that grows with the length of the
+match. The tree of the most likely continuations is grown best first and stops at unlikely ones. Finished answers stay
+in memory, so repeated texts are copied from their first token. Any verifier that needs no draft distributions can be
+used; memory affects speed, never the text.
 
 Source: SuffixDecoding, arXiv 2411.04975 (a tree of the request and one of earlier outputs, greedy growth by counts),
-with hash chains in the place of suffix trees: 20 bytes a token instead of hundreds, and nothing to rebuild. Of each
-run length only the latest places are counted. Costs a tenth or two of a millisecond a draft. Pays where texts repeat
-themselves or each other; loses little elsewhere, since it drafts little there.
+with hash chains in place of suffix trees: 20 bytes per token instead of hundreds, and no rebuilds. Only the latest
+occurrences of each match length are counted. Costs 0.1 to 0.2 ms per draft. Gains if texts repeat themselves or each
+other; loses little otherwise, because it drafts little.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDraf
 from draftree.drafters.lookup.occurrences import Occurrences
 
 LONG_RUN = 8
-"""Length of the runs by which long matches are found behind many short ones."""
+"""Length of the indexed runs that find long matches among many short ones."""
 PLACES = 32
-"""Places of each run length that are counted, the latest."""
+"""Maximum number of occurrences per indexed length, the latest ones."""
 EARLIER_WEIGHT = 0.25
-"""What a place in another text counts beside one in this text."""
+"""Weight of an occurrence in another text relative to one in this text."""
 
 
 @dataclass(slots=True)
 class SuffixState(CountedText):
-    """A sequence and the index of its tokens, which follows it."""
+    """Sequence and the index of its tokens."""
 
     own: Occurrences
 
 
 @final
 class SuffixDrafter(CountingDrafter[SuffixState]):
-    """Looks in this text and in earlier answers."""
+    """Drafter of continuations from this text and earlier answers."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`min` and `max`: length of a match; `k`: levels at most; `nodes`: nodes of a tree at most.
+        """`min` and `max`: limits of the length of a match; `k`, `nodes`: maximum number of levels, and of nodes.
 
-        `width`: children of a node at most, 1 for a chain; `floor`: nodes that are less likely to survive are left
-        out; `memory`: tokens of earlier answers that are kept, the oldest answers go first; 0 keeps none.
+        `width`: maximum number of children, 1 for a chain; `floor`: minimum estimated survival of a node; `memory`:
+        maximum number of tokens of earlier answers, of which the oldest are dropped first; 0 keeps none.
         """
 
         min: int = 1
@@ -79,26 +79,26 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         return Occurrences(self._orders, capacity=self._config.memory) if self._config.memory else None
 
     def forget(self) -> None:
-        """Drop the earlier answers."""
+        """Drop earlier answers."""
         self._earlier = self._empty_memory()
 
     def open(self, sequence: SequenceView) -> SuffixState:
-        """An index of the prompt."""
+        """Return an index of the prompt."""
         own = Occurrences(self._orders, room=len(sequence.history) + 512)
         own.extend(sequence.history.tokens)
         return SuffixState(sequence, own)
 
-    def _voters(self, state: SuffixState, depth: int) -> list[Match]:
+    def _matches(self, state: SuffixState, depth: int) -> list[Match]:
         tokens = state.view.history.tokens
         state.own.extend(tokens[len(state.own) :])
         tail = tokens[-self._config.max :]
-        voters = _places(state.own, tail, depth, is_own=True)
+        matches = _places(state.own, tail, depth, is_own=True)
         if self._earlier is not None:
-            voters += _places(self._earlier, tail, depth, is_own=False)
-        return voters
+            matches += _places(self._earlier, tail, depth, is_own=False)
+        return matches
 
     def close(self, state: SuffixState) -> None:
-        """The answer joins the memory, with the end of its prompt, behind which it may be asked for again."""
+        """Add the answer to the memory, with the end of its prompt as context."""
         history = state.view.history
         if self._earlier is not None and history.num_output_tokens:
             start = max(0, history.prompt_length - self._config.max)

@@ -1,13 +1,14 @@
-"""An instrument, no method: the target's own continuation, each token spoiled at random, so that acceptance is known.
+"""Synthetic acceptance, for measurements only: drafts the target's own continuation with random errors.
 
-A request's plain text is written ahead by the target itself, in a slot of its own, when the request joins the batch;
-no round's seconds count that, so the speed in the statistics is that of a drafter which costs nothing and is right
-with the probability that was asked for. `accept=0` needs no text: what it guesses is wrong but for chance. For timing
-rounds, planners and servers; as a drafter it is absurd, since it does all of the work before.
+When a request joins the batch, the target generates its plain text in a separate slot. This time is not part of any
+round, so the statistics show the speed of a drafter without costs and with the configured acceptance. `accept=0` needs
+no
+text: its tokens are wrong except by chance. For timing rounds, planners and servers; useless as a drafter, because all
+work is done in advance.
 
-Source: ours; synthetic acceptance as in load generators, where costs are to be seen apart from a drafter's talent.
-Costs a plain decoding of every request before its first round, and a second slot of the target. A rule that does not
-write plain decoding's text leaves the guesses behind; the text is then written ahead anew, within the round.
+Source: ours; synthetic acceptance as in load generators, which separates costs from the quality of a drafter.
+Costs plain decoding of every request before its first round, and a second slot of the target. With a verifier that does
+not generate the text of plain decoding, the continuation is generated again after each difference, within the round.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 
 CHUNK = 512
-"""Prompt tokens that one pass reads at most."""
+"""Maximum number of prompt tokens per pass."""
 
 
 @dataclass(slots=True)
 class Ahead:
-    """A sequence, and its text as plain decoding writes it. Mutated when the text turns out to be another."""
+    """Sequence and its text by plain decoding. Mutated when the sequence differs from it."""
 
     view: SequenceView
     limit: int
@@ -41,14 +42,14 @@ class Ahead:
 
 @final
 class SyntheticDrafter(SequenceDrafter[Ahead]):
-    """Guesses right as often as it is told to."""
+    """Drafter with a configured acceptance rate."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`accept`: how likely a guess is right, from 0 to 1; `seed`: another one spoils other tokens.
+        """`accept`: probability that a token is right, from 0 to 1; `seed`: seed of the errors.
 
-        `k`: levels at most; `width`: guesses at every position, the first goes on; each is right with `accept` if those
-        before it are wrong.
+        `k`: maximum number of levels; `width`: number of tokens at every position, of which the first has children;
+        each is right with probability `accept` if those before it are wrong.
         """
 
         accept: float = 0.8
@@ -67,7 +68,7 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """As configured; it knows no distribution."""
+        """Return the configured traits; there is no draft distribution."""
         return DraftTraits(
             draws=frozenset({Draw.FREE}), depth=config.k, nodes=config.k * config.width, branches=config.width > 1
         )
@@ -77,19 +78,19 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
         self._target = context.target
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """One more slot of the target, in which texts are written ahead."""
+        """Reserve one more slot of the target, for generating continuations."""
         if self._config.accept:
             self._target.reserve(num_sequences + 1, length)
 
     def open(self, sequence: SequenceView) -> Ahead:
-        """Write the text ahead, up to what the sequence has room for."""
+        """Generate the text in advance, up to the maximum length of the sequence."""
         state = Ahead(sequence, sequence.history.capacity)
         if self._config.accept:
             state.tokens = written_ahead(self._target, sequence, state.limit)
         return state
 
     def draft_one(self, state: Ahead, budget: Budget) -> TokenTree:
-        """A comb: a spine of first guesses, with the others beside it."""
+        """Return a comb: a chain of first tokens, with the others as siblings."""
         depth = min(self._config.k, budget.depth, budget.num_nodes)
         right = self._coming(state, depth)
         noise = state.view.controls.noise.stream("synthetic", self._config.seed)
@@ -108,7 +109,7 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
         return TokenTree(tuple(tokens), tuple(parents))
 
     def _coming(self, state: Ahead, count: int) -> list[int]:
-        """The next tokens of the text, written ahead anew where it went another way."""
+        """Return the next tokens of the text, generated again if the sequence differs."""
         if not self._config.accept:
             return []
         output = state.view.history.output.tolist()
@@ -117,10 +118,10 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
         return state.tokens[len(output) : len(output) + count]
 
     def _guesses(self, noise: Noise, position: int, right: int | None) -> list[int]:
-        """Different tokens; behind the end of the text all are wrong."""
+        """Return different tokens; after the end of the text all are wrong."""
         size = self._target.vocab_size
-        luck = (noise.uniform(position, rank) < self._config.accept for rank in range(self._config.width))
-        place = None if right is None else next((rank for rank, is_right in enumerate(luck) if is_right), None)
+        hits = (noise.uniform(position, rank) < self._config.accept for rank in range(self._config.width))
+        place = None if right is None else next((rank for rank, is_right in enumerate(hits) if is_right), None)
         found: list[int] = []
         for rank in range(min(self._config.width, size - 1)):
             token = int(noise.uniform(position, self._config.width + rank) * size)
@@ -132,10 +133,10 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
 
 @torch.inference_mode()
 def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[int]:
-    """What plain decoding writes behind a sequence, up to its end, its failure, or `limit` tokens in all."""
+    """Return the continuation of a sequence by plain decoding, up to its end, a failure or `limit` tokens in total."""
     history = History(view.history.tokens[: view.history.prompt_length].tolist(), capacity=limit)
     history.append(view.history.output.tolist())
-    # the loop makes room as texts grow, but this one is written to its end at once
+    # the engine makes room as texts grow, but this one is generated to its end at once
     model.reserve(model.num_open + 1, limit)
     slot, pending, found = model.open(), history.tokens.tolist(), list[int]()
     while len(history) < limit:
@@ -147,7 +148,7 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
             continue
         distributions = Distributions(result.logits, [DistributionRows(history, view.controls, [()])])
         if not distributions.finite()[0]:
-            break  # here the text fails, if it comes here
+            break  # the text fails at this point, if it gets here
         token = distributions.of(0).picks()[0]
         history.append([token])
         found.append(token)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
-from draftree.core.routing import PLAIN
 from draftree.core.tree import Draw
 from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
-from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
-from draftree.planners.wrappers.routed import RoutedPlanner
 from draftree.verifiers.base import Promise, Verifier
 
 PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
@@ -61,32 +58,6 @@ class Parts:
         kept = self.verifier.promise(temperature)
         # without drafts a lossy verifier accepts nothing, and writes the target's own picks
         return Promise.SAME_TEXT if kept is Promise.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
-
-
-def joined(each: Mapping[str, Parts]) -> Parts:
-    """Join the parts of several drafters to those of one engine, in which each request chooses its drafter.
-
-    Args:
-        each: parts by the name of the drafter, the default first; all with the same target and rule.
-    """
-    default, first = next(iter(each.items()))
-    choices = {name: own.traits for name, own in each.items()}
-    drafting = {name: own for name, own in each.items() if own.drafter is not None}
-    if not drafting:
-        return replace(first, choices=choices)
-    index = {NO_DRAFT: PLAIN, **{name: place for place, name in enumerate(drafting)}}
-    index[""] = index[default]
-    traits = [own.traits for own in drafting.values()]
-    drafter = RoutedDrafter(
-        [own.drafter for own in drafting.values() if own.drafter is not None],
-        index,
-        traits=traits,
-        num_parts=[len(own.planner.parts) for own in drafting.values()],
-        clock=first.clock,
-    )
-    planner = RoutedPlanner({name: own.planner for name, own in drafting.items()}, index)
-    whole = traits[0] if len(traits) == 1 else RoutedDrafter.describe(traits)
-    return Parts(first.target, first.verifier, planner, drafter, whole, first.clock, choices)
 
 
 def agree(

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,10 @@ from tokenizers import pre_tokenizers
 
 from cli_samples import LONG_CONTEXT, save_tiny_model
 from draftree import LLM, SamplingParams
+from draftree.cli.chatting.answering import write_answer
+from draftree.cli.chatting.conversation import INTERRUPTED
 from draftree.cli.main import run
+from draftree.engine.sequence import Update
 from real_weights import folder_of
 from terminals import CTRL_C, CTRL_D, ENTER, PASTE_BEGINS, PASTE_ENDS, UP, terminal
 
@@ -100,13 +104,37 @@ def test_continued_lines_and_blocks_are_one_message(model: str, piped: Chat, tmp
     assert [m["content"] for m in messages if m["role"] == "assistant"] == expected
 
 
-@pytest.mark.parametrize("draft", ["ngram", "suffix", "none"])
-def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, draft: str) -> None:
-    text = f"ab\n/draft {draft}\nsecond\n/draft none\nthird\n"
-    _, plain, _ = piped("ab\nsecond\nthird\n", model, *OPTIONS, "--dtype", "float32")
-    status, out, err = piped(text, model, *OPTIONS, "--dtype", "float32", "--draft", "ngram")
-    assert (status, out) == (0, plain)
-    assert f"drafter {draft}\n" in err
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("start", ["ngram", "none"])
+def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, start: str, temperature: str) -> None:
+    options = (model, *OPTIONS, "--dtype", "float32", "--temperature", temperature)
+    _, plain, _ = piped("ab\nsecond\nthird\nfourth\n", *options)
+    text = "ab\n/draft suffix\nsecond\n/draft none\nthird\n/draft ngram\nfourth\n/stats\n"
+    status, out, err = piped(text, *options, "--draft", start, "--json")
+    assert status == 0, err
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert "".join(f"{answer['text']}\n" for answer in answers) == plain
+    assert [answer["draft"] for answer in answers] == [start, "suffix", "none", "ngram"]
+    drafted = [answer["stats"]["draft_tokens"] for answer in answers]
+    assert drafted[2] == 0
+    assert drafted[1] or drafted[3]
+    assert answers[2]["stats"]["cached_tokens"] > answers[1]["stats"]["prompt_tokens"]  # nothing was read again
+    assert "drafter none\ndrafter ngram\n" in err
+
+
+def test_a_drafter_that_fails_to_load_leaves_the_current_one(model: str, tmp_path: Path) -> None:
+    with terminal(["chat", model, *OPTIONS, "--draft", "ngram", "--color", "never"]) as chat:
+        chat.wait_for(PROMPT)
+        chat.enter(f"/draft model:{tmp_path}")
+        chat.wait_for("error: ")
+        chat.wait_for(PROMPT)
+        chat.enter("/draft")
+        chat.wait_for("\ndrafter ngram")
+        chat.wait_for(PROMPT)
+        chat.enter("ab")
+        assert answers(model, "ab")[0] in chat.wait_for("acceptance length")
+        chat.type(CTRL_D)
+        assert chat.end() == 0
 
 
 def test_json_prints_one_object_per_answer(model: str, piped: Chat) -> None:
@@ -210,6 +238,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
     first, second = answers(model, "ab", "line one\n\nline two")
     assert first != second  # the answer depends on the conversation
     with terminal(["chat", model, *OPTIONS, "--color", "never"]) as chat:
+        before = chat.settings()
         chat.wait_for("Ctrl-D leaves")
         chat.wait_for(PROMPT)
         chat.enter("ab")
@@ -236,6 +265,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
         chat.wait_for("took back: line one line two")
         chat.type(CTRL_D)
         assert chat.end() == 0
+        assert chat.settings() == before
     assert contents(path) == ["ab", first, "line one\n\nline two", second]
 
 
@@ -264,6 +294,42 @@ def test_ctrl_c_stops_the_answer_alone(endless: str, tmp_path: Path) -> None:
     assert len(stopped.encode()) >= 12
     (whole,) = answers(endless, "ab", max_tokens=len(stopped.encode()) + 8)
     assert whole.startswith(stopped)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presses: int) -> None:
+    llm, before = LLM(endless), signal.getsignal(signal.SIGINT)
+    ids = llm.requests.encode_chat([{"role": "user", "content": "ab"}])
+
+    def press(update: Update) -> None:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        assert presses == 1, "the second one raises"
+
+    params = dataclasses.replace(SAMPLED, max_tokens=None)
+    answer = write_answer(llm, ids, params=params, draft="none", show=press, stoppable=True)
+    assert (answer.finish_reason, answer.completion) == (INTERRUPTED, None)
+    (whole,) = answers(endless, "ab")
+    assert answer.text
+    assert whole.startswith(answer.text)
+    llm.engine.check_integrity()
+    assert llm.generate([ids], SAMPLED)[0].text == whole
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        write_answer(llm, ids, params=params, draft="none", show=press, stoppable=False)
+    llm.engine.check_integrity()
+
+
+def test_a_termination_leaves_the_terminal_as_it_was(model: str) -> None:
+    with terminal(["chat", model]) as chat:
+        before = chat.settings()
+        chat.wait_for(PROMPT)
+        chat.type("half a li")
+        chat.wait_for("half a li")
+        chat.process.terminate()
+        assert chat.end() == 143
+        assert chat.settings() == before
+        assert "terminated" in chat.screen
 
 
 def test_drafted_tokens_are_coloured(model: str) -> None:

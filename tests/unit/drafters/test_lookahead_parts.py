@@ -14,21 +14,21 @@ class TestPool:
         pool = Pool(3, 2)
         for gram in ([1, 2, 3], [1, 4, 5], [2, 2, 2], [1, 6, 7]):
             pool.add(gram)
-        assert pool.behind(1) == [(6, 7), (4, 5)]
-        assert pool.behind(2) == [(2, 2)]
-        assert pool.behind(3) == []
+        assert pool.after(1) == [(6, 7), (4, 5)]
+        assert pool.after(2) == [(2, 2)]
+        assert pool.after(3) == []
 
     def test_repeated_ngrams_count_as_latest_and_once(self) -> None:
         pool = Pool(2, 3)
         for gram in ([1, 2], [1, 3], [1, 2]):
             pool.add(gram)
-        assert pool.behind(1) == [(2,), (3,)]
+        assert pool.after(1) == [(2,), (3,)]
 
     @pytest.mark.parametrize(("tokens", "keys"), [([1, 2, 3, 4], {1: [(2, 3)], 2: [(3, 4)]}), ([1, 2], {}), ([], {})])
     def test_a_text_gives_all_its_ngrams(self, tokens: list[int], keys: dict[int, list[tuple[int, ...]]]) -> None:
         pool = Pool(3, 4)
         pool.read(tokens)
-        assert {token: pool.behind(token) for token in range(9) if pool.behind(token)} == keys
+        assert {token: pool.after(token) for token in range(9) if pool.after(token)} == keys
 
 
 class TestWindow:

@@ -33,7 +33,7 @@ class Reference:
         text = self.view.history.tokens.tolist()
         self.seen += [tuple(text[i : i + self.n]) for i in range(max(0, start), len(text) - self.n + 1)]
 
-    def behind(self, key: int) -> list[tuple[int, ...]]:
+    def after(self, key: int) -> list[tuple[int, ...]]:
         found = [gram[1:] for gram in reversed(self.seen) if gram[0] == key]
         return list(dict.fromkeys(found))[: self.candidates]
 
@@ -100,8 +100,8 @@ def test_window_and_pool_are_the_plain_references(window: int, n: int, candidate
             # places that the text has overrun are filled by chance: the reference takes them as they are
             assert reference.lanes.setdefault(start, list(lane)) == list(lane)
         last = int(view.history.tokens[-1])
-        assert state.pool.behind(last) == reference.behind(last)
-        assert ways(tree) == heads([*reference.behind(last), *reference.paths()])
+        assert state.pool.after(last) == reference.after(last)
+        assert ways(tree) == heads([*reference.after(last), *reference.paths()])
         verdict = walked(tree, picks_of(model, reference, tree))
         num_ahead += len(verdict.path)
         reference.step([*(tree.tokens[node] for node in verdict.path), verdict.bonus])

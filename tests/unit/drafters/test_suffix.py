@@ -15,7 +15,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
-from draftree.drafters.lookup.counting import ESCAPE, MEAN_LUCK, MOST, RATE, VOTES, NoveltyPrior
+from draftree.drafters.lookup.counting import ESCAPE, MEAN_FACTOR, MOST, RATE, VOTES, NoveltyPrior
 from draftree.drafters.suffix import EARLIER_WEIGHT, SuffixDrafter
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
@@ -57,7 +57,7 @@ def reference(
     tokens: list[int], earlier: list[list[int]], *, shortest: int, longest: int, depth: int
 ) -> dict[tuple[int, ...], float]:
     """Survival of every path, from votes counted one by one."""
-    voters = []
+    matches = []
     for text, weight in [(tokens, 1.0), *((other, EARLIER_WEIGHT) for other in earlier)]:
         for place in range(len(text) - (text is tokens)):
             length = 0
@@ -69,11 +69,11 @@ def reference(
                     copied.append(copied[place + 1 + step])
                 copied = [*text, *copied[len(text) :]]
             if length >= shortest:
-                voters.append((length, copied[place + 1 : place + 1 + depth], weight))
+                matches.append((length, copied[place + 1 : place + 1 + depth], weight))
     paths: dict[tuple[int, ...], float] = {}
 
     def go_on(path: tuple[int, ...], survival: float) -> None:
-        agreeing = [v for v in voters if tuple(v[1][: len(path)]) == path and len(v[1]) > len(path)]
+        agreeing = [v for v in matches if tuple(v[1][: len(path)]) == path and len(v[1]) > len(path)]
         votes = dict.fromkeys(sorted({v[1][len(path)] for v in agreeing}), 0.0)
         for length, followers, weight in agreeing:
             votes[followers[len(path)]] += weight * VOTES[length + len(path)]
@@ -176,10 +176,10 @@ def test_the_noise_that_will_choose_ranks_the_candidates() -> None:
     """Both followers are as frequent; whichever the noise favours is the likelier pick."""
     tokens = [5, 6, 1, 5, 7, 2, 5]
     view = view_of(tokens, temperature=1.0)
-    luck = [math.exp(view.controls.noise.gumbel(len(tokens), torch.tensor([token])).item()) for token in (6, 7)]
-    total = sum(luck) + ESCAPE * MEAN_LUCK
+    factors = [math.exp(view.controls.noise.gumbel(len(tokens), torch.tensor([token])).item()) for token in (6, 7)]
+    total = sum(factors) + ESCAPE * MEAN_FACTOR
     found = chances(drafted(build(floor=0, k=1), tokens, temperature=1.0))
-    assert found == pytest.approx({(6,): luck[0] / total, (7,): luck[1] / total}, rel=1e-5)
+    assert found == pytest.approx({(6,): factors[0] / total, (7,): factors[1] / total}, rel=1e-5)
     unknowing = chances(drafted(build(shares_noise=False, floor=0, k=1), tokens, temperature=1.0))
     assert unknowing == pytest.approx({(6,): 1 / 4.5, (7,): 1 / 4.5})
 

@@ -67,14 +67,21 @@ def never_stopped() -> Iterator[StopRequest]:
 
 
 def write_answer(
-    llm: LLM, ids: Sequence[int], *, params: SamplingParams, show: Callable[[Update], None] | None, stoppable: bool
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    params: SamplingParams,
+    draft: str,
+    show: Callable[[Update], None] | None,
+    stoppable: bool,
 ) -> Answer:
     """Generate one answer.
 
     Args:
-        llm: the model with its drafter.
+        llm: the model with its drafters.
         ids: tokens of the conversation.
         params: sampling parameters.
+        draft: one of its drafters, or "none".
         show: called with every piece of text.
         stoppable: whether Ctrl-C ends the answer after the current pass; a second Ctrl-C ends the pass as well.
 
@@ -82,7 +89,7 @@ def write_answer(
         InvalidRequestError: the request is invalid; nothing has been generated then.
         GenerationError: generation failed.
     """
-    (sequence,) = llm.requests.sequences(ids, params)
+    (sequence,) = llm.requests.sequences(ids, params, draft=draft)
     start = time.perf_counter()
     with stopped_by_ctrl_c() if stoppable else never_stopped() as stop:
         try:

@@ -123,14 +123,9 @@ def show_stats(session: Session, value: str) -> None:
     lines += [
         f"context: {used} of {limit} tokens",
         f"this chat: {totals.answers} answers, {totals.tokens} tokens in {totals.seconds:.2f} s",
-        f"drafter {session.drafting.name}, kernels {session.drafting.llm.kernels}, {promise_in_words(session)}",
+        f"drafter {session.drafting.name}, kernels {stats.kernels}, promise '{stats.promise}'",
     ]
     session.tell("\n".join(lines))
-
-
-def promise_in_words(session: Session) -> str:
-    llm = session.drafting.llm
-    return f"promise '{llm.promise(session.params.temperature)}'"
 
 
 def undo(session: Session, value: str) -> None:

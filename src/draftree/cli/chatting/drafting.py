@@ -10,14 +10,13 @@ from draftree.cli.render import waiting
 from draftree.cli.writing import Setup, fetch_and_load
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import NO_DRAFT, drafts
-from draftree.llm import LLM
 from draftree.loading.tokenizers import load_tokenizer
 
 __all__ = ["Drafting", "require_material"]
 
 
 class Drafting:
-    """A loaded model with one drafter at a time. Mutated by `switch`.
+    """A loaded model and the drafter of the next answer. Mutated by `switch`.
 
     Args:
         setup: the model and the methods.
@@ -38,9 +37,9 @@ class Drafting:
             )
         self._loaded = fetch_and_load(setup)
         self._has_grammar = has_grammar
-        self._plan = setup.plan
+        self._start = setup
         self.setup = setup
-        self.llm = self._built(setup)
+        self.llm = setup.over(self._loaded, tokenizer=self._tokenizer)
 
     @property
     def name(self) -> str:
@@ -48,24 +47,23 @@ class Drafting:
         return NO_DRAFT if self.setup.is_plain else str(self.setup.draft)
 
     def switch(self, draft: str) -> None:
-        """Use another drafter, or none, from the next answer on. The model stays loaded.
+        """Use another drafter, or none, from the next answer on. The model and earlier drafters stay loaded.
 
         Raises:
             ConfigurationError: the drafter is unknown or does not fit; the current one stays.
             ModelError: its model cannot be found or used; the current one stays.
         """
-        setup = dataclasses.replace(self.setup, draft=draft, plan=self._plan if drafts(draft) else None)
+        setup = dataclasses.replace(self.setup, draft=draft, plan=self._start.plan if drafts(draft) else None)
         methods = setup.methods()
         require_material(methods, has_grammar=self._has_grammar)
-        for name in methods.draft_models:
-            resolve_with_bar(name)
-        with waiting(f"loading drafter {draft}"):
-            llm = self._built(setup)
-        self.llm.forget()  # the cached prefixes of the other drafter would keep their memory
-        self.setup, self.llm = setup, llm
-
-    def _built(self, setup: Setup) -> LLM:
-        return setup.over(self._loaded, tokenizer=self._tokenizer)
+        if drafts(draft) and draft not in self.llm.drafts:
+            for name in methods.draft_models:
+                resolve_with_bar(name)
+            with waiting(f"loading drafter {draft}"):
+                llm = self._start.over(self._loaded, drafters=(draft, *self.llm.drafts), tokenizer=self._tokenizer)
+            self.llm.forget()  # its cached prefixes would keep their memory
+            self.llm = llm
+        self.setup = setup
 
 
 def require_material(methods: Methods, *, has_grammar: bool) -> None:

@@ -41,7 +41,7 @@ class Session:
     """A chat. Mutated by messages and commands.
 
     Args:
-        drafting: the model with its drafter.
+        drafting: the model with its drafters.
         conversation: the conversation so far.
         params: sampling parameters.
         reader: input.
@@ -160,7 +160,9 @@ class Session:
         params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
         show = None if self._screen is None else self._screen.show
         try:
-            return write_answer(llm, ids, params=params, show=show, stoppable=self._is_interactive)
+            return write_answer(
+                llm, ids, params=params, draft=self.drafting.name, show=show, stoppable=self._is_interactive
+            )
         finally:
             if self._screen is not None and sys.stdout is not None:
                 self._screen.finish()

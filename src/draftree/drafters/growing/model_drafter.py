@@ -1,4 +1,4 @@
-"""What drafters have in common that grow their trees with a model: their own one, or the target's layers."""
+"""Base class of drafters that grow trees with a draft model or with layers of the target."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from draftree.drafters.growing.tree_growth import Growth
 
 
 class GrowingDrafter(Drafter[Any]):
-    """Grows trees in the shape that its configuration names as `shape`.
+    """Drafter that grows trees of the shape in its configuration.
 
-    A method sets `_growth`, and `_note` where it has something to say.
+    A method sets `_growth`, and `_note` if there is a message.
     """
 
     _growth: Growth | StringGrowth
@@ -24,7 +24,7 @@ class GrowingDrafter(Drafter[Any]):
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """As the shape says; confidence is the model's own probability."""
+        """Return the traits of the shape; confidence is the model's probability."""
         shape: Shape = config.shape
         return DraftTraits(
             draws=shape.draws,
@@ -37,23 +37,23 @@ class GrowingDrafter(Drafter[Any]):
 
     @property
     def note(self) -> str:
-        """What was decided when the drafter was built; empty if nothing."""
+        """Message about decisions during construction; empty if none."""
         return self._note
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the slots of the model that grows the trees."""
+        """Make room in the slots of the draft model."""
         self._growth.reserve(num_sequences, length)
 
     def open(self, sequence: SequenceView) -> Any:
-        """A slot of that model; of the target the one that is there."""
+        """Return a state with a slot of the draft model, or with the target's slot."""
         return self._growth.open(sequence)
 
     def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, all sequences in one pass a level."""
+        """Return a tree for every sequence, with one pass per level for all sequences."""
         return self._growth.grow(states, budgets)
 
     def observe(self, observations: Sequence[Observation[Any]]) -> None:
-        """Keep the accepted tokens in the slots; read prompts in chunks beside the target."""
+        """Keep accepted tokens in the slots; prefill prompts in the target's chunks."""
         judged = [(o.state, o.verdict) for o in observations if o.verdict is not None]
         if judged:
             self._growth.observe([state for state, _ in judged], [verdict for _, verdict in judged])
@@ -62,15 +62,15 @@ class GrowingDrafter(Drafter[Any]):
             self._growth.read([o.state for o in chunks], [o.tokens_read for o in chunks])
 
     def fork(self, state: Any, sequence: SequenceView, length: int) -> Any:
-        """A copy of what the slot has read of the new text."""
+        """Return a state with a copy of the slot's common prefix with the new text."""
         return self._growth.fork(state, sequence)
 
     def detach(self, state: Any, length: int) -> Any:
-        """Keep the slot, without a tree."""
+        """Keep the slot and drop its tree."""
         return self._growth.detach(state)
 
     def attach(self, state: Any, sequence: SequenceView, length: int) -> Any:
-        """The slot, cut to what it has read of the new text."""
+        """Return the state, with the slot cut to the common prefix with the new text."""
         return self._growth.attach(state, sequence)
 
     def check_integrity(self, states: Sequence[Any]) -> None:
@@ -78,5 +78,5 @@ class GrowingDrafter(Drafter[Any]):
         self._growth.check_integrity(states)
 
     def close(self, state: Any) -> None:
-        """Free the slot, if it is not the target's."""
+        """Free the slot unless it is the target's."""
         self._growth.close(state)

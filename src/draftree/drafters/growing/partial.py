@@ -1,7 +1,7 @@
-"""Stepping a part of the target's own layers: on the target's own slots, with the target's own keys and values.
+"""Stepper for a subset of the target's layers, on the target's slots, keys and values.
 
-Nothing is read twice and nothing is held twice. The text's last tokens, which the target has not read, become partial
-nodes as well, and the tree after them; where the part is the first layers, the target's pass continues from there.
+The last tokens of the text, which the target has not read, become partial nodes, followed by the tree. If the subset is
+the first layers, the target's pass continues from these nodes.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset,
 from draftree.sampling.logits import Logits
 
 MAX_WASTED_ROWS = 64
-"""Unread tokens of a text that are computed in part at most where the target's pass cannot use it: a long prompt would
-be read twice for a single tree. The target reads it, and the next round drafts."""
+"""Maximum number of unread tokens for drafting if the target's pass cannot continue from partial nodes: a long prompt
+would be computed twice for one tree. The target reads it first, and the next round drafts."""
 
 
 @dataclass(slots=True)
 class PartialSequence:
-    """What is known of a sequence. Mutated by `PartialStepper` and `Growth` only."""
+    """State of a sequence. Mutated by `PartialStepper` and `Growth` only."""
 
     view: SequenceView
     slot: Slot
     fed: dict[int, int] = field(default_factory=dict)
     root: int = 0
-    """The partial node that is the text's last token."""
+    """Partial node of the text's last token."""
 
 
 @final
 class PartialStepper(Stepper[PartialSequence]):
-    """Reads texts and trees with a part of the layers.
+    """Stepper that runs a subset of the target's layers.
 
     Args:
         model: the target.
-        part: of its layers.
+        part: subset of its layers.
 
     Raises:
         UnsupportedModelError: the target cannot run this part.
@@ -48,7 +48,7 @@ class PartialStepper(Stepper[PartialSequence]):
         model.require_part(part)
         self.model = model
         self.max_depth = model.max_length
-        # a part that leaves nothing out is a part nevertheless: a whole pass would append tentative nodes
+        # a subset of all layers is still a subset: a whole pass would append tentative nodes
         self._part = LayerSubset(end=model.num_layers) if part == ALL_LAYERS else part
 
     def reserve(self, num_sequences: int, length: int) -> None:
@@ -56,19 +56,19 @@ class PartialStepper(Stepper[PartialSequence]):
         self.model.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> PartialSequence:
-        """State for a new sequence."""
-        assert view.slot is not None, "the target's slot is there before the drafter's state"
+        """Return the state of a new sequence."""
+        assert view.slot is not None, "the target's slot is opened before the drafter's state"
         return PartialSequence(view, view.slot)
 
     def close(self, state: PartialSequence) -> None:
-        """The slot is the target's."""
+        """Do nothing: the slot is the target's."""
 
     def is_ready(self, state: PartialSequence) -> bool:
-        """Whether little is unread, or the target's pass can use what is computed of it."""
+        """Return whether few tokens are unread or the target's pass continues from partial nodes."""
         return self._part.is_beginning or len(state.view.history) - state.slot.length <= MAX_WASTED_ROWS
 
     def catch_up(self, states: Sequence[PartialSequence], ahead: Sequence[int]) -> Logits:
-        """Compute, in part, what the target has not read."""
+        """Compute partial nodes of the tokens that the target has not read."""
         self.model.apply([Truncate(state.slot, state.slot.length) for state in states])
         jobs = []
         for state in states:
@@ -81,7 +81,7 @@ class PartialStepper(Stepper[PartialSequence]):
     def feed(
         self, states: Sequence[PartialSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Compute new nodes of trees in part."""
+        """Compute partial nodes of a tree level."""
         jobs = [
             Extend(state.slot, row, [state.root if parent == ROOT else state.root + 1 + parent for parent in above])
             for state, row, above in zip(states, tokens, parents, strict=True)
@@ -89,10 +89,10 @@ class PartialStepper(Stepper[PartialSequence]):
         return self.model.run(Pass(jobs, self._part)).logits
 
     def keep(self, states: Sequence[PartialSequence], paths: Sequence[Sequence[int]]) -> None:
-        """The target has kept what there is to keep."""
+        """Drop the partial nodes; the target keeps the accepted tokens."""
         for state in states:
             state.fed.clear()
 
     def follow(self, states: Sequence[PartialSequence], trees: Sequence[TokenTree]) -> None:
-        """As `keep`: the target reads its own tokens."""
+        """Do as `keep`: tokens are the target's."""
         self.keep(states, [()] * len(states))

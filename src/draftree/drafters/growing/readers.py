@@ -1,4 +1,4 @@
-"""In which tokens a stepped model reads texts and trees, and answers; here for a model of the target's vocabulary."""
+"""Readers: conversion of texts, trees and logits between the vocabularies of target and draft model."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from draftree.sampling.logits import Logits
 
 
 class Reading(ABC):
-    """One text in the tokens that a model reads."""
+    """Text in the tokens of a model."""
 
     @abstractmethod
     def advance(self) -> int:
-        """Take in what was written since; returns how many of the tokens before still stand."""
+        """Process newly written tokens; return how many earlier tokens are unchanged."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Tokens, as of the last `advance`."""
+        """Return the number of tokens since the last `advance`."""
 
     @abstractmethod
     def tokens(self, start: int, stop: int | None = None) -> list[int]:
-        """Some of the tokens, as a slice of them."""
+        """Return a slice of the tokens."""
 
 
 class Reader(ABC):
-    """In which tokens a model reads texts and trees, and in which its answers are wanted."""
+    """Conversion of texts and trees to a model's tokens, and of its logits to the trees' vocabulary."""
 
     @abstractmethod
     def open(self, view: SequenceView) -> Reading:
-        """The reading of a new sequence."""
+        """Return the `Reading` of a new sequence."""
 
     @abstractmethod
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """A tree's tokens, one to one, as the model reads them."""
+        """Convert tokens of a tree to the model's tokens, one to one."""
 
     @abstractmethod
     def answer(self, logits: Logits) -> Logits:
-        """The model's logits over the vocabulary that trees are in; those that were given are lost."""
+        """Convert the model's logits to the vocabulary of trees; the argument is consumed."""
 
 
 @final
 class SameReader(Reader):
-    """Trees and texts in the model's own vocabulary; logits may be wider or narrower.
+    """Reader for a model with the target's vocabulary; logits may be wider or narrower.
 
-    Models of one vocabulary differ in the width of their logits: many round it up. A token that the model has no row
-    for is read as token 0: a guess may be wrong.
+    Models with the same vocabulary may pad logits to different widths. A token without an embedding is read as token 0,
+    so a draft may be wrong.
 
     Args:
-        known: tokens that the model can read.
-        wanted: width of the logits that are wanted.
+        known: number of tokens that the model can read.
+        wanted: width of the returned logits.
     """
 
     def __init__(self, known: int, wanted: int) -> None:
@@ -62,15 +62,15 @@ class SameReader(Reader):
         self._wanted = wanted
 
     def open(self, view: SequenceView) -> Reading:
-        """The history itself."""
+        """Return the history."""
         return _History(view, self._known)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """As they are."""
+        """Return the tokens unchanged, except unknown ones."""
         return list(tokens)
 
     def answer(self, logits: Logits) -> Logits:
-        """Rows cut or filled."""
+        """Return rows cut or padded to the width."""
         missing = self._wanted - logits.width
         if missing <= 0:
             return logits.narrowed(self._wanted)

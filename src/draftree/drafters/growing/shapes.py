@@ -1,11 +1,11 @@
-"""The shape of a grown tree, as a user writes it: `chain`, `1-1-3-1`, `best-32`, `iid-2-2-1`, `wor-2-2-1`.
+"""Shapes of grown trees: `chain`, `1-1-3-1`, `best-32`, `iid-2-2-1`, `wor-2-2-1`.
 
-* `chain`: one child a node.
+* `chain`: one child per node.
 * `1-1-3-1`: at step i every node gets its k_i best children (the expansion of SpecInfer, arXiv 2305.09781).
-* `best-n`: the n nodes of highest survival, the product of the drafter's own probabilities along the path, as far
-  down as the levels allow (as in OPT-Tree, arXiv 2406.17276).
-* `iid-…`, `wor-…`: as an expansion, with children drawn independently or without replacement: for the rules that
-  need to know how children came to be.
+* `best-n`: the n nodes of highest survival, the product of the drafter's probabilities along the path, within the
+  maximum number of levels (as in OPT-Tree, arXiv 2406.17276).
+* `iid-…`, `wor-…`: an expansion with children drawn independently or without replacement, for verifiers that need draft
+  distributions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXAMPLES = "chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many children a node gets at each level.
+    """Number of children of nodes by level.
 
     Attributes:
-        widths: children of a node, level by level; its length is the depth.
-        draws: how they may be drawn; the verifier decides where there is a choice.
-        num_best: nodes to keep in all, the best ones; None keeps every node.
+        widths: number of children of a node by level; its length is the depth.
+        draws: supported draws; the verifier chooses one.
+        num_best: number of best nodes to keep; None keeps all.
     """
 
     widths: tuple[int, ...]
@@ -37,17 +37,17 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Levels at most."""
+        """Maximum number of levels."""
         return len(self.widths)
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node gets two children."""
+        """Whether every node has at most one child."""
         return max(self.widths) == 1
 
     @property
     def num_nodes(self) -> int:
-        """Nodes at most."""
+        """Maximum number of nodes."""
         total, level = 0, 1
         for width in self.widths:
             level *= width
@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def num_fed(self) -> int:
-        """Nodes that a model reads at most while the tree grows: all levels but the last, given-up ones included."""
+        """Maximum number of nodes that the model reads while the tree grows: all levels except the last."""
         total, level = 0, 1
         for width in self.widths[:-1]:
             level = level * width if self.num_best is None else min(level * width, self.num_best)
@@ -65,7 +65,7 @@ class Shape:
 
 
 def parse_shape(text: str, k: int | None) -> Shape:
-    """The shape of a draft spec's options `tree` and `k`; k limits the levels.
+    """Parse the options `tree` and `k` of a draft spec; k limits the levels.
 
     Raises:
         ConfigurationError: malformed text, or numbers out of range.
@@ -75,7 +75,7 @@ def parse_shape(text: str, k: int | None) -> Shape:
     shape = _shape(text, k)
     if shape.num_nodes > MAX_NODES:
         raise ConfigurationError(
-            f"tree shape '{text}' has {shape.num_nodes} nodes: {MAX_NODES} fit in a pass, take less"
+            f"tree shape '{text}' has {shape.num_nodes} nodes: {MAX_NODES} fit in a pass, choose less"
         )
     return shape
 

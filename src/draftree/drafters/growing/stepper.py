@@ -1,4 +1,4 @@
-"""Interface through which trees are grown: a model, or a part of one, reads texts and the trees after them."""
+"""Interface for growing trees: a model or a subset of its layers reads texts and trees after them."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from draftree.sampling.logits import Logits
 
 
 class Stepped(Protocol):
-    """What a stepper knows of a sequence."""
+    """State of a sequence in a stepper."""
 
     view: SequenceView
     fed: dict[int, int]
-    """Nodes of the last tree that the model has read: tree index to the index that `feed` takes for a parent."""
+    """Nodes of the last tree that the model has read: tree index to the index of a parent in `feed`."""
 
 
 StateT = TypeVar("StateT", bound=Stepped)
 
 
 class Stepper(ABC, Generic[StateT]):
-    """Lets a model read texts, and trees behind them."""
+    """Interface of a model that reads texts and trees after them."""
 
     model: LanguageModel
     max_depth: int
-    """Levels that always fit."""
+    """Number of levels that always fit."""
 
     @abstractmethod
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for so many sequences of so many tokens, tentative ones included."""
+        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
 
     @abstractmethod
     def open(self, view: SequenceView) -> StateT:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
 
     @abstractmethod
     def close(self, state: StateT) -> None:
-        """Give back what the sequence held."""
+        """Free the resources of a sequence."""
 
     def fork(self, state: StateT, view: SequenceView) -> StateT:
-        """State for a new sequence, with what an open one has read of its text."""
+        """Return the state of a new sequence with the common prefix of an open one."""
         return self.open(view)
 
     def detach(self, state: StateT) -> StateT | None:
-        """What is kept of a finished sequence; None, and closed, if nothing is."""
+        """Return the state to keep of a finished sequence; None if it was closed."""
         self.close(state)
         return None
 
     def attach(self, state: StateT, view: SequenceView) -> StateT:
-        """As `fork`, from a detached state that is not needed any more."""
+        """Do as `fork`, and consume the detached state."""
         forked = self.fork(state, view)
         self.close(state)
         return forked
@@ -61,26 +61,26 @@ class Stepper(ABC, Generic[StateT]):
         """Raise AssertionError if the slots of all open states contradict them."""
 
     def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
-        """Read prompts beside the target, which has just read so many tokens of each."""
+        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
 
     def is_ready(self, state: StateT) -> bool:
-        """Whether the text is read soon enough that a tree behind it can pay."""
+        """Return whether few enough tokens are unread for a tree to pay off."""
         return True
 
     @abstractmethod
     def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
-        """Feed every sequence what has not been read of its text; logits behind it, one row a sequence.
+        """Read the unread tokens of every sequence; return the logits after them, one row per sequence.
 
         Args:
             states: the sequences.
-            ahead: for each how many positions a tree may need behind its last token.
+            ahead: for each the maximum number of positions of a tree after its last token.
         """
 
     @abstractmethod
     def feed(
         self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """One pass over new nodes of trees; their logits, one row a node.
+        """Run a pass over new nodes of trees; return their logits, one row per node.
 
         Args:
             states: the sequences.
@@ -90,7 +90,7 @@ class Stepper(ABC, Generic[StateT]):
 
     @abstractmethod
     def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed; the histories already hold the written tokens.
+        """Keep the accepted nodes of those that were read; histories already contain the written tokens.
 
         Args:
             states: the sequences.
@@ -99,4 +99,4 @@ class Stepper(ABC, Generic[StateT]):
 
     @abstractmethod
     def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
-        """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""

@@ -1,15 +1,14 @@
-"""Keeping a stepped model in step with the texts: what its slots have read, and what they read next.
+"""Slots of a draft model: which tokens they have read, and which they read next.
 
-The model's slot of a sequence holds a committed prefix of the history. It lags behind: it has not seen the
-bonus, nor the last level that was drafted, whose logits were not needed. A model with a shorter context than the
-history sees the first token and a window of the last ones; when the window has run full it starts again from its
-younger half, so that a token is read twice on average.
+A slot has a committed prefix of its sequence's history, without the bonus and the last drafted level, whose logits were
+not needed. A model with a context shorter than the history reads the first token and a window of the last ones; a full
+window is restarted from its second half, so each token is read twice on average.
 
-Prompts are read in the target's chunks, beside the target. A sequence whose text begins as another one's starts with
-a copy of its slot. What a slot holds depends on the text alone, never on what was copied.
+Prompts are prefilled in the target's chunks. A sequence that shares a prefix with another one starts with a copy of its
+slot. The content of a slot depends on the text only, not on copies.
 
-Of a reading in tokens of the model's own the last ones may change when the text goes on; the slot's prefix is then cut
-back to what still stands.
+In the model's own tokens the last tokens of a text may change when it continues; the slot is then cut to the unchanged
+prefix.
 """
 
 from __future__ import annotations
@@ -27,54 +26,54 @@ from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.sampling.logits import Logits
 
 PREFILL_ROWS = 512
-"""Tokens of one sequence that one pass reads at most."""
+"""Maximum number of tokens of one sequence per pass."""
 IDLE_ROUNDS = 32
-"""Rounds without a tree after which prompts are not read ahead: a planner that does not draft must not pay for it."""
+"""Rounds without a tree after which prompts are not prefilled: a planner that does not draft must not pay for it."""
 
 
 @dataclass(slots=True)
 class SteppedSequence:
-    """What a stepped model knows of a sequence. Mutated by `ModelStepper` and `Growth` only."""
+    """State of a sequence in a draft model. Mutated by `ModelStepper` and `Growth` only."""
 
     view: SequenceView
     slot: Slot
     reading: Reading
     start: int = 0
-    """The first token of the window that the slot holds behind the first token; 0 if it holds the whole beginning."""
+    """First token of the slot's window, stored after the first token; 0 if there is no gap."""
     covered: int = 0
-    """Tokens of the reading up to which the slot's prefix reaches."""
+    """Number of tokens of the reading up to the end of the slot's prefix."""
     fed: dict[int, int] = field(default_factory=dict)
-    """Nodes of the last tree that were fed to the model: tree index to tentative index."""
+    """Nodes of the last tree that the model has read: tree index to tentative index."""
     fed_tokens: list[int] = field(default_factory=list)
-    """What the model read for them, by tentative index."""
+    """The model's tokens of these nodes by tentative index."""
 
 
 @final
 class ModelStepper(Stepper[SteppedSequence]):
-    """Feeds histories to a model of its own, which has a slot for every sequence.
+    """Stepper for a draft model with a slot for every sequence.
 
     Args:
-        model: the model that is stepped.
-        reader: in which tokens it reads and answers.
+        model: the draft model.
+        reader: conversion of tokens and logits.
     """
 
     def __init__(self, model: LanguageModel, reader: Reader) -> None:
         self.model = model
         self._reader = reader
         self._window = model.max_length // 2
-        # behind a fresh window
+        # after a fresh window
         self.max_depth = max(1, model.max_length - self._window - 2)
         self._num_open = 0
         self._idle_rounds = 0
-        """Rounds since a tree was last grown."""
+        """Number of rounds since the last tree."""
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room for so many sequences of so many tokens, tentative ones included."""
+        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
         others = max(0, self.model.num_open - self._num_open)
         self.model.reserve(others + num_sequences, length)
 
     def open(self, view: SequenceView) -> SteppedSequence:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
         state = SteppedSequence(view, self.model.open(), self._reader.open(view))
         self._num_open += 1
         return state
@@ -85,7 +84,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         self._num_open -= 1
 
     def fork(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
-        """Copy the slot as far as the texts read alike; open anew if that is nothing, or another window."""
+        """Copy the common prefix of the slot; open a new slot if there is none or the window differs."""
         reading = self._reader.open(view)
         stands = self._common(state, reading)
         if not stands:
@@ -95,7 +94,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return SteppedSequence(view, slot, reading, start=state.start, covered=stands)
 
     def detach(self, state: SteppedSequence) -> SteppedSequence | None:
-        """Drop the tree, and keep what was read."""
+        """Drop the tree and keep the prefix."""
         if not state.covered:
             self.close(state)
             return None
@@ -103,7 +102,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return state
 
     def attach(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
-        """Cut the slot to where the texts read alike; open anew if that is nothing, or another window."""
+        """Cut the slot to the common prefix; open a new slot if there is none or the window differs."""
         reading = self._reader.open(view)
         stands = self._common(state, reading)
         if not stands:
@@ -114,7 +113,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return state
 
     def _common(self, state: SteppedSequence, reading: Reading) -> int:
-        """How many tokens of a new reading the slot can stand for; 0 if its window is not the one of the new text."""
+        """Return the length of the common prefix of a new reading and the slot; 0 if the windows differ."""
         reading.advance()
         if state.start and state.start != len(reading) - self._window:
             return 0
@@ -123,7 +122,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return stands if stands > state.start else 0
 
     def check_integrity(self, states: Sequence[SteppedSequence]) -> None:
-        """Every state has a slot of its own, which holds no more than it says."""
+        """Raise AssertionError unless every state has its own slot with the recorded tokens."""
         self.model.check_integrity()
         assert len({id(state.slot) for state in states}) == len(states), "a slot has one owner"
         assert len(states) <= self._num_open, "every state is open"
@@ -133,7 +132,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             assert state.slot.num_tentative == len(state.fed_tokens), "every tentative node is noted"
 
     def read(self, states: Sequence[SteppedSequence], counts: Sequence[int]) -> None:
-        """Read as large a share of each prompt as the target has; nothing while no tree is asked for."""
+        """Prefill the same share of each prompt as the target; nothing while no trees are requested."""
         if self._idle_rounds > IDLE_ROUNDS:
             return
         unread = [self._next_of_prompt(state, count) for state, count in zip(states, counts, strict=True)]
@@ -142,7 +141,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._read([state for state, _ in going], [tokens for _, tokens in going], wants_logits=False)
 
     def _next_of_prompt(self, state: SteppedSequence, count: int) -> list[int]:
-        """Tokens to read beside so many of the target's; the last one is read when a tree is asked for."""
+        """Return the tokens to prefill with `count` of the target's; the last one is read with the first tree."""
         self._advance(state)
         whole, written = len(state.reading), len(state.view.history)
         share = -(-count * whole // written)
@@ -152,7 +151,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return state.reading.tokens(first, state.covered)
 
     def _begin_window(self, state: SteppedSequence, whole: int, *, share: int) -> list[int]:
-        """The first tokens of a prompt's last window; none until the target has reached it."""
+        """Return the first tokens of a prompt's last window; none before the target has reached it."""
         slot, start = state.view.slot, whole - self._window
         reached = 0 if slot is None else slot.length * whole // len(state.view.history)
         if reached <= start:
@@ -164,7 +163,7 @@ class ModelStepper(Stepper[SteppedSequence]):
     def feed(
         self, states: Sequence[SteppedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """One pass over new nodes of trees."""
+        """Run a pass over new nodes of trees."""
         read = [self._reader.read(row) for row in tokens]
         for state, row in zip(states, read, strict=True):
             state.fed_tokens.extend(row)
@@ -174,7 +173,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return self._reader.answer(self.model.run(Pass(jobs)).logits)
 
     def catch_up(self, states: Sequence[SteppedSequence], ahead: Sequence[int]) -> Logits:
-        """Feed every sequence what its slot has not seen."""
+        """Read the unread tokens of every sequence."""
         self._idle_rounds = 0
         pending = [self._pending(state, count) for state, count in zip(states, ahead, strict=True)]
         while any(len(tokens) > PREFILL_ROWS for tokens in pending):
@@ -191,7 +190,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         self._advance(state)
         reading = state.reading
         if state.covered == len(reading):
-            # what was written says nothing to this model: the last token is read again, for the logits behind it
+            # the written tokens have no text for this model: the last token is read again for its logits
             self._cut(state, state.covered - 1)
         unseen = len(reading) - state.covered
         if state.slot.length + unseen + min(ahead, self.max_depth) <= self.model.max_length:
@@ -199,7 +198,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         self.model.close(state.slot)
         state.slot = self.model.open()
         state.start = max(0, len(reading) - self._window)
-        # the first token is kept in sight: models lean on it, and many have never been without
+        # the first token stays in the window: models attend to it, and many were never trained without it
         return reading.tokens(0, 1) + reading.tokens(-self._window)
 
     def _advance(self, state: SteppedSequence) -> None:
@@ -208,9 +207,9 @@ class ModelStepper(Stepper[SteppedSequence]):
             self._cut(state, stands)
 
     def _cut(self, state: SteppedSequence, stands: int) -> None:
-        """Drop what the slot has read after the first `stands` tokens, and the tree."""
+        """Drop all tokens after the first `stands`, and the tree."""
         if stands <= state.start:
-            # nothing is left of the window
+            # the window is empty
             stands = state.start = left = 0
         else:
             left = state.slot.length - (state.covered - stands)
@@ -229,7 +228,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return logits
 
     def keep(self, states: Sequence[SteppedSequence], paths: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of what was fed; who drafted nothing reads the text when it is to draft again."""
+        """Keep accepted nodes; sequences without a tree read their text before the next one."""
         self._idle_rounds += 1
         for state in states:
             if state.fed:
@@ -245,13 +244,13 @@ class ModelStepper(Stepper[SteppedSequence]):
             state.fed_tokens.clear()
 
     def _read_alike(self, state: SteppedSequence, nodes: Sequence[int]) -> list[int]:
-        """The first nodes that were read as the text is read now."""
+        """Return the first nodes whose tokens equal the current reading of the text."""
         tokens = state.reading.tokens(state.covered, state.covered + len(nodes))
         pairs = zip(nodes, tokens, strict=False)
         return [node for node, _ in itertools.takewhile(lambda pair: state.fed_tokens[pair[0]] == pair[1], pairs)]
 
     def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
-        """As `keep`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""
         touched = [(state, tree) for state, tree in zip(states, trees, strict=True) if state.fed]
         for state, _ in touched:
             self._advance(state)

@@ -1,8 +1,8 @@
-"""Trees that a model grows in its own tokens, said in the target's: `map=strings` of a drafter with another tokenizer.
+"""Trees grown in the draft model's tokens and converted to the target's through strings: `map=strings`.
 
-Every way down the model's tree is a string. It is cut into the target's tokens as that tokenizer would cut it behind
-what is written, and the ways are merged into one tree. The model's choices are the likeliest: its tokens and the
-target's are different events, so there is no noise that both could share, and no distribution over the target's tokens.
+Every path of the draft model's tree is a string. It is tokenized by the target's tokenizer as a continuation of the
+text, and the paths are merged into one tree. The draft model's children are its most likely tokens: its tokens and the
+target's are different events, so there is no shared noise and no distribution over the target's tokens.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from draftree.text.retokenize.vocab_map import CONTEXT_TOKENS, encode_continuati
 
 @dataclass(slots=True)
 class SpelledSequence:
-    """A sequence whose drafts are said in other tokens. Mutated by `StringGrowth` only."""
+    """State of a sequence with drafts in other tokens. Mutated by `StringGrowth` only."""
 
     view: SequenceView
     stepped: SteppedSequence
     tree: TokenTree = EMPTY
-    """The last tree, in the model's tokens."""
+    """Last tree, in the model's tokens."""
 
 
 @dataclass(slots=True)
 class _Trie:
-    """The target's tree while ways are merged into it."""
+    """Tree in the target's tokens, into which paths are merged."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Trie:
             node = found
 
     def tree(self, budget: Budget) -> TokenTree:
-        """The best nodes; below a node none is better."""
+        """Return the best nodes; a node's score is at most its parent's."""
         tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.scores))
         level = depths(tree.parents)
         order = sorted(
@@ -67,12 +67,12 @@ class _Trie:
 
 
 class StringGrowth:
-    """As `Growth`, for a model whose drafts are carried over as strings.
+    """Variant of `Growth` for a model whose drafts are converted as strings.
 
     Args:
-        model: the model that is stepped.
-        shape: of its trees.
-        translation: between the vocabularies.
+        model: the draft model.
+        shape: shape of its trees.
+        translation: mapping between the vocabularies.
     """
 
     def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:
@@ -83,11 +83,11 @@ class StringGrowth:
         self._likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the model's slots."""
+        """Make room in the draft model's slots."""
         self._growth.reserve(num_sequences, length)
 
     def open(self, view: SequenceView) -> SpelledSequence:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
         return SpelledSequence(view, self._growth.open(self._unsampled(view)))
 
     def close(self, state: SpelledSequence) -> None:
@@ -95,16 +95,16 @@ class StringGrowth:
         self._growth.close(state.stepped)
 
     def fork(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
-        """State for a new sequence, with what an open one has read of its text."""
+        """Return the state of a new sequence with the common prefix of an open one."""
         return SpelledSequence(view, self._growth.fork(state.stepped, self._unsampled(view)))
 
     def detach(self, state: SpelledSequence) -> SpelledSequence | None:
-        """What is kept of a finished sequence; None if nothing is."""
+        """Return the state to keep of a finished sequence; None if it was closed."""
         stepped = self._growth.detach(state.stepped)
         return None if stepped is None else SpelledSequence(state.view, stepped)
 
     def attach(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
-        """As `fork`, from a detached state that is not needed any more."""
+        """Do as `fork`, and consume the detached state."""
         return SpelledSequence(view, self._growth.attach(state.stepped, self._unsampled(view)))
 
     def _unsampled(self, view: SequenceView) -> SequenceView:
@@ -115,17 +115,17 @@ class StringGrowth:
         self._growth.check_integrity([state.stepped for state in states])
 
     def read(self, states: Sequence[SpelledSequence], counts: Sequence[int]) -> None:
-        """Read prompts beside the target, which has just read so many tokens of each."""
+        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
         self._growth.read([state.stepped for state in states], counts)
 
     def observe(self, states: Sequence[SpelledSequence], verdicts: Sequence[Verdict]) -> None:
-        """Keep what the text bears out; which of the target's nodes were accepted does not say it."""
+        """Keep nodes that agree with the text; the accepted nodes of the target's tree do not determine them."""
         self._growth.follow([state.stepped for state in states], [state.tree for state in states])
         for state in states:
             state.tree = EMPTY
 
     def grow(self, states: Sequence[SpelledSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, within its budget and the shape."""
+        """Return a tree for every sequence, within its budget and the shape."""
         trees = self._growth.grow([state.stepped for state in states], budgets)
         said = []
         for state, tree, budget in zip(states, trees, budgets, strict=True):
@@ -143,7 +143,7 @@ class StringGrowth:
         return trie.tree(budget)
 
     def _way(self, tree: TokenTree, nodes: Sequence[int], before: Sequence[int]) -> tuple[list[int], list[float]]:
-        """The target's tokens of one way down, each with the score of the node that it ends in."""
+        """Return the target's tokens of one path, each with the score of the node in which it ends."""
         own, target = self._translation.own, self._translation.target
         data, ends = bytearray(), []
         eos_score = None

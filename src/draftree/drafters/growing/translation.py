@@ -1,11 +1,10 @@
-"""A drafter whose tokens are not the target's: what it reads, in which tokens it answers, and which way suits a pair.
+"""Mapping between the vocabularies of a draft model and a target.
 
-Either way the drafter reads the text in its own tokens. Its answers come back
+The draft model reads the text in its own tokens. Its proposals are mapped
 
-* by `tokens`: its logits are carried over to the tokens that both vocabularies have; whatever looks at them, the
-  request's noise and controls included, sees tokens of the target. Distributions are renormalised over the
-  intersection.
-* by `strings`: it grows its tree in its own tokens, and `drafters/strings.py` says each way down in the target's.
+* by `tokens`: its logits are mapped to the tokens that both vocabularies have, so noise and controls apply to tokens of
+  the target. Distributions are renormalized over the intersection.
+* by `strings`: it grows a tree in its own tokens, and `growing/strings.py` converts each path to the target's tokens.
 
 Source: Timor et al., arXiv 2502.05202, algorithms 4 and 2.
 """
@@ -35,30 +34,30 @@ logger = logging.getLogger(__name__)
 AUTO, TOKENS, STRINGS = "auto", "tokens", "strings"
 MAPS = (AUTO, TOKENS, STRINGS)
 LEAST_SHARE = 0.25
-"""Of the drafter's tokens: with fewer in common it could seldom say what it means, and strings are taken."""
+"""Minimum share of the draft model's tokens in common; below it, `auto` maps by strings."""
 
 
 def require_map(name: str) -> None:
-    """Refuses an unknown way.
+    """Check the name of a mapping.
 
     Raises:
-        ConfigurationError: unknown.
+        ConfigurationError: the name is unknown.
     """
     if name not in MAPS:
         raise ConfigurationError(
-            f"option map is '{name}', which is no way between vocabularies: {suggestion(name, MAPS)}"
+            f"option map is '{name}', which is not a mapping between vocabularies: {suggestion(name, MAPS)}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How one drafter's tokens become the target's.
+    """Mapping of one draft model's tokens to the target's.
 
     Attributes:
         way: `tokens` or `strings`.
         target: the target's vocabulary.
-        own: the drafter's.
-        common: what they share.
+        own: the draft model's vocabulary.
+        common: the common tokens.
         target_size: width of the target's logits.
     """
 
@@ -76,10 +75,10 @@ class Translation:
 
 
 def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftContext) -> Translation | None:
-    """How the drafter's tokens become the target's; None where they are the same.
+    """Return the mapping of the draft model's tokens to the target's; None if the vocabularies are equal.
 
     Raises:
-        ConfigurationError: the vocabularies cannot be compared, or not be mapped in the way that was asked for.
+        ConfigurationError: the vocabularies cannot be compared, or the requested mapping is impossible.
     """
     target, own = context.tokenizer, loaded.tokenizer
     if target is None or own is None:
@@ -99,14 +98,14 @@ def _require_same_size(wanted: str, loaded: LoadedDraftModel, context: DraftCont
         asked = "" if wanted == AUTO else f" with map={wanted}"
         raise MissingTokenizerError(
             f"drafter '{loaded.name}'{asked} has {own} tokens and the target {target}, and there are no tokenizers to "
-            "compare or to map: take models that bring theirs, or a drafter of the same family"
+            "compare or to map: choose models with tokenizers, or a drafter of the same family"
         )
 
 
 def choose_translation(
     wanted: str, target: Lexicon, own: Lexicon, *, target_size: int, own_size: int, draw: Draw
 ) -> Translation:
-    """The way that was asked for, or for `auto` the one that suits the pair.
+    """Return the requested mapping or, for `auto`, the suitable one.
 
     Args:
         wanted: one of `MAPS`.
@@ -114,10 +113,10 @@ def choose_translation(
         own: the drafter's.
         target_size: width of the target's logits.
         own_size: width of the drafter's.
-        draw: how children are drawn; draws are of tokens, so only free ones can be said as strings.
+        draw: draw of children; draws are of tokens, so strings require free choices.
 
     Raises:
-        VocabularyMismatchError: tokens were asked for, or are needed, and there are none in common.
+        VocabularyMismatchError: a mapping by tokens is requested or required, and there are none in common.
     """
     common = common_tokens(target, own, target_size=target_size, draft_size=own_size)
     way = wanted
@@ -125,7 +124,7 @@ def choose_translation(
         way = TOKENS if draw is not Draw.FREE or common.draft_share >= LEAST_SHARE else STRINGS
     if way == TOKENS and not len(common):
         raise VocabularyMismatchError(
-            f"{own.name} was to draft for {target.name} by tokens, but their vocabularies have none in common: "
+            f"{own.name} should draft for {target.name} by tokens, but their vocabularies have none in common: "
             "use map=strings with verifier 'coupled', or a drafter that was trained with the same tokenizer"
         )
     translation = Translation(way, target, own, common, target_size)
@@ -135,7 +134,7 @@ def choose_translation(
 
 @final
 class CommonReader(Reader):
-    """Trees in the target's tokens, of which the model knows some: `tokens`."""
+    """Reader for trees in the target's tokens, of which the model has some: `tokens`."""
 
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
@@ -145,15 +144,15 @@ class CommonReader(Reader):
         self._sources = torch.tensor(common.draft_ids)
 
     def open(self, view: SequenceView) -> Reading:
-        """The text in the model's own tokens."""
+        """Return the text in the model's tokens."""
         return _Translated(view, self._translation)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """The model's ids of the same tokens."""
+        """Return the model's ids of the same tokens."""
         return [self._own_ids[token] for token in tokens]
 
     def answer(self, logits: Logits) -> Logits:
-        """Over the target's vocabulary; what the model has no token for is impossible to it."""
+        """Convert logits to the target's vocabulary; tokens that the model lacks get -inf."""
         with logits.computing():
             return logits.replaced(self._carried(logits.tensor()))
 
@@ -166,10 +165,10 @@ class CommonReader(Reader):
 
 @final
 class OwnReader(Reader):
-    """Trees in the model's own tokens: `strings`.
+    """Reader for trees in the model's own tokens: `strings`.
 
     Args:
-        translation: between the vocabularies.
+        translation: mapping between the vocabularies.
         own_size: width of the model's logits.
     """
 
@@ -180,15 +179,15 @@ class OwnReader(Reader):
         self._silent = torch.tensor(list(silent), dtype=torch.long)
 
     def open(self, view: SequenceView) -> Reading:
-        """The text in the model's own tokens."""
+        """Return the text in the model's tokens."""
         return _Translated(view, self._translation)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """As they are."""
+        """Return the tokens unchanged."""
         return list(tokens)
 
     def answer(self, logits: Logits) -> Logits:
-        """As they are, less tokens that say nothing."""
+        """Return the logits with -inf for tokens without text."""
         with logits.computing():
             rows = logits.tensor()
             if self._silent.device != rows.device:
@@ -198,7 +197,7 @@ class OwnReader(Reader):
 
 
 class _Translated(Reading):
-    """A text in the drafter's tokens, kept in step with the history."""
+    """Text in the draft model's tokens, updated with the history."""
 
     def __init__(self, view: SequenceView, translation: Translation) -> None:
         self._history = view.history
@@ -212,7 +211,7 @@ class _Translated(Reading):
         self._known += len(new)
         stands = self._text.push(new)
         if not self._text.tokens:
-            # a text that says nothing yet: a model needs a token to stand behind
+            # empty text so far: a model needs at least one token
             self._text.tokens.append(self._anything)
         return stands
 

@@ -1,8 +1,7 @@
-"""How any drafter that steps a model grows a tree: level by level, one batched pass a level.
+"""Growth of trees with a draft model, with one batched pass per level.
 
-An autoregressive drafter pays one pass for each level, however wide: all frontier nodes of all sequences are fed
-together. Candidates are ranked with the request's own noise where the verifier allows it; children that are draws
-take theirs from streams of this round and node alone.
+All frontier nodes of all sequences are in one pass. Candidates are ranked with the request's noise if the verifier
+allows it; drawn children use random streams of their round and node.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from draftree.sampling.search import argmax, leading, log_total
 
 @dataclass(slots=True)
 class _Growing:
-    """One sequence's tree while it grows. Scores are cumulated log-probabilities: the drafter's idea of survival."""
+    """Growing tree of one sequence. Scores are cumulative log-probabilities, the drafter's estimate of survival."""
 
     state: Stepped
     budget: Budget
@@ -43,15 +42,15 @@ class _Growing:
     scores: list[float] = field(default_factory=list)
     distributions: list[Tensor] = field(default_factory=list)
     ways: list[tuple[int, ...]] = field(default_factory=lambda: [()])
-    """Tokens from the root down, of the root and of every node."""
+    """Tokens on the path from the root to each node, for the root and every node."""
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     unsure: set[int] = field(default_factory=set)
     leaders: list[float] = field(default_factory=list)
-    """A heap of the highest scores so far, as many as the budget has nodes."""
+    """Heap of the highest scores so far, as many as the budget has nodes."""
 
     def add(self, parent: int, token: int, score: float, *, confidence: float, distribution: Tensor | None) -> None:
         if confidence < self.budget.min_confidence:
-            # kept, since dropping a draw would bias the distribution; but nothing grows below it
+            # kept, because dropping a draw would bias the distribution, but without children
             self.unsure.add(len(self.tokens))
         self.tokens.append(token)
         self.parents.append(parent)
@@ -65,31 +64,31 @@ class _Growing:
             heapq.heappushpop(self.leaders, self.scores[-1])
 
     def score_of(self, node: int) -> float:
-        """Cumulated score; the root's is 0."""
+        """Return the cumulative score; 0 for the root."""
         return 0.0 if node == ROOT else self.scores[node]
 
     def may_lead(self, score: float) -> bool:
-        """Whether a new node of this score would be among the best; of equals the older ones are."""
+        """Return whether a new node with this score would be among the best; older ones win ties."""
         return len(self.leaders) < self.budget.num_nodes or score > self.leaders[0]
 
     def best(self, count: int) -> list[int]:
-        """The nodes of highest survival: with every node its parent, whose score is never lower."""
+        """Return the nodes with the highest scores, which include their parents."""
         order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
         return sorted(order[:count])
 
 
 class Growth:
-    """Grows trees with a model.
+    """Growth of trees with a model.
 
     Args:
-        model: the model that is stepped.
-        shape: of the trees.
+        model: the draft model, or the target.
+        shape: shape of the trees.
         draw: how children are drawn, one of the shape's draws.
-        shares_noise: rank with the request's own noise, or with a stream of this round alone.
-        vocab_size: the target's; None if the model's logits are as wide.
-        reader: in which tokens the model reads and answers; None if they are the target's.
-        part: of the layers, where the model is the target itself, whose slots are then used; None for a model apart.
-        place: of the drafter among merged ones, whose draws must be independent of one another.
+        shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
+        vocab_size: the target's vocabulary size; None if the model's logits have that width.
+        reader: conversion of tokens and logits; None if the model uses the target's tokens.
+        part: subset of the layers if the model is the target, whose slots are then used; None for a separate model.
+        place: index of the drafter among merged ones, whose draws must be independent.
     """
 
     def __init__(
@@ -116,12 +115,12 @@ class Growth:
         self._shares_noise = shares_noise and draw is Draw.FREE
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the model's slots: no more than it can read, whatever the length of the texts."""
+        """Make room in the model's slots, at most for its context length."""
         readable = min(length, self._stepper.model.max_length)
         self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
 
     def open(self, view: SequenceView) -> Any:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
         return self._stepper.open(view)
 
     def close(self, state: Stepped) -> None:
@@ -129,15 +128,15 @@ class Growth:
         self._stepper.close(state)
 
     def fork(self, state: Stepped, view: SequenceView) -> Any:
-        """State for a new sequence, with what an open one has read of its text."""
+        """Return the state of a new sequence with the common prefix of an open one."""
         return self._stepper.fork(state, view)
 
     def detach(self, state: Stepped) -> Any:
-        """What is kept of a finished sequence; None if nothing is."""
+        """Return the state to keep of a finished sequence; None if it was closed."""
         return self._stepper.detach(state)
 
     def attach(self, state: Stepped, view: SequenceView) -> Any:
-        """As `fork`, from a detached state that is not needed any more."""
+        """Do as `fork`, and consume the detached state."""
         return self._stepper.attach(state, view)
 
     def check_integrity(self, states: Sequence[Stepped]) -> None:
@@ -146,20 +145,20 @@ class Growth:
 
     @torch.inference_mode()
     def read(self, states: Sequence[Stepped], counts: Sequence[int]) -> None:
-        """Read prompts beside the target, which has just read so many tokens of each."""
+        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
         self._stepper.read(states, counts)
 
     def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
-        """Keep what was accepted of what was fed."""
+        """Keep the accepted nodes of those that were read."""
         self._stepper.keep(states, [verdict.path for verdict in verdicts])
 
     def follow(self, states: Sequence[Stepped], trees: Sequence[TokenTree]) -> None:
-        """As `observe`, for trees in the model's own tokens, whose verdict the text alone tells."""
+        """Do as `observe` for trees in the model's own tokens, whose acceptance follows from the text."""
         self._stepper.follow(states, trees)
 
     @torch.inference_mode()
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """A tree for every sequence, within its budget and the shape."""
+        """Return a tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
         growing = [
             _Growing(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
@@ -178,7 +177,7 @@ class Growth:
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
     def _feed(self, active: Sequence[_Growing], level: int) -> Logits:
-        """One pass over all frontiers; the first one also reads what the slots have not seen."""
+        """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
         if level == 0:
             return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
         parents = []
@@ -192,7 +191,7 @@ class Growth:
         )
 
     def _choose(self, active: Sequence[_Growing], logits: Logits, width: int) -> None:
-        """Children of every frontier node; rows of logits stand in the order of the frontiers."""
+        """Add children of every frontier node; rows of logits are in the order of the frontiers."""
         rows = [
             DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
             for g in active
@@ -212,12 +211,12 @@ class Growth:
             for row, node in enumerate(g.frontier):
                 place = span.start + row
                 for token, value, sure in zip(tokens[place], values[place], confidence[place], strict=True):
-                    # children are cut by number, never by what they are: a draw that is looked at must count
+                    # children are cut by number, never by value: a draw that is inspected must count
                     if num_best is None and len(g.tokens) == g.budget.num_nodes:
                         break
                     if num_best is not None and not g.may_lead(value + g.score_of(node)):
                         break
-                    # NaN as well: a drafter that has lost its mind guesses nothing
+                    # also for NaN: NaN scores yield no children
                     if not value > float("-inf"):
                         continue
                     g.add(
@@ -232,7 +231,7 @@ class Growth:
     def _candidates(
         self, active: Sequence[_Growing], distributions: Distributions, width: int
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities of the children, `width` of them for each row."""
+        """Return tokens and log-probabilities of the children, `width` for each row."""
         width = min(width, distributions.width)
         if self._draw is Draw.FREE:
             return distributions.ranked([g.noise for g in active], width, in_place=not self._asks_confidence(active))
@@ -247,7 +246,7 @@ class Growth:
     def _confidence(
         self, active: Sequence[_Growing], distributions: Distributions, tokens: list[list[int]]
     ) -> list[list[float]]:
-        """Probabilities of the children under the drafter's own distribution; 1 where no budget asks."""
+        """Return the drafter's probabilities of the children; 1 if no budget has a minimum confidence."""
         if not self._asks_confidence(active):
             return [[1.0] * len(row) for row in tokens]
         chosen = torch.tensor(tokens, device=distributions.logits.device)
@@ -259,7 +258,7 @@ class Growth:
         return any(g.budget.min_confidence for g in active)
 
     def _advance(self, g: _Growing, first: int) -> None:
-        """The new nodes that are worth growing on are the next frontier."""
+        """Make the new nodes that can have children the next frontier."""
         new = range(first, len(g.tokens))
         if self._shape.num_best is not None:
             if len(g.tokens) > g.budget.num_nodes:
@@ -280,5 +279,5 @@ class Growth:
 
 
 def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:
-    """Log-probabilities of the chosen columns only: a whole row of them costs far more than its sum."""
+    """Return log-probabilities of the chosen columns only: a whole row costs far more than its sum."""
     return logits.gather(-1, chosen) - log_total(logits)

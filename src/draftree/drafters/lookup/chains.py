@@ -1,4 +1,4 @@
-"""What drafters have in common that read the text alone and guess one chain."""
+"""Base class of drafters that read only the text and propose a chain."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, S
 
 
 class ChainDrafter(SequenceDrafter[SequenceView]):
-    """Guesses at most `k` tokens, as its configuration says."""
+    """Drafter of chains of at most `k` tokens."""
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """One certain child per node."""
+        """Return the traits: one child per node."""
         return DraftTraits(draws=frozenset({Draw.FREE, Draw.POINT}), depth=config.k, nodes=config.k)
 
     def __init__(self, config: Any, context: DraftContext) -> None:
@@ -23,12 +23,12 @@ class ChainDrafter(SequenceDrafter[SequenceView]):
         self._draw = context.draw
 
     def open(self, sequence: SequenceView) -> SequenceView:
-        """The text itself is all there is to know."""
+        """Return the view of the sequence as state."""
         return sequence
 
 
 def require_length(drafter: str, k: int) -> None:
-    """Refuse a chain of no tokens, or of more than fit in a pass.
+    """Check that a chain has at least one token and fits in a pass.
 
     Raises:
         ConfigurationError: `k` is out of range.

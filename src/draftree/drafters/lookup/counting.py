@@ -1,8 +1,8 @@
-"""A token tree out of what followed before: the likeliest ways on, by weighted counts, best first.
+"""Token trees of the most likely continuations by weighted counts of earlier occurrences, grown best first.
 
-Every earlier place votes for the tokens that followed it. The longer it matches the text, the more it counts, and
-behind a drafted token those that agree with it match by one more. What was never seen has a share as well, so that
-one short match is no certainty.
+Every earlier occurrence votes for the tokens that followed it, with a weight that grows with the length of the match;
+after a drafted token the matches that agree with it are longer by one. Unseen tokens have a share too, so one short
+match is not certain.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 
 ESCAPE = 2.5
-"""Votes for what was never seen. With `VOTES` it gives one match of 1, 2, 4, 8, 16 tokens a chance of 0.29, 0.53,
-0.76, 0.90, 0.96; counted on prompts of many kinds were 0.30, 0.48, 0.69, 0.84, 0.97."""
+"""Votes for unseen tokens. With `VOTES`, one match of 1, 2, 4, 8, 16 tokens has probability 0.29, 0.53, 0.76, 0.90,
+0.96; measured on prompts of many kinds: 0.30, 0.48, 0.69, 0.84, 0.97."""
 RATE = 0.1
-"""Of learning: what one certain guess that failed adds to the logarithm of the votes for what was never seen. Texts of
-many kinds gain nothing in the mean by it, but copies are drafted longer and open text less; predictions gain 3%."""
+"""Learning rate: increase of the logarithm of the votes for unseen tokens by one failed certain token. No mean gain on
+texts of many kinds, but copies are drafted longer and open text less; predictions gain 3%."""
 LEAST, MOST = ESCAPE / 16, ESCAPE * 4
-"""Bounds of what is learned."""
+"""Bounds of the learned logarithm."""
 NOWHERE = -2
-MEAN_LUCK = 1.781
-"""e to Euler's constant: the factor of a token whose noise is not known."""
+MEAN_FACTOR = 1.781
+"""e to Euler's constant: the factor of a token with unknown noise."""
 LONGEST = 64
-"""Length of a match at most."""
+"""Maximum length of a match."""
 VOTES = tuple(length**1.5 for length in range(LONGEST + MAX_NODES + 1))
-"""What a match of each length counts."""
+"""Votes of a match by length."""
 
 
 class Match(NamedTuple):
-    """An earlier place; hundreds are made for a draft, so it is a tuple.
+    """Earlier occurrence; a tuple because a draft creates hundreds.
 
     Attributes:
-        length: how many last tokens of the text match.
-        followers: the tokens behind it; a negative one ends them.
-        weight: what its votes count.
+        length: number of last tokens of the text that match.
+        followers: the tokens after it; a negative one ends them.
+        weight: factor of its votes.
     """
 
     length: int
@@ -54,14 +54,14 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a tree goes.
+    """Limits of a tree.
 
     Attributes:
-        num_nodes: nodes at most.
-        depth: levels at most.
-        width: children of a node at most.
-        floor: a node whose estimated survival is below is left out.
-        min_confidence: nothing grows below a node that is less likely than this behind its parent.
+        num_nodes: maximum number of nodes.
+        depth: maximum number of levels.
+        width: maximum number of children.
+        floor: minimum estimated survival of a node.
+        min_confidence: minimum conditional probability of a node that gets children.
     """
 
     num_nodes: int
@@ -72,14 +72,14 @@ class Limits:
 
 
 NoiseFactors = Callable[[int, Sequence[int]], Mapping[int, float]]
-"""(level, tokens) to the factor that the noise gives each token there: e to its Gumbel number."""
+"""(level, tokens) to the factor of each token's noise: e to its Gumbel variable."""
 
 
 class NoveltyPrior:
-    """How much a text is like what came before, learned from what became of earlier drafts.
+    """Prior of unseen tokens in a text, learned from the outcomes of earlier drafts.
 
-    Every guess said how likely it was; where the text went on as guessed, less is left for what was never seen, else
-    more. What is written is the evidence, so guesses that were never scored count as well.
+    Each drafted token has an estimated probability. If the text continues with it, the votes for unseen tokens
+    decrease, otherwise they increase. The written text is the evidence, so tokens that were never scored count too.
     """
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class NoveltyPrior:
         self._tree, self._length = EMPTY, 0
 
     def remember(self, tree: TokenTree, length: int) -> None:
-        """A tree that was drafted behind so many tokens."""
+        """Store a tree that was drafted after `length` tokens."""
         self._tree, self._length = tree, length
 
     def learn(self, tokens: np.ndarray) -> None:
-        """See what became of the last draft; `tokens` are the whole text."""
+        """Compare the last draft with the text, given from its start."""
         tree, node, survival = self._tree, ROOT, 1.0
         for token in tokens[self._length : self._length + len(tree) + 1].tolist():
             children = [child for child, parent in enumerate(tree.parents) if parent == node]
@@ -107,8 +107,8 @@ class NoveltyPrior:
         self._tree = EMPTY
 
 
-def luck_of(view: SequenceView) -> NoiseFactors | None:
-    """The luck that the request's own noise gives at the coming positions; None at temperature 0, which has none."""
+def noise_factors(view: SequenceView) -> NoiseFactors | None:
+    """Return the factors of the request's noise at the next positions; None at temperature 0."""
     controls, start = view.controls, len(view.history)
     if controls.temperature == 0:
         return None
@@ -121,30 +121,30 @@ def luck_of(view: SequenceView) -> NoiseFactors | None:
 
 
 def grow(
-    voters: Sequence[Match], limits: Limits, *, draw: Draw, luck: NoiseFactors | None = None, unseen: float = ESCAPE
+    matches: Sequence[Match], limits: Limits, *, draw: Draw, noise: NoiseFactors | None = None, unseen: float = ESCAPE
 ) -> TokenTree:
-    """The tree of the nodes with the highest estimated survival.
+    """Return the tree of the nodes with the highest estimated survival.
 
     Args:
-        voters: earlier places, those that win a draw first.
-        limits: of the tree.
-        draw: what its children count as.
-        luck: the noise that will choose, where the drafter may know it; else candidates go by counts alone.
-        unseen: votes for what was never seen.
+        matches: earlier occurrences; earlier entries win ties.
+        limits: limits of the tree.
+        draw: draw of its children.
+        noise: factors of the request's noise, if shared; otherwise candidates are ranked by counts.
+        unseen: votes for unseen tokens.
 
     Returns:
-        A tree with the logarithm of the estimated survival as score; siblings stand best first.
+        A tree with the logarithm of the estimated survival as score; siblings are in descending order.
     """
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    # (minus survival, number of the candidate, parent, token, chance behind it, voters that agree, level)
+    # (minus survival, number of the candidate, parent, token, probability, agreeing matches, level)
     heap: list[tuple[float, int, int, int, float, list[Match], int]] = []
     num_candidates = 0
-    node, survival, chance, level, agreeing = ROOT, 1.0, 1.0, 0, list(voters)
+    node, survival, chance, level, agreeing = ROOT, 1.0, 1.0, 0, list(matches)
     while True:
         if level < limits.depth and chance >= limits.min_confidence:
-            for token, share, followers in _children(agreeing, level, limits.width, luck, unseen):
+            for token, share, followers in _children(agreeing, level, limits.width, noise, unseen):
                 if survival * share >= limits.floor:
                     num_candidates += 1
                     heapq.heappush(heap, (-survival * share, num_candidates, node, token, share, followers, level + 1))
@@ -159,30 +159,30 @@ def grow(
 
 
 def _children(
-    voters: Sequence[Match], level: int, width: int, luck: NoiseFactors | None, unseen: float
+    matches: Sequence[Match], level: int, width: int, noise: NoiseFactors | None, unseen: float
 ) -> list[tuple[int, float, list[Match]]]:
-    """Tokens that may come next, with their chances and the voters for them; the likeliest first."""
+    """Return next tokens with probabilities and agreeing matches, in descending order."""
     groups: dict[int, list[Match]] = {}
     votes: dict[int, float] = {}
-    for voter in voters:
-        token = voter.followers[level]
+    for match in matches:
+        token = match.followers[level]
         if token >= 0:
-            groups.setdefault(token, []).append(voter)
-            votes[token] = votes.get(token, 0.0) + voter.weight * VOTES[voter.length + level]
-    if luck is not None and votes:
-        factors = luck(level, tuple(votes))
+            groups.setdefault(token, []).append(match)
+            votes[token] = votes.get(token, 0.0) + match.weight * VOTES[match.length + level]
+    if noise is not None and votes:
+        factors = noise(level, tuple(votes))
         votes = {token: count * factors[token] for token, count in votes.items()}
-        unseen *= MEAN_LUCK
+        unseen *= MEAN_FACTOR
     total = sum(votes.values()) + unseen
     best = sorted(votes, key=lambda token: -votes[token])[:width]
     return [(token, votes[token] / total, groups[token]) for token in best]
 
 
 def require_tree(drafter: str, config: Any) -> None:
-    """Refuse sizes of a tree that are out of range.
+    """Check the limits of a tree.
 
     Raises:
-        ConfigurationError: `k`, `nodes`, `width` or `floor` is.
+        ConfigurationError: `k`, `nodes`, `width` or `floor` is out of range.
     """
     for name in ("k", "nodes", "width"):
         if not 1 <= getattr(config, name) <= MAX_NODES:
@@ -195,17 +195,17 @@ def require_tree(drafter: str, config: Any) -> None:
 
 @dataclass(slots=True)
 class CountedText:
-    """A sequence, and how far it is like what came before."""
+    """Sequence and its prior of unseen tokens."""
 
     view: SequenceView
-    trust: NoveltyPrior = field(default_factory=NoveltyPrior, kw_only=True)
+    prior: NoveltyPrior = field(default_factory=NoveltyPrior, kw_only=True)
 
 
 Text = TypeVar("Text", bound=CountedText)
 
 
 class CountingDrafter(SequenceDrafter[Text]):
-    """Grows trees from earlier places, which a method finds in `_voters`."""
+    """Drafter that grows trees from earlier occurrences, which a method finds in `_matches`."""
 
     def __init__(self, config: Any, context: DraftContext) -> None:
         self._config = config
@@ -215,7 +215,7 @@ class CountingDrafter(SequenceDrafter[Text]):
 
     @classmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """Chosen by counts; with a width of 1 one certain child per node."""
+        """Return the traits: children ranked by counts; one child per node with width 1."""
         depth, branches = min(config.k, config.nodes), config.width > 1
         return DraftTraits(
             draws=frozenset({Draw.FREE} if branches else {Draw.FREE, Draw.POINT}),
@@ -226,19 +226,19 @@ class CountingDrafter(SequenceDrafter[Text]):
         )
 
     @abstractmethod
-    def _voters(self, state: Text, depth: int) -> list[Match]:
-        """Earlier places with `depth` tokens behind each; those first that win a draw."""
+    def _matches(self, state: Text, depth: int) -> list[Match]:
+        """Return earlier occurrences with `depth` tokens after each; earlier entries win ties."""
 
     def draft_one(self, state: Text, budget: Budget) -> TokenTree:
-        """The likeliest ways on."""
+        """Return a tree of the most likely continuations."""
         config, tokens = self._config, state.view.history.tokens
-        state.trust.learn(tokens)
+        state.prior.learn(tokens)
         held = budget.within(self._traits.nodes, self._traits.depth)
         if not held.num_nodes or not held.depth:
             return EMPTY
         limits = Limits(held.num_nodes, held.depth, config.width, config.floor, held.min_confidence)
-        luck = luck_of(state.view) if self._shares_noise else None
-        voters = self._voters(state, held.depth)
-        tree = grow(voters, limits, draw=self._draw, luck=luck, unseen=state.trust.unseen)
-        state.trust.remember(tree, len(tokens))
+        noise = noise_factors(state.view) if self._shares_noise else None
+        matches = self._matches(state, held.depth)
+        tree = grow(matches, limits, draw=self._draw, noise=noise, unseen=state.prior.unseen)
+        state.prior.remember(tree, len(tokens))
         return tree

@@ -1,9 +1,9 @@
-"""Where the last tokens of a text stood before, in texts of bounded length: an index that grows token by token.
+"""Index of earlier occurrences of the last tokens, extended token by token, with bounded memory.
 
-Every place is linked to the place before it where the same run of tokens ended, and a table of hashes names the
-latest place of each run: the hash chains of LZ77 compressors, here for runs of two lengths. The short runs find
-whatever is there to find; the long ones find long matches that lie behind many short ones. Adding a token costs
-two links; nothing is ever rebuilt, and forgetting the oldest texts moves the rest down.
+Every position is linked to the previous one at which the same run of tokens ended, and a hash table has the latest
+position of each run, as the hash chains of LZ77 compressors, for runs of two lengths. Short runs find all matches; long
+runs find long matches among many short ones. Adding a token costs two links, without rebuilds; dropping the oldest
+texts moves the rest down.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 SEPARATOR = -1
-"""Stands between texts: no match reaches across it."""
+"""Separator of texts: no match extends across it."""
 FEW = 32
-"""Up to so many new tokens are linked one by one; more of them are sorted by hash."""
+"""Maximum number of new tokens that are linked one by one; more are sorted by hash."""
 KEPT_SHARE = 0.75
-"""Of the capacity, when something must go: so that it goes seldom."""
+"""Share of the capacity that is dropped at once, so that drops are rare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Places whose tokens end like the text.
+    """Positions that match the end of the text.
 
     Attributes:
-        lengths: how many last tokens are the same, int64 of shape (places,).
-        followers: the tokens behind each place, int32 of shape (places, depth); `SEPARATOR` where its text ends.
+        lengths: length of each match, int64 of shape (positions,).
+        followers: tokens after each position, int32 of shape (positions, depth); `SEPARATOR` after the end of a text.
     """
 
     lengths: np.ndarray
@@ -36,7 +36,7 @@ class Matches:
 
 @dataclass(slots=True)
 class _Chains:
-    """Places by the run of `order` tokens that ends there; positions are stored plus one, 0 is none."""
+    """Positions by the run of `order` tokens that ends there; positions are stored plus one, 0 is none."""
 
     order: int
     heads: np.ndarray
@@ -44,18 +44,18 @@ class _Chains:
 
     @classmethod
     def empty(cls, order: int, room: int) -> _Chains:
-        # zeroed memory is lent by the system page by page: room that is not used costs nothing
+        # the system provides zeroed memory page by page: unused capacity costs nothing
         return cls(order, np.zeros(_buckets(room), np.int32), np.zeros(room, np.int32))
 
     def hashes(self, tokens: np.ndarray) -> np.ndarray:
-        """Bucket of every whole run of these tokens, in order."""
+        """Return the bucket of every complete run of these tokens, in order."""
         total = np.zeros(len(tokens) - self.order + 1, np.uint64)
         for shift in range(self.order):
             total = (total + tokens[shift : shift + len(total)].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         return (total >> np.uint64(64 - (len(self.heads) - 1).bit_length())).astype(np.int64)
 
     def link(self, tokens: np.ndarray, start: int) -> None:
-        """Take in the places from `start` on; `tokens` are all there are."""
+        """Add the positions from `start` on; `tokens` are all tokens."""
         first = max(start, self.order - 1)
         if first >= len(tokens):
             return
@@ -78,7 +78,7 @@ class _Chains:
         self.heads[buckets[is_last]] = places[is_last]
 
     def latest(self, tail: np.ndarray, limit: int) -> list[int]:
-        """Latest places in the bucket of the run that ends `tail`, latest first; a few may hold another run."""
+        """Return the latest positions in the bucket of the last run of `tail`; a few may have another run."""
         found: list[int] = []
         if len(tail) < self.order:
             return found
@@ -89,7 +89,7 @@ class _Chains:
         return found
 
     def move_down(self, distance: int, length: int) -> None:
-        """The first `distance` places are gone, `length` are left."""
+        """Remove the first `distance` positions, of which `length` remain."""
         for links in (self.heads, self.earlier):
             links -= distance
             np.maximum(links, 0, out=links)
@@ -98,12 +98,12 @@ class _Chains:
 
 
 class Occurrences:
-    """Texts, and an index of the runs of tokens in them.
+    """Texts and an index of the runs of tokens in them.
 
     Args:
-        orders: lengths of the runs that are indexed; the smallest is the shortest match that is found.
-        capacity: tokens that are kept at most; None keeps all.
-        room: tokens to make room for at first, where there is no capacity.
+        orders: lengths of indexed runs; the smallest is the minimum length of a match.
+        capacity: maximum number of tokens; None keeps all.
+        room: initial allocation in tokens without a capacity.
     """
 
     def __init__(self, orders: tuple[int, ...], *, capacity: int | None = None, room: int = 1024) -> None:
@@ -125,12 +125,12 @@ class Occurrences:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all arrays when they are full."""
+        """Size of all arrays in bytes when they are full."""
         links = sum(chains.heads.nbytes + chains.earlier.nbytes for chains in self._chains)
         return self._tokens.nbytes + links
 
     def add_text(self, tokens: np.ndarray) -> None:
-        """Take in a whole text, or as much of its end as may be kept; the oldest texts go where there is no room."""
+        """Add a text, or as much of its end as fits; the oldest texts are dropped to make room."""
         kept = len(tokens) if self._capacity is None else max(0, int(KEPT_SHARE * self._capacity) - 1)
         tokens = tokens[max(0, len(tokens) - kept) :]
         if not len(tokens):
@@ -140,8 +140,8 @@ class Occurrences:
         self._append(np.append(tokens, SEPARATOR))
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Go on with the one text of an index without a capacity."""
-        assert self._capacity is None, "a text that grows while others go cannot keep its places"
+        """Extend the only text of an index without a capacity."""
+        assert self._capacity is None, "a growing text cannot keep its positions while others are dropped"
         if len(tokens):
             self._make_room(len(tokens))
             self._append(tokens)
@@ -173,14 +173,14 @@ class Occurrences:
             chains.move_down(distance, self._length)
 
     def find(self, tail: np.ndarray, *, depth: int, limit: int, is_own: bool = False) -> Matches:
-        """Earlier places that end like `tail`, the latest of every run length first.
+        """Find earlier positions that match `tail`, latest first for every run length.
 
         Args:
-            tail: the last tokens of a text; no match is longer.
-            depth: tokens wanted behind each place.
-            limit: places at most, for each run length.
-            is_own: the text is the last one here: its end is no match, and what follows an overlapping match
-                goes on by repeating itself.
+            tail: last tokens of a text; no match is longer.
+            depth: number of tokens to return after each position.
+            limit: maximum number of positions for each run length.
+            is_own: whether the text is the last one in the index: its end is not a match, and the continuation of an
+                overlapping match repeats itself.
         """
         end = self._length - 1 if is_own else self._length
         found: dict[int, None] = {}

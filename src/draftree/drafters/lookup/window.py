@@ -1,7 +1,7 @@
-"""What lookahead keeps of a sequence: a pool of n-grams, a window of guesses at later positions, and their tree.
+"""State of lookahead decoding: a pool of n-grams, a window of guesses at later positions, and their tree.
 
-A window is a list of rows of equal length: rows[l][i] guesses the token at position 1 + i + l behind the root, and
-column i is lane i. Row 0 is the chain behind the root; the rest of lane i hangs from its i-th node.
+A window is a list of rows of equal length: rows[l][i] guesses the token at position 1 + i + l after the root, and
+column i is lane i. Row 0 is the chain after the root; the rest of lane i is attached to its i-th node.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ Rows = list[list[int]]
 
 
 class Pool:
-    """Continuations by the token before them, the latest of each token. Mutable; never more than n * size a token.
+    """Latest continuations of each token. Mutable; at most `size` per token.
 
     Args:
-        n: tokens of an n-gram, the key included.
-        size: continuations that are kept for a key.
+        n: tokens of an n-gram, key included.
+        size: number of continuations that are kept for a key.
     """
 
     def __init__(self, n: int, size: int) -> None:
         self._n = n
         self._size = size
-        # dicts for their order: the latest last
-        self._behind: dict[int, dict[tuple[int, ...], None]] = {}
+        # dictionaries are ordered: latest last
+        self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, gram: Sequence[int]) -> None:
-        """Remember an n-gram as the latest of its first token."""
-        known = self._behind.setdefault(gram[0], {})
+        """Add an n-gram as the latest of its first token."""
+        known = self._continuations.setdefault(gram[0], {})
         rest = tuple(gram[1:])
         known.pop(rest, None)
         known[rest] = None
@@ -38,32 +38,32 @@ class Pool:
             del known[next(iter(known))]
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Remember every n-gram of a text."""
+        """Add every n-gram of a text."""
         for start in range(len(tokens) - self._n + 1):
             self.add(tokens[start : start + self._n])
 
-    def behind(self, token: int) -> list[tuple[int, ...]]:
-        """Continuations of a token, the latest first."""
-        return list(self._behind.get(token, ()))[::-1]
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """Return the continuations of a token, latest first."""
+        return list(self._continuations.get(token, ()))[::-1]
 
 
 def grams(rows: Rows, ends: Sequence[int | None]) -> list[tuple[int, ...]]:
-    """The lanes with the picks at their ends; none for a lane without a pick."""
+    """Return the lanes that have a pick at their end, with it."""
     return [(*lane, end) for *lane, end in zip(*rows, ends, strict=True) if end is not None]
 
 
 def moved(rows: Rows, ends: Sequence[int | None], *, written: int, depth: int) -> list[list[int | None]]:
-    """The window behind the new root, as many positions on as tokens were written.
+    """Return the window after the new root, moved by the number of written tokens.
 
     Args:
-        rows: the window in front of the round.
-        ends: the target's pick at each lane's end, None where there is none; empty if no lane was scored.
-        written: tokens that the round wrote.
-        depth: rows of a full window. Until it is full the picks are one row more; afterwards the first row goes, which
-            is itself a step of one position.
+        rows: the window before the round.
+        ends: the target's pick at each lane's end, or None; empty if no lane was scored.
+        written: number of tokens written in the round.
+        depth: rows of a full window. Until it is full the picks are an additional row; then the first row is dropped,
+            which is a move of one position.
 
     Returns:
-        Rows of equal length, shorter than before if the text went further than the rows did.
+        Rows of equal length, shorter than before if the text moved further than the rows.
     """
     grown: list[list[int | None]] = [list(row) for row in rows]
     if ends:
@@ -73,7 +73,7 @@ def moved(rows: Rows, ends: Sequence[int | None], *, written: int, depth: int) -
 
 
 def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, guesses: Iterator[int]) -> Rows:
-    """The window with all its places taken: a lane goes on as the pool has it, and else by a guess."""
+    """Return a full window: lanes continue with tokens of the pool or else of `guesses`."""
     lanes = []
     for column in range(width):
         lane: list[int] = []
@@ -84,7 +84,7 @@ def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, gues
             lane.append(token)
         if not lane:
             lane.append(next(guesses))
-        known = pool.behind(lane[-1])
+        known = pool.after(lane[-1])
         lane += known[0] if known else ()
         lane += [next(guesses) for _ in range(len(rows) - len(lane))]
         lanes.append(lane[: len(rows)])
@@ -92,10 +92,10 @@ def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, gues
 
 
 class Comb:
-    """A tree while it is built, within a budget: equal tokens under one parent are one node.
+    """Tree under construction, within a budget: equal tokens under one parent are one node.
 
     Args:
-        budget: nodes and levels at most.
+        budget: maximum nodes and levels.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -107,7 +107,7 @@ class Comb:
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, tokens: Sequence[int], source: str) -> list[int]:
-        """Nodes of a path below `parent`, as far as the budget allows."""
+        """Add a path below `parent`, as far as the budget allows; return its nodes."""
         nodes = []
         for token in tokens:
             node = self._known.get((parent, token))
@@ -146,10 +146,10 @@ class Comb:
         return len(self._tokens) + missing <= self._budget.num_nodes
 
     def hang(self, rows: Rows, source: str) -> list[int | None]:
-        """Hang a window below the root, lane by lane; a lane is there as a whole or not at all.
+        """Add a window below the root, lane by lane, complete lanes only.
 
         Returns:
-            For each lane the node at its end; None from the first lane on that had no room.
+            For each lane its last node; None from the first lane on that did not fit.
         """
         ends: list[int | None] = []
         stem = ROOT
@@ -162,5 +162,5 @@ class Comb:
         return ends + [None] * (len(rows[0]) - len(ends))
 
     def tree(self) -> TokenTree:
-        """What was built."""
+        """Return the tree."""
         return TokenTree(tuple(self._tokens), tuple(self._parents), sources=tuple(self._sources))
