@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -27,7 +27,7 @@ ROLES = {"developer": "system"}
 """Roles of the API that templates know under another name."""
 
 
-@router.post("/chat/completions", summary="Answer a conversation")
+@router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
     if body.stream:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from draftree.serve.schema.common import NOT_SUPPORTED, Body, Refused, SamplingBody
+from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, Body, Refused, SamplingBody
 
 
 class TextPart(Body):
@@ -56,7 +56,7 @@ class ChatBody(SamplingBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
