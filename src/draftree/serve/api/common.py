@@ -100,7 +100,7 @@ async def running_job(
         ApiError: refused by the server or the engine.
     """
     server = server_of(request)
-    require_choices(server.settings, params)
+    require_choices(server.settings, params, options.names)
     async with server.admit(request), server.metered(request, model, options):
         try:
             given = prompts if encode is None else [await encode(prompt) for prompt in prompts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, final
 
 from draftree.core.errors import VocabularyMismatchError
@@ -49,7 +49,7 @@ class TokenTexts:
         return name or f"token_id:{token_id}"
 
 
-@cache
+@lru_cache(maxsize=16)
 def token_texts(tokenizer: Tokenizer | None) -> TokenTexts:
     """Return the written form of a tokenizer's tokens; made once."""
     return TokenTexts(tokenizer)
