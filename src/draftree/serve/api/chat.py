@@ -70,14 +70,14 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     params, names = chat_params(body)
     head = Head.of("chatcmpl", body, model)
     options = JobOptions(
-        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+        draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
     )
     encode = partial(
         model.llm.encode_chat,
         tools=plan.tools,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=_adds_prompt(body),
-        continue_final_message=body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
     )
     async with running_job(
         request,

@@ -52,7 +52,7 @@ async def _running(body: CompletionBody, request: Request) -> AsyncIterator[tupl
     head = Head.of("cmpl", body, model)
     options = JobOptions(
         draft_of(body, model),
-        body.priority,
+        body.priority or 0,
         request_id=head.id,
         trace=body.reports.rounds,
         drops_text=bool(body.echo) and body.max_tokens == 0,

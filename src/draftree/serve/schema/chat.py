@@ -23,6 +23,9 @@ class Message(Body):
         "audio": ((), "only text is supported"),
         "refusal": ((), "send it as 'content'"),
         "function_call": ((), "use 'tool_calls'"),
+        "annotations": (([],), "only text is supported"),
+        "reasoning": (("",), "send it as a part of 'content'"),
+        "reasoning_content": (("",), "send it as a part of 'content'"),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -59,7 +62,7 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -152,11 +152,11 @@ class SamplingBody(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
     stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
@@ -171,7 +171,7 @@ class SamplingBody(Body):
 
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
-    priority: int = Field(0, description="lower numbers are served first")
+    priority: int | None = Field(None, description="lower numbers are served first")
     prediction: Prediction | None = None
     draft: str | None = Field(None, description="'none', or one of the model's loaded drafters")
     draftree: DraftreeOptions | None = None
