@@ -41,12 +41,18 @@ def server() -> Iterator[Running]:
 @pytest.mark.parametrize("draft", ["none", "ngram"])
 def test_a_forced_call_has_the_city_of_the_question(client: openai.OpenAI, draft: str) -> None:
     items: Any = [{"role": "user", "content": "What is the weather like in Paris today?"}]
-    fields: Any = {"model": NAME, "tools": [TOOL], "temperature": 0, "max_output_tokens": 60, "parallel_tool_calls": False}
+    fields: Any = {
+        "model": NAME,
+        "tools": [TOOL],
+        "temperature": 0,
+        "max_output_tokens": 60,
+        "parallel_tool_calls": False,
+    }
     answer = client.responses.create(input=items, tool_choice="required", **fields, extra_body={"draft": draft})
     (call,) = answer.output
     assert call.type == "function_call"
     assert json.loads(call.arguments) == {"city": "Paris"}
     items += [item.model_dump() for item in answer.output]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 18 degrees"})
-    final = client.responses.create(input=items, tool_choice="none", **fields, extra_body={"draft": draft})
+    final = client.responses.create(input=items, tool_choice="none", **fields)
     assert "sunny" in final.output_text.lower()
