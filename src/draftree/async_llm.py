@@ -87,6 +87,11 @@ class AsyncLLM:
         return self._llm.prefix_stats
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the engine works: it has not failed, and is not closed."""
+        return self._driver.is_alive
+
+    @property
     def num_running(self) -> int:
         """Number of running sequences."""
         return len(self._llm.engine.running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from draftree.serve.app import create_app
+from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings
@@ -73,6 +75,55 @@ def test_a_server_without_models_is_alive_but_not_ready() -> None:
         app.state.server.open([ServedModel(NAME, tiny_async_llm())])
         assert httpx.get(f"{url}/ready").status_code == 200
         assert httpx.post(f"{url}/v1/completions", json=body(), timeout=60).status_code == 200
+
+
+def test_a_server_whose_engine_failed_is_neither_alive_nor_ready() -> None:
+    with running_server() as running:
+        (model,) = running.pool
+
+        def fail() -> None:
+            raise SystemExit("the engine's thread ends")
+
+        def actions() -> None:
+            model.llm._driver._turn = fail  # type: ignore[method-assign]
+
+        model.llm._driver.call(actions).result(60)
+        wait_for(lambda: not model.llm.is_alive)
+        for path in ("health", "ready"):
+            answer = httpx.get(f"{running.url}/{path}")
+            assert (answer.status_code, answer.json()) == (503, {"status": "failed"})
+
+
+def logged_request(**options: Any) -> str:
+    stream = io.StringIO()
+    given = settings(**options)
+    with configured_logs(as_json=True, level="info", stream=stream), running_server(settings_given=given) as running:
+        answer = post(running, prompt="a private prompt").json()
+        wait_for(lambda: "/v1/completions" in stream.getvalue())
+    (line,) = [line for line in stream.getvalue().splitlines() if "/v1/completions" in line]
+    found = json.loads(line)
+    assert found["completion_tokens"] == answer["usage"]["completion_tokens"] == 8
+    assert (found["response_id"], found["model"], found["draft"]) == (answer["id"], NAME, "ngram")
+    assert found["first_token_seconds"] <= found["seconds"]
+    if options:
+        assert found["texts"] == [answer["choices"][0]["text"]]
+    return line
+
+
+def test_prompts_and_texts_are_logged_on_request_only() -> None:
+    assert "a private prompt" not in logged_request()
+    assert "a private prompt" in logged_request(log_prompts=True)
+
+
+def test_refused_requests_are_logged_with_their_code() -> None:
+    stream = io.StringIO()
+    with configured_logs(as_json=True, level="info", stream=stream), running_server() as running:
+        post(running, model="unknown")
+        post(running, tempreture=1)
+        post(running, stream=True, temperature=-1)
+        wait_for(lambda: len(stream.getvalue().splitlines()) >= 3)
+    found = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(one["status"], "error" in one) for one in found] == [(404, True), (400, True), (400, True)]
 
 
 def test_the_status_shows_models_and_queue(server: Running) -> None:
