@@ -38,7 +38,8 @@ class BodyLimit:
             return
         try:
             self._require_length(scope)
-            body = await asyncio.wait_for(self._read(receive), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                body = await self._read(receive)
         except TimeoutError:
             await refuse(scope, receive, send, error=self._too_slow())
             return

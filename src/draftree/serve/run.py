@@ -20,6 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftree.core.errors import ConfigurationError
+from draftree.sampling.params import SamplingParams
 from draftree.serve.app import create_app
 from draftree.serve.loading import load_models
 from draftree.serve.logs import configured_logs
@@ -36,6 +37,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
 BACKLOG = 2048
+WARM_UP_TOKENS = 8
 MAX_HEAD_BYTES = 65536
 POLL_SECONDS = 0.05
 LAST_BYTES_SECONDS = 1
@@ -280,6 +282,7 @@ class Loading:
         def work() -> None:
             try:
                 models = self._load()
+                asyncio.run(warm_up(models))
             except BaseException as error:
                 self.error = error
                 self._server.should_exit = True
@@ -293,6 +296,16 @@ class Loading:
     def _finish(self, models: Sequence[ServedModel], on_ready: Callable[[], None]) -> None:
         self._server.server.open(models)
         on_ready()
+
+
+async def warm_up(models: Sequence[ServedModel]) -> None:
+    """Generate a few tokens with every model: its first passes are slower than all others."""
+    for model in models:
+        room = model.max_context
+        count = max(1, min(WARM_UP_TOKENS, room - 2))
+        params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        await model.llm.generate([0] * min(2, room - 1), params)
+        await model.llm.forget()
 
 
 def url_of(listener: socket.socket) -> str:
