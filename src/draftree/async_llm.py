@@ -27,6 +27,7 @@ from draftree.arguments import (
     require_text,
 )
 from draftree.completion import Completion
+from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -330,6 +331,14 @@ class AsyncLLM:
     async def forget(self) -> None:
         """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
         await asyncio.wrap_future(self._driver.call(self._llm.forget))
+
+    async def ping(self) -> None:
+        """Return when the engine's thread is between two steps: it is alive, and its steps end.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        await asyncio.wrap_future(self._driver.call(lambda: None))
 
     async def drain(self) -> None:
         """Accept no more requests, and return when all accepted requests are finished."""

@@ -15,6 +15,7 @@ from draftree.models.table import TableLM, hashed
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from draftree.serve.tools.plan import ToolPlan
+from grammar_samples import accepts
 from serving import Running, running_server, tiny_model
 from text_backends import byte_level
 from tool_samples import TIME, TOOLS, WEATHER, parsed, plan_of, tokenizer_of
@@ -63,10 +64,11 @@ def test_without_tools_the_answer_is_text() -> None:
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "qwen3-coder"])
+@pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize(("choice", "is_parallel"), [("required", False), ("required", True), (NAMED, True)])
 def test_a_forced_call_follows_the_format_and_the_schema(family: str, choice: Any, is_parallel: bool) -> None:
     plan = plan_of(family, tool_choice=choice, is_parallel=is_parallel)
+    schema = WEATHER["function"]["parameters"]
     backend = byte_level(TEMPLATES[family])
     llm = LLM(TableLM(hashed(len(backend), 1)), "ngram", tokenizer=backend)
     done = 0
@@ -83,7 +85,7 @@ def test_a_forced_call_follows_the_format_and_the_schema(family: str, choice: An
         for name, arguments in calls:
             assert name == "get_weather" or choice == "required"
             if name == "get_weather":
-                jsonschema.validate(json.loads(arguments), WEATHER["function"]["parameters"])
+                jsonschema.validate(json.loads(arguments), schema)
             else:
                 assert arguments == "{}"
     assert done >= 3
@@ -107,6 +109,40 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_field() -> None:
     assert caught.value.param == "tools[1].function.parameters"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}, "maxLength"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "b"),
+        ({"type": "object", "properties": {"a>": {}}}, "a>"),
+        ({"type": "object", "properties": {}, "minProperties": 1}, "minProperties"),
+        ({"type": "object", "properties": {}, "required": ["a"]}, "required parameter 'a'"),
+    ],
+)
+def test_the_xml_format_refuses_what_it_cannot_enforce(parameters: Any, words: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(ApiError, match=words):
+        ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+
+
+def test_forced_xml_has_bare_text_and_json() -> None:
+    properties = {"text": {"type": "string"}, "list": {"type": "array", "items": {"type": "integer"}}, "any": {}}
+    parameters = {"type": "object", "properties": properties, "required": ["text", "list"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    plan = ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+    written = (
+        '<tool_call>\n<function=f>\n<parameter=text>\na < b\n"c"\n</parameter>\n'
+        "<parameter=list>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert plan.grammar is not None
+    assert accepts(plan.grammar, written)
+    assert accepts(plan.grammar, written.replace("</function>", "<parameter=any>\nx\n</parameter>\n</function>"))
+    assert not accepts(plan.grammar, written.replace("[1, 2]", "x"))
+    assert not accepts(plan.grammar, written.replace('<parameter=text>\na < b\n"c"\n</parameter>\n', ""))
+    (call,) = parsed(plan, list(written))[1]
+    assert json.loads(call[1]) == {"text": 'a < b\n"c"', "list": [1, 2]}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     models = [
@@ -123,7 +159,7 @@ def ask(client: openai.OpenAI, family: str, **given: Any) -> Any:
     return client.chat.completions.create(model=family, **fields)
 
 
-@pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "qwen3-coder"])
+@pytest.mark.parametrize("family", TEMPLATES)
 def test_the_client_gets_calls_whole_and_streamed(client: openai.OpenAI, family: str) -> None:
     (choice,) = ask(client, family, tool_choice=NAMED).choices
     assert choice.finish_reason == "tool_calls"

@@ -18,7 +18,7 @@ WEATHER: dict[str, Any] = {
         "parameters": {
             "type": "object",
             "properties": {
-                "city": {"type": "string", "maxLength": 8},
+                "city": {"type": "string", "enum": ["Paris", "Rome", "12"]},
                 "days": {"type": "integer", "minimum": 1, "maximum": 9},
                 "unit": {"enum": ["C", "F"]},
             },
