@@ -124,7 +124,7 @@ class TimeLimit:
                 await send({"type": "http.response.body", "body": last_event(started, error)})
 
     def _error(self) -> ApiError:
-        text = f"the request took longer than {self._timeout:g} s, the limit of this server: ask for fewer tokens"
+        text = f"the request took longer than {self._timeout:g} s, the limit of this server: request fewer tokens"
         return ApiError(504, text, type="timeout_error", code="request_timeout")
 
 
