@@ -88,10 +88,19 @@ def test_the_replica_with_the_longest_beginning_comes_first() -> None:
 
 def test_an_overloaded_match_is_left_for_the_less_busy_of_two() -> None:
     routing = PrefixRouting(RoutingPolicy(max_imbalance=3), seed=0)
-    blocks = prefix_blocks(chat("x" * 1000))
+    blocks = prefix_blocks(chat("x" * 3000))
     routing.index.record("a", blocks)
     assert routing.rank(blocks, {"a": 3, "b": 0})[0] == ["a"]
     assert routing.rank(blocks, {"a": 4, "b": 0}) == [["b", "a"]]
+
+
+@pytest.mark.parametrize(("num_matched", "allowed"), [(7, 0), (8, 1), (23, 2)])
+def test_a_longer_match_is_worth_more_load(num_matched: int, allowed: int) -> None:
+    routing = PrefixRouting(RoutingPolicy(blocks_per_request=8), seed=0)
+    blocks = prefix_blocks(chat("x" * 2000))
+    routing.index.record("a", blocks[:num_matched])
+    assert routing.rank(blocks, {"a": allowed, "b": 0})[0] == ["a"]
+    assert routing.rank(blocks, {"a": allowed + 1, "b": 0}) == [["b", "a"]]
 
 
 def test_a_small_match_does_not_count() -> None:

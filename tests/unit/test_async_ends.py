@@ -163,3 +163,20 @@ async def test_an_actions_error_goes_to_its_caller() -> None:
         called = llm._driver.call(interrupt)
         assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
         assert isinstance(called.exception(), KeyboardInterrupt)
+
+
+@asynchronous
+async def test_a_ping_waits_for_the_running_step_and_fails_after_the_end() -> None:
+    with Gate() as gate:
+        async with opened(on_round=gate) as llm:
+            await llm.ping()
+            task = asyncio.ensure_future(llm.generate([1], params(1, 50)))
+            await gate.reached()
+            pinged = asyncio.ensure_future(llm.ping())
+            await asyncio.sleep(0.05)
+            assert not pinged.done()
+            await gate.open_behind(llm, 1)
+            await pinged
+            await task
+    with pytest.raises(EngineClosedError):
+        await llm.ping()

@@ -2,8 +2,9 @@
 
 A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an equal
 beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and values
-in the prefix cache. The request goes to the replica with the longest known beginning unless it is much busier than the
-least busy one; without a match, to the less busy one of two random replicas (power of two choices).
+in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is busier
+than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one of two
+random replicas (power of two choices).
 
 Needs no ray.
 """
@@ -64,11 +65,13 @@ class RoutingPolicy:
 
     Attributes:
         min_match: least share of a prompt's blocks that counts as a match, 0 to 1.
-        max_imbalance: maximum number of ongoing requests by which the matching replica may exceed the least busy one.
+        blocks_per_request: matched blocks that are worth one more ongoing request than the least busy replica has.
+        max_imbalance: maximum of those additional requests.
         max_blocks: blocks remembered per replica.
     """
 
     min_match: float = 0.1
+    blocks_per_request: int = 8
     max_imbalance: int = 4
     max_blocks: int = 65536
 
@@ -142,7 +145,8 @@ class PrefixRouting:
         best = max(loads, key=lambda replica: (matched[replica], -loads[replica]))
         if matched[best] < max(1, self._policy.min_match * len(blocks)):
             return None
-        return best if loads[best] - min(loads.values()) <= self._policy.max_imbalance else None
+        allowed = min(self._policy.max_imbalance, matched[best] // self._policy.blocks_per_request)
+        return best if loads[best] - min(loads.values()) <= allowed else None
 
     def _two_choices(self, loads: Mapping[str, int]) -> list[str]:
         replicas: Sequence[str] = list(loads)

@@ -1,0 +1,174 @@
+"""Options of replicas, and the settings of the server from environment variables. Needs no ray.
+
+`serve run draftree.serve.ray:app` takes no options of ours; they come from the environment: `DRAFTREE_SERVE_<NAME>` for
+every field of `ServerSettings` and of `ReplicaOptions`, and
+
+    DRAFTREE_SERVE_MODELS    the models as the command line spells them, separated by white space
+    DRAFTREE_SERVE_DRAFTS    the drafters likewise
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
+
+from draftree.core.errors import ConfigurationError, suggestion
+from draftree.serve.ray.prefixes import RoutingPolicy
+from draftree.serve.served import choose_models
+from draftree.serve.settings import ServerSettings, read_bytes
+
+PREFIX = "DRAFTREE_SERVE_"
+MODELS, DRAFTS = f"{PREFIX}MODELS", f"{PREFIX}DRAFTS"
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+BYTES = ("max_body_bytes", "memory", "object_store_bytes")
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    """Number, resources and health checks of replicas. Times are seconds.
+
+    Attributes:
+        num_replicas: fixed number; None for autoscaling between `min_replicas` and `max_replicas`.
+        min_replicas: least number with autoscaling.
+        max_replicas: largest number with autoscaling.
+        target_ongoing_requests: requests per replica that autoscaling aims at; None for half of the requests that a
+            replica runs at the same time.
+        upscale_delay: time above the target before replicas are added.
+        downscale_delay: time below the target before replicas are removed.
+        cpus_per_replica: CPUs that Ray reserves; None for the replica's threads.
+        gpus_per_replica: GPUs that Ray reserves.
+        num_proxies: processes that forward requests.
+        health_check_period: time between checks of a replica.
+        health_check_timeout: time after which a check has failed.
+        object_store_bytes: shared memory of Ray; answers are small and do not pass through it.
+        routing: constants of the choice of a replica.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    num_replicas: int | None = 2
+    min_replicas: int = 1
+    max_replicas: int = 4
+    target_ongoing_requests: float | None = None
+    upscale_delay: float = 10.0
+    downscale_delay: float = 300.0
+    cpus_per_replica: float | None = None
+    gpus_per_replica: float = 0.0
+    num_proxies: int = 1
+    health_check_period: float = 5.0
+    health_check_timeout: float = 30.0
+    object_store_bytes: int = 128 * MEBIBYTE
+    routing: RoutingPolicy = field(default_factory=RoutingPolicy)
+
+    def __post_init__(self) -> None:
+        for name in ("num_replicas", "min_replicas", "max_replicas", "num_proxies"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        for name in ("target_ongoing_requests", "health_check_period", "health_check_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{name} is {value:g}: it must be above 0")
+        if self.min_replicas > self.max_replicas:
+            raise ConfigurationError(
+                f"min_replicas is {self.min_replicas}: it must be at most max_replicas, {self.max_replicas}"
+            )
+
+    @property
+    def most_replicas(self) -> int:
+        """Largest number of replicas."""
+        return self.max_replicas if self.num_replicas is None else self.num_replicas
+
+    def threads(self, settings: ServerSettings) -> int:
+        """Return the CPU threads of one replica: this machine's, divided among all, unless the settings name them."""
+        return settings.threads or max(1, len(os.sched_getaffinity(0)) // self.most_replicas)
+
+    def machine_cpus(self, settings: ServerSettings) -> int:
+        """Return the CPUs that Ray may hand out on this machine: enough for the largest number of replicas."""
+        each = self.threads(settings) if self.cpus_per_replica is None else self.cpus_per_replica
+        return max(1, round(each * self.most_replicas + 0.5))
+
+    def target_requests(self, settings: ServerSettings) -> float:
+        """Return the requests per replica that autoscaling aims at."""
+        return self.target_ongoing_requests or max(1.0, settings.max_concurrent_requests / 2)
+
+    def require_fit(self, settings: ServerSettings) -> None:
+        """Raise unless the settings can be honoured by replicas.
+
+        Raises:
+            ConfigurationError: one cannot.
+        """
+        if settings.uds is not None:
+            raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
+        if settings.port == 0:
+            raise ConfigurationError("replicas need a port of their own: name one instead of 0")
+
+
+def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
+    """Read settings and options from environment variables.
+
+    Raises:
+        ConfigurationError: an unknown variable, or a value that cannot be read or is out of range.
+    """
+    given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
+    known = [MODELS, DRAFTS, *(_variable(f) for kind in (ServerSettings, ReplicaOptions) for f in _readable(kind))]
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(f"the variable {name} is unknown: {suggestion(name, known)}")
+    if MODELS not in given:
+        raise ConfigurationError(f"there is no model to serve: set {MODELS}, for example to smollm2-135m-instruct")
+    models = choose_models(given[MODELS].split(), given.get(DRAFTS, "").split())
+    return ServerSettings(models=models, **_values(ServerSettings, given)), ReplicaOptions(
+        **_values(ReplicaOptions, given)
+    )
+
+
+def _readable(kind: type) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(kind) if f.name not in ("models", "routing")]
+
+
+def _variable(option: dataclasses.Field[Any]) -> str:
+    return PREFIX + option.name.upper()
+
+
+def _values(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
+    types_of = get_type_hints(kind)
+    return {
+        option.name: _value(given[name], option.name, types_of[option.name])
+        for option in _readable(kind)
+        if (name := _variable(option)) in given
+    }
+
+
+def _value(text: str, name: str, kind: Any) -> Any:
+    """Convert a variable's text to the type of its field; an empty text or "none" is None where that is allowed."""
+    members = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if types.NoneType in members and text.strip().lower() in ("", "none"):
+        return None
+    target = next(member for member in members if member is not types.NoneType)
+    try:
+        if target is bool:
+            return _flag(text)
+        if target in (int, float):
+            return read_bytes(text) if name in BYTES else target(text)
+    except ValueError as error:
+        reason = f"{PREFIX}{name.upper()} is '{text}': it must be a {_word(target)}"
+        raise ConfigurationError(reason) from error
+    return text if target is str else tuple(text.split())
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE + FALSE:
+        raise ValueError(f"'{text}' is no flag")
+    return word in TRUE
+
+
+def _word(kind: type) -> str:
+    return {bool: "flag: 1 or 0", int: "whole number", float: "number"}[kind]

@@ -1,0 +1,399 @@
+"""Repeated requests and resumed streams of lost replicas, with scripted replicas and without ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from draftree.serve.ray.prefixes import prefix_blocks
+from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy
+from draftree.serve.ray.resume import DivergedError, StreamRecord
+from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, call_app
+
+TEXTS = ["Once upon a time, there was a “red” ball. 🙂 It rolled\u2028down\x85the hill", "Tom saw it.\n\nTom ran."]
+STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+QUICK = RetryPolicy(window=0.5, first_pause=0.01, longest_pause=0.02)
+
+
+def cut(text: str, rng: random.Random) -> list[str]:
+    places = sorted({0, len(text), *(rng.randrange(len(text)) for _ in range(rng.randrange(1, 9)))})
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+def sse(data: dict[str, Any], name: str = "") -> str:
+    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}"
+
+
+def chat_events(seed: int, texts: list[str] = TEXTS) -> list[str]:
+    """The events of one chat with two answers; the seed draws ids, times and the borders of the pieces."""
+    rng = random.Random(seed)
+    head = {"id": f"chatcmpl-{rng.random()}", "object": "chat.completion.chunk", "created": seed, "model": "m"}
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None} | more
+        return head | {"choices": [choice], "usage": None}
+
+    queues = []
+    for index, text in enumerate(texts):
+        events = [chunk(index, {"role": "assistant", "content": ""})]
+        for piece in cut(text, rng):
+            logprobs = {"content": [{"token": letter, "logprob": rng.random()} for letter in piece]}
+            made = chunk(index, {"content": piece}, logprobs=logprobs)
+            events.append(made | {"draftree": {"pieces": [{"index": index, "text": piece, "origin": "drafted"}]}})
+        call = {"index": 0, "id": f"call_{rng.random()}", "type": "function"}
+        events.append(chunk(index, {"tool_calls": [call | {"function": {"name": "f", "arguments": ""}}]}))
+        for piece in cut('{"city": "Bern"}', rng):
+            events.append(chunk(index, {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}))
+        queues.append([*events, chunk(index, {}, finish_reason="stop")])
+    order = [index for index, queue in enumerate(queues) for _ in queue]
+    rng.shuffle(order)
+    mixed = [sse(queues[index].pop(0)) for index in order]
+    usage = head | {"choices": [], "usage": {"completion_tokens": 9}}
+    return [*mixed, sse(usage), "data: [DONE]"]
+
+
+def response_events(seed: int) -> list[str]:
+    """The events of the responses API for one text."""
+    rng = random.Random(seed)
+    response, item = {"id": f"resp_{rng.random()}", "created_at": seed}, {"id": f"msg_{rng.random()}"}
+    place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": response},
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        *({"type": "response.output_text.delta", **place, "delta": piece} for piece in cut(TEXTS[0], rng)),
+        {"type": "response.output_text.done", **place, "text": TEXTS[0]},
+        {"type": "response.completed", "response": response | {"output": [item | {"text": TEXTS[0]}]}},
+    ]
+    return [sse(event | {"sequence_number": n}, event["type"]) for n, event in enumerate(events)]
+
+
+def data_of(events: list[str]) -> list[Any]:
+    lines = [line.removeprefix("data: ") for event in events for line in event.splitlines() if line.startswith("data")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def summary_of(events: list[str]) -> Any:
+    """What a client composes of a chat: strings are appended, as official clients do."""
+    answers: dict[int, dict[str, Any]] = {}
+    usages, ids = [], set()
+    for chunk in data_of(events):
+        ids.add((chunk["id"], chunk["created"]))
+        usages += [chunk["usage"]] if chunk["usage"] else []
+        for choice in chunk["choices"]:
+            answer = answers.setdefault(
+                choice["index"], {"role": "", "content": "", "tokens": "", "name": "", "type": "", "arguments": ""}
+            )
+            answer["role"] += choice["delta"].get("role") or ""
+            answer["content"] += choice["delta"].get("content") or ""
+            answer["tokens"] += "".join(t["token"] for t in (choice.get("logprobs") or {}).get("content") or [])
+            for call in choice["delta"].get("tool_calls") or []:
+                answer.setdefault("ids", []).extend([call["id"]] if "id" in call else [])
+                answer["type"] += call.get("type", "")
+                answer["name"] += call["function"].get("name", "")
+                answer["arguments"] += call["function"].get("arguments", "")
+            answer.setdefault("ends", []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
+        for piece in chunk.get("draftree", {}).get("pieces", []):
+            answers[piece["index"]].setdefault("pieces", []).append(piece["text"])
+    for answer in answers.values():
+        answer["pieces"] = "".join(answer.get("pieces", []))
+    return answers, usages, ids, events[-1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_stream_cut_anywhere_is_completed_by_other_streams_of_the_same_texts(seed: int) -> None:
+    rng = random.Random(seed)
+    record, received = StreamRecord(), []
+    streams = [chat_events(1000 * seed + n) for n in range(3)]
+    for number, events in enumerate(streams):
+        if number:
+            record.restart()
+        is_last = number == len(streams) - 1
+        for event in events if is_last else events[: rng.randrange(1, len(events) - 2)]:
+            kept = record.push(event)
+            received += [kept] if kept is not None else []
+    whole = summary_of(streams[0])
+    assert summary_of(received)[0][0]["content"] == TEXTS[0]
+    assert "".join(received).isascii()
+    composed = summary_of(received)
+    for answers in (whole[0], composed[0]):
+        for answer in answers.values():
+            assert len(answer.pop("ids")) == 1
+    assert composed == whole
+
+
+@pytest.mark.parametrize("cut_at", range(1, 6))
+def test_a_stream_of_the_responses_api_is_completed_with_one_numbering_and_one_set_of_ids(cut_at: int) -> None:
+    record = StreamRecord()
+    first, second = response_events(1), response_events(2)
+    received = [kept for event in first[:cut_at] if (kept := record.push(event)) is not None]
+    assert received == first[:cut_at]
+    record.restart()
+    received += [kept for event in second if (kept := record.push(event)) is not None]
+    events = data_of(received)
+    assert "".join(event.get("delta", "") for event in events) == TEXTS[0]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    items = {event.get("item_id") or event["item"]["id"] for event in events if "item_id" in event or "item" in event}
+    assert len(items) == 1
+    assert [e["type"] for e in events if "delta" not in e] == [e["type"] for e in data_of(first) if "delta" not in e]
+    assert all(event.startswith("event: response.") for event in received)
+
+
+def test_a_repeated_stream_with_another_text_is_refused() -> None:
+    record = StreamRecord()
+    for event in chat_events(1)[:-5]:
+        record.push(event)
+    record.restart()
+    with pytest.raises(DivergedError):
+        for event in chat_events(2, ["Once upon a night", TEXTS[1]]):
+            record.push(event)
+
+
+class Scripted:
+    """Replicas whose answers are scripts, one per attempt: parts, or an error to raise."""
+
+    def __init__(self, *scripts: list[Part | Exception]) -> None:
+        self.scripts = list(scripts)
+        self.requests: list[HttpRequest] = []
+        self.num_closed = 0
+
+    async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
+        self.requests.append(request)
+        try:
+            for part in self.scripts.pop(0):
+                if isinstance(part, Exception):
+                    raise part
+                yield part
+                await asyncio.sleep(0)
+        finally:
+            self.num_closed += 1
+
+
+def started(status: int = 200, *headers: tuple[bytes, bytes], replica: str = "a") -> AnswerStart:
+    return AnswerStart(status, list(headers), replica)
+
+
+def streamed(events: list[str], *, replica: str = "a") -> list[Part | Exception]:
+    return [started(200, STREAM, replica=replica), *(f"{event}\n\n".encode() for event in events)]
+
+
+def scope_of(path: str, method: str = "POST") -> dict[str, Any]:
+    fixed = {"type": "http", "http_version": "1.1", "scheme": "http", "raw_path": path.encode(), "query_string": b""}
+    return fixed | {"method": method, "path": path, "headers": [(b"content-length", b"1"), (b"x-request-id", b"7")]}
+
+
+def ask(
+    replicas: Any, body: object, *, path: str = "/v1/chat/completions", method: str = "POST", limit: int = 10**6
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Send one request through the proxy."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def run() -> None:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        bodies = [
+            {"type": "http.request", "body": raw[:3], "more_body": True},
+            {"type": "http.request", "body": raw[3:]},
+        ]
+
+        async def receive() -> Any:
+            if bodies:
+                return bodies.pop(0)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        await Proxy(replicas, max_body_bytes=limit, retry=QUICK)(scope_of(path, method), receive, send)
+
+    asyncio.run(run())
+    assert [m["type"] for m in messages].count("http.response.start") == 1
+    assert [m.get("more_body") for m in messages[1:]] == [True] * (len(messages) - 2) + [False]
+    return messages[0]["status"], dict(messages[0]["headers"]), b"".join(m["body"] for m in messages[1:])
+
+
+CHAT = {"messages": [{"role": "user", "content": "x" * 100}], "stream": True}
+LOST = ReplicaLostError("the actor died")
+
+
+def test_a_streamed_text_continues_on_another_replica_with_the_seed_that_the_proxy_chose() -> None:
+    events = chat_events(1)
+    replicas = Scripted(
+        [*streamed(events[:5], replica="a"), LOST],
+        [ReplicaLostError("died before its answer", "b")],
+        streamed(chat_events(2), replica="c"),
+    )
+    status, _, body = ask(replicas, CHAT)
+    received = body.decode().removesuffix("\n\n").split("\n\n")
+    assert status == 200
+    assert received[:5] == events[:5]
+    assert summary_of(received)[0][1]["content"] == TEXTS[1]
+    assert [request.avoid for request in replicas.requests] == [set(), {"a"}, {"a", "b"}]
+    bodies = [json.loads(request.body) for request in replicas.requests]
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert isinstance(bodies[0].pop("seed"), int)
+    assert bodies[0] == CHAT
+    for request in replicas.requests:
+        assert dict(request.scope["headers"])[b"content-length"] == str(len(request.body)).encode()
+        assert request.blocks == prefix_blocks(CHAT) != ()
+
+
+@pytest.mark.parametrize("body", [CHAT | {"seed": 3}, CHAT | {"stream": False}, {"messages": []}, [1]])
+def test_other_bodies_are_forwarded_unchanged(body: object) -> None:
+    replicas = Scripted([started(), b"{}"])
+    ask(replicas, body)
+    assert json.loads(replicas.requests[0].body) == body
+    assert dict(replicas.requests[0].scope["headers"])[b"x-request-id"] == b"7"
+
+
+def test_fresh_seeds_differ() -> None:
+    replicas = Scripted(*([started(), b"{}"] for _ in range(2)))
+    for _ in range(2):
+        ask(replicas, CHAT | {"seed": -1})
+    first, second = (json.loads(request.body)["seed"] for request in replicas.requests)
+    assert first != second
+    assert min(first, second) >= 0
+
+
+def test_an_answer_that_is_no_stream_is_repeated_as_a_whole() -> None:
+    replicas = Scripted([started(), b'{"half"', LOST], [started(200, (b"x-replica", b"b")), b'{"who', b'le": 1}'])
+    status, headers, body = ask(replicas, CHAT | {"stream": False})
+    assert (status, headers, body) == (200, {b"x-replica": b"b", b"x-draftree-replica": b"a"}, b'{"whole": 1}')
+    assert replicas.num_closed == 2
+
+
+def test_a_replica_that_shuts_down_is_left_for_another_one() -> None:
+    shutting = sse({"error": {"message": "the server is shutting down", "code": "shutting_down"}})
+    replicas = Scripted(
+        [started(503), b"{}"],
+        # one chunk holds text and the error: the text is sent once
+        [started(200, STREAM), "".join(f"{event}\n\n" for event in [*chat_events(1)[:4], shutting]).encode()],
+        [started(429), b"{}"],
+        streamed(chat_events(3)),
+    )
+    status, _, body = ask(replicas, CHAT)
+    received = body.decode().removesuffix("\n\n").split("\n\n")
+    assert status == 200
+    assert summary_of(received)[0][0]["content"] == TEXTS[0]
+    assert not replicas.scripts
+
+
+def test_a_full_queue_and_other_refusals_are_answers() -> None:
+    for status in (400, 401, 429):
+        assert ask(Scripted([started(status), b'{"error": 1}']), CHAT)[0] == status
+    assert ask(Scripted([started(503), b"draining"]), b"", path="/ready", method="GET")[0] == 503
+
+
+def test_a_client_gets_an_error_if_no_replica_is_left() -> None:
+    class Dead:
+        async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
+            raise LOST
+            yield b""
+
+    status, headers, body = ask(Dead(), CHAT)
+    assert (status, headers[b"retry-after"]) == (503, b"5")
+    assert json.loads(body)["error"]["code"] == "no_replica"
+
+
+def test_a_stream_that_cannot_be_completed_ends_with_an_error_event() -> None:
+    other = chat_events(2, ["Once upon a night", TEXTS[1]])
+    for then, code in (([LOST], "no_replica"), (streamed(other), "diverged")):
+        scripts: list[list[Part | Exception]] = [[*streamed(chat_events(1)[:-4]), LOST], *([then] * 200)]
+        _, _, body = ask(Scripted(*scripts), CHAT)
+        *_, error, done, empty = body.decode().split("\n\n")
+        assert (data_of([error])[0]["error"]["code"], done, empty) == (code, "data: [DONE]", "")
+
+
+def test_a_body_above_the_limit_is_refused() -> None:
+    status, _, body = ask(Scripted(), CHAT, limit=100)
+    assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
+
+
+def test_streams_without_text_are_forwarded_as_they_are() -> None:
+    events = [sse({"round": n}) for n in range(3)]
+    _, _, body = ask(Scripted(streamed(events)), b"", path="/draftree/rounds", method="GET")
+    assert body.decode() == "".join(f"{event}\n\n" for event in events)
+
+
+def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
+    closed = asyncio.Event
+
+    async def run() -> bool:
+        is_closed = closed()
+
+        class Endless:
+            async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
+                yield started(200, STREAM)
+                try:
+                    while True:
+                        await asyncio.sleep(0.001)
+                        yield b": wait\n\n"
+                finally:
+                    is_closed.set()
+
+        messages: Iterator[Any] = iter([{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}])
+
+        async def receive() -> Any:
+            await asyncio.sleep(0.02)
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            pass
+
+        proxy = Proxy(Endless(), max_body_bytes=100, retry=QUICK)
+        await asyncio.wait_for(proxy(scope_of("/v1/chat/completions"), receive, send), 5)
+        return is_closed.is_set()
+
+    assert asyncio.run(run())
+
+
+def in_process(app: Callable[..., Any], *, take: int | None = None) -> list[Part]:
+    """Call an app with one request and return the parts of its answer; leave after `take` of them."""
+
+    async def run() -> list[Part]:
+        parts: list[Part] = []
+        answer = call_app(app, HttpRequest(scope_of("/x"), b"body"), replica="r")
+        async for part in answer:
+            parts.append(part)
+            if len(parts) == take:
+                break
+        await answer.aclose()
+        return parts
+
+    return asyncio.run(run())
+
+
+def test_an_app_gets_the_request_and_its_answer_is_yielded() -> None:
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body", "body": message["body"] + scope["path"].encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"!"})
+
+    assert in_process(echo) == [AnswerStart(201, [(b"a", b"b")], "r"), b"body/x!"]
+
+
+def test_an_app_whose_client_left_is_told_and_ends() -> None:
+    ended = []
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        ended.append((await receive())["type"])
+
+    assert in_process(endless, take=1) == [AnswerStart(200, [], "r")]
+    assert ended == ["http.disconnect"]
+
+
+def test_an_error_of_an_app_is_raised() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_process(broken)
