@@ -107,31 +107,33 @@ class DistributionJob:
         (plain,) = our_methods(())
         writer = OurWriter(self.target, self.tokenizer, methods=[plain], batch=len(self.prompts))
         for temperature in self.settings.temperatures:
-            asked = RunParams(self.settings.max_tokens, temperature, self.settings.seed)
-            texts = writer.write(plain, [prompt.ids for prompt in self.prompts], asked)
+            run_params = RunParams(self.settings.max_tokens, temperature, self.settings.seed)
+            texts = writer.write(plain, [prompt.ids for prompt in self.prompts], run_params)
             yield [
-                self._record(prompt, text.token_ids, asked, reduce)
+                self._record(prompt, text.token_ids, run_params, reduce)
                 for prompt, text in zip(self.prompts, texts, strict=True)
             ]
 
-    def _record(self, prompt: Prompt, text: Sequence[int], asked: RunParams, reduce: Reduce) -> DistributionRecord:
-        params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed)
+    def _record(self, prompt: Prompt, text: Sequence[int], run_params: RunParams, reduce: Reduce) -> DistributionRecord:
+        params = SamplingParams(
+            max_tokens=run_params.max_tokens, temperature=run_params.temperature, seed=run_params.seed
+        )
         vocab_size = self.target.model.vocab_size
-        controls = build_controls(params, vocab_size=vocab_size, seed=asked.seed)
+        controls = build_controls(params, vocab_size=vocab_size, seed=run_params.seed)
         distributions_of = partial(
             read_distributions, prompt=prompt.ids, text=text, controls=controls, vocab_size=vocab_size
         )
         target, draft = distributions_of(self.target.model), distributions_of(self.drafter)
         noises = [
-            Noise(asked.seed),
-            *(Noise(asked.seed).stream("distributions", i) for i in range(1, self.settings.draws)),
+            Noise(run_params.seed),
+            *(Noise(run_params.seed).stream("distributions", i) for i in range(1, self.settings.draws)),
         ]
         ranks = [shared_ranks(target, draft, noise) for noise in noises]
         kept = _kept(target, draft, noises, reduce)
         return DistributionRecord(
             task=prompt.task.id,
             category=prompt.task.category,
-            temperature=asked.temperature,
+            temperature=run_params.temperature,
             num_positions=len(text),
             own_ranks=tuple(ranks[0]),
             shared_hits=_hits([rank for row in ranks for rank in row], share=len(noises)),

@@ -19,7 +19,7 @@ import typer
 from draftree.bench.pass_times import PassSettings, header_of, load_fitting
 from draftree.bench.records import TreeRecord
 from draftree.bench.runner import collector_off
-from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind, some_tokens
+from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_after, some_tokens
 from draftree.cli.bench.options import write_and_show
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.options import require_new
@@ -85,7 +85,7 @@ def time_scoring(model: LanguageModel, shapes: Sequence[str], *, prefix: int, re
     trees = {text: parents_of(scored_shape(text)) for text in shapes}
     most = max(len(parents) for parents in trees.values())
     model.reserve(len(ways) + max(_num_leaves(parents) for parents in trees.values()), prefix + most)
-    slots = {how: slot_behind(way, prefix) for how, way in ways.items()}
+    slots = {how: slot_after(way, prefix) for how, way in ways.items()}
     found: dict[tuple[str, str], list[float]] = {(text, how): [] for text in trees for how in ways}
     with collector_off():
         for turn in range(-WARM_UP_PASSES, repeats):

@@ -27,6 +27,7 @@ from draftree.arguments import (
     require_text,
 )
 from draftree.completion import Completion
+from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -84,6 +85,11 @@ class AsyncLLM:
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._llm.prefix_stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine works: it has not failed, and is not closed."""
+        return self._driver.is_alive
 
     @property
     def num_running(self) -> int:
@@ -294,6 +300,21 @@ class AsyncLLM:
             encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
         found: list[int] = await asyncio.to_thread(self._locked, encode)
         return found
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, which may be empty.
+
+        Args:
+            text: the text.
+            add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
+
+        Raises:
+            InvalidRequestError: no tokenizer, or a text that is not valid Unicode.
+        """
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
+        return await asyncio.to_thread(self._locked, tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.

@@ -16,6 +16,8 @@ from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Promise
 from engine_samples import run, text
+from families import target
+from real_weights import loaded_float32
 from text_backends import byte_level
 
 TOKENIZER = Tokenizer(byte_level())
@@ -262,3 +264,41 @@ async def test_concurrent_requests_choose_their_drafters() -> None:
             assert (done.stats.draft_tokens > 0) is (choice != "none")
         with pytest.raises(InvalidRequestError, match="not loaded"):
             await llm.submit([1], draft="suffix")
+
+
+def test_parts_of_the_target_draft_beside_other_drafters_on_the_targets_own_slots() -> None:
+    drafts = ("early-exit:1,k=3", "layer-skip,mlp=1,k=3", "ngram,min=1", "early-exit:1,tree=best-6,k=3", "suffix")
+    llm, slow = LLM(target("llama"), drafts, plan="fixed"), LLM(target("llama"))
+    choices = [*drafts, "none", None]
+    wanted = [SamplingParams(max_tokens=24, seed=seed, temperature=0.7 * (seed % 2)) for seed in range(4)]
+    prompts = [[5, 6, 7 + seed, 5, 6] * 5 for seed in range(4)]
+    added = [
+        (ids, params, add(llm, ids, params, choice))
+        for ids, params in zip(prompts, wanted, strict=True)
+        for choice in choices
+    ]
+    run(llm.engine)
+    for ids, params, (sequence,) in added:
+        assert tuple(text(sequence)) == slow.generate([ids], params)[0].token_ids
+
+
+@pytest.mark.weights
+def test_a_real_model_writes_the_same_text_with_every_choice_of_one_batch() -> None:
+    drafts = ("ngram", "suffix", "early-exit:8,k=3", "lookahead")
+    prompts = ["Count: 1, 2, 3, 4, 1, 2, 3, 4, 1,", "Tom and Lily went to the park. Tom and"]
+    loaded = loaded_float32("smollm2-135m-instruct")
+    llm, slow = LLM(loaded, drafts, plan="fixed"), LLM(loaded)
+    if not slow.is_exact:
+        pytest.skip("passes of several rows may round otherwise")
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
+    wanted = [done.token_ids for done in slow.generate(prompts, params)]
+    added = [
+        (index, choice, add(llm, llm.requests.encode(prompt), params, choice))
+        for index, prompt in enumerate(prompts)
+        for choice in (None, "none", *drafts)
+    ]
+    run(llm.engine)
+    for index, choice, (sequence,) in added:
+        assert tuple(text(sequence)) == wanted[index]
+        assert (sequence.counts.draft_tokens > 0) >= (choice in drafts[2:])
+        assert choice != "none" or not sequence.counts.draft_tokens

@@ -6,7 +6,7 @@ The numbers of accepted tokens are exact too, and frozen: a change of them is a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.models.table import hashed, listed, near
-from oracle import ChancePicks, Drafts, Verify, child_tuples, trees, with_children, written
+from oracle import ChancePicks, Drafts, Verify, child_tuples, grown, trees, with_children, written
 from table_cases import Case, joint, rule, variation
 
 IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
@@ -234,22 +234,6 @@ def test_a_second_draw_too_rare_for_its_float32_distribution_is_still_lossless()
         # the first child is certain under its distribution, and the second certain because its distribution implies
         # nothing
         check(cases, [(tree, 1.0)], name, depth=1)
-
-
-Widths = Callable[[tuple[int, ...], int], int]
-"""Children of a node, from the tokens at the root and which of them it is."""
-
-
-def grown(cases: Case, draw: Draw, widths: Widths) -> Iterator[tuple[TokenTree, float]]:
-    """Trees of two levels, two children at the root, whose second level depends on all that was drawn before."""
-    for tree, probability in trees(cases, (2,), draw):
-        options = []
-        for node in range(2):
-            width = widths(tree.tokens, node)
-            options.append(list(child_tuples(cases.draft_distribution(tree.tokens[node : node + 1]), width, draw)))
-        for first, p_first in options[0]:
-            for second, p_second in options[1]:
-                yield with_children(cases, tree, [0, 1], [first, second]), probability * p_first * p_second
 
 
 @pytest.mark.parametrize(

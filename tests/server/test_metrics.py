@@ -19,6 +19,7 @@ from draftree.serve.records import RequestRecord
 from serving import NAME, Running, running_server
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "draftree.json"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operating.md"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -98,6 +99,18 @@ def test_counts_equal_those_of_the_responses(server: Running) -> None:
     assert 1 <= first_round <= 9, "every token has a gap but those of the first round"
 
 
+def test_plain_requests_are_counted_apart(server: Running) -> None:
+    before = samples(server)
+    plain = complete(server, draft="none")
+    after = samples(server)
+    labels = (("draft", "none"), ("model", NAME))
+    key = "draftree_generated_tokens_total", labels
+    assert after[key] - before.get(key, 0) == plain["usage"]["completion_tokens"]
+    assert after["draftree_draft_tokens_total", labels] == 0
+    key = "draftree_inter_token_seconds_count", labels
+    assert after[key] - before.get(key, 0) == plain["usage"]["completion_tokens"] - 1
+
+
 def test_refused_requests_are_counted_by_status(server: Running) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"model": "unknown", "prompt": "a"})
     httpx.get(f"{server.url}/nothing/here")
@@ -133,6 +146,17 @@ def test_every_metric_of_the_dashboard_exists(server: Running) -> None:
     used = {name for text in expressions for name in re.findall(r"\b(?:draftree_|vllm:|process_)\w+", text)}
     assert used <= names
     assert all(re.search(r"draftree_|process_", text) for text in expressions)
+
+
+def test_every_metric_of_the_guide_exists(server: Running) -> None:
+    text = GUIDE.read_text(encoding="utf-8").partition("## Metrics")[2]
+    named = set(re.findall(r"`((?:draftree_|vllm:|process_)\w+)`", text))
+    assert len(named) > 25
+    found = {name for name, _ in samples(server)}
+    families = {re.sub(r"_(?:bucket|count|sum)$", "", name) for name in found}
+    assert named <= found | families
+    ours = {name for name in families if name.startswith("draftree_")}
+    assert ours - {"draftree_info"} <= named, "and the guide names every metric of ours"
 
 
 def test_acceptance_is_counted_by_position() -> None:

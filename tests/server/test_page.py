@@ -13,22 +13,30 @@ from draftree import AsyncLLM
 from draftree.serve.pool import ServedModel
 from page_checks import low_contrasts, unnamed
 from real_weights import folder_of
-from serving import running_server
+from serving import NAME as TINY
+from serving import Running, running_server, slow_rounds, tiny_async_llm
 
 pytestmark = pytest.mark.weights
 
 NAME = "smollm2-135m-instruct"
-PROMPT = "Write the numbers from one to twelve in words, separated by commas, twice."
+PROMPT = "Repeat this line five times: red, green, blue, red, green, blue, red, green, blue."
 IDLE = "document.getElementById('stop-run').hidden"
 TEXT = ".view:not([hidden]) .text"
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def running() -> Iterator[Running]:
+    """A real model with drafts of fixed size, so that every run drafts; and a tiny one with the default planner."""
     folder_of(NAME)
-    llm = AsyncLLM(NAME, ("ngram", "suffix"), dtype="float32", device="cpu")
-    with running_server([ServedModel(NAME, llm, (), ("ngram", "suffix"))]) as running:
-        yield running.url
+    real = AsyncLLM(NAME, ("ngram", "suffix"), plan="fixed,k=5", dtype="float32", device="cpu")
+    models = [ServedModel(NAME, real, ()), ServedModel(TINY, tiny_async_llm(), ())]
+    with running_server(models) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(running: Running) -> str:
+    return running.url
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +54,7 @@ def _clean_log(browser: Browser) -> Iterator[None]:
 
 
 def visit(browser: Browser, url: str, *, prompt: str = PROMPT, seed: int = 3, **state: object) -> None:
-    fragment = httpx.QueryParams({"max_tokens": 48, "prompt": prompt, "seed": seed} | state)
+    fragment = httpx.QueryParams({"max_tokens": 48, "temperature": 0, "prompt": prompt, "seed": seed} | state)
     browser.open(f"{url}/#{fragment}")
     browser.wait("document.getElementById('model').value !== ''")
 
@@ -64,16 +72,18 @@ def send(browser: Browser) -> None:
 
 def expected(url: str, *, draft: str, path: str = "chat/completions", **content: object) -> str:
     """The text of the same request to the API."""
-    body = {"model": NAME, "max_tokens": 48, "seed": 3, "temperature": 0.7, "draft": draft} | content
+    body: dict[str, object] = {"model": NAME, "max_tokens": 48, "seed": 3, "temperature": 0, "draft": draft} | content
     choice = httpx.post(f"{url}/v1/{path}", json=body, timeout=180).json()["choices"][0]
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
-def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, url: str) -> None:
+def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, running: Running) -> None:
+    url = running.url
     visit(browser, url)
-    browser.click("#send")
-    browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 3 && !{IDLE}", seconds=180)
-    wait_for_text(browser)
+    with slow_rounds(running.llm, seconds=0.1):
+        browser.click("#send")
+        browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 3 && !{IDLE}", seconds=180)
+        wait_for_text(browser)
     messages = [{"role": "user", "content": PROMPT}]
     assert browser.text(TEXT) == expected(url, draft="none", messages=messages)
     origins = {origin: browser.count(f"{TEXT} .{origin}") for origin in ("drafted", "picked", "plain")}
@@ -85,7 +95,32 @@ def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, url: str)
     assert float(browser.text("#speed")) > 0
     assert float(browser.text("#stat-acceptance")) > 1
     assert browser.count("#depths li") >= 1
-    assert len(browser.text("#explain")) > 20
+    assert browser.text("#explain") == "This planner gives no reason: its budget is fixed."
+
+
+def test_the_reason_of_the_default_planner_is_shown(browser: Browser, url: str) -> None:
+    visit(browser, url, model=TINY)
+    send(browser)
+    body: dict[str, object] = {"model": TINY, "max_tokens": 48, "seed": 3, "temperature": 0}
+    body |= {"draftree": {"pieces": True}, "messages": [{"role": "user", "content": PROMPT}]}
+    said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=180).json()["draftree"]["explain"]
+    shown = browser.text("#explain")
+    assert len(said) > 20
+    assert shown.split()[:2] == said.split()[:2]
+
+
+def test_load_counts_the_running_request(browser: Browser, running: Running) -> None:
+    visit(browser, running.url, max_tokens=200, prompt="Tell a long story.", temperature=1)
+    with slow_rounds(running.llm, seconds=0.1):
+        browser.click("#send")
+        browser.wait(f"document.querySelector('{TEXT} .piece')", seconds=180)
+        browser.click("#tab-load")
+        browser.wait("document.querySelector('#load .served:nth-child(2) dd')?.textContent === '1'")
+        browser.wait("Number(document.querySelector('#load .served:nth-child(2) div:nth-child(3) dd').textContent) > 0")
+        assert browser.text("#load .served:nth-child(2) h2") == NAME
+        assert "drafts: ngram, suffix" in browser.text("#load")
+        browser.press("Escape")
+    browser.wait("document.querySelector('#load .served:nth-child(2) dd').textContent === '0'")
 
 
 def test_a_focused_piece_shows_the_round_that_wrote_it(browser: Browser, url: str) -> None:
@@ -123,9 +158,9 @@ def test_compared_texts_are_identical(browser: Browser, url: str, draft: str) ->
 
 def test_a_prompt_is_continued_without_a_template(browser: Browser, url: str) -> None:
     prompt = "one, two, three, one, two, three, one,"
-    visit(browser, url, mode="complete", prompt=prompt, temperature=0, max_tokens=24)
+    visit(browser, url, mode="complete", prompt=prompt, max_tokens=24)
     send(browser)
-    text = expected(url, draft="none", path="completions", prompt=prompt, temperature=0, max_tokens=24)
+    text = expected(url, draft="none", path="completions", prompt=prompt, max_tokens=24)
     assert browser.text(TEXT) == text
     assert browser.text("article .prompt-echo") == prompt
 

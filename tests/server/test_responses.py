@@ -166,7 +166,7 @@ def test_pieces_and_rounds_are_reported(client: openai.OpenAI) -> None:
     assert events[-1].response.draftree["stats"]
 
 
-@pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "qwen3-coder"])
+@pytest.mark.parametrize("family", TEMPLATES)
 def test_a_forced_call_is_an_item_of_its_own(client: openai.OpenAI, family: str) -> None:
     named: Any = {"type": "function", "name": "get_weather"}
     fields: Any = {"model": family, "tools": [TOOL], "tool_choice": named, "max_output_tokens": None}
@@ -241,7 +241,6 @@ TOOLLESS: dict[str, Any] = {"tools": [{**TOOL, "strict": False}]}
         ({"tools": [{"type": "web_search"}], "model": "hermes"}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "a b"}], "model": "hermes"}, "tools[0].name"),
         ({"tools": [TOOL], "model": "hermes"}, "tools[0].strict"),
-        ({"tools": [TOOL], "tool_choice": "required", "model": "qwen3-coder"}, "tool_choice"),
         ({**TOOLLESS, "model": "hermes", "include": ["message.output_text.logprobs"]}, "include"),
     ],
 )

@@ -1,45 +1,23 @@
-"""Calls of tools: parsing of every family's format in pieces, refusals, and grammars that force calls."""
+"""Calls of tools: parsing of every family's format, in any pieces."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree import LLM, SamplingParams
-from draftree.models.table import TableLM, hashed
-from draftree.serve.errors import ApiError
-from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta, merged
+from draftree import SamplingParams
+from draftree.serve.tools.deltas import CallDelta, TextDelta, merged
 from draftree.serve.tools.json_scan import JsonScan, State
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_level
-from tool_templates import CHAT_ONLY, TEMPLATES
+from tool_samples import PARIS, TOOLS, parsed, plan_of
+from tool_templates import TEMPLATES
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 8},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-                "unit": {"enum": ["C", "F"]},
-            },
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
-TOOLS = [WEATHER, TIME]
-PARIS = {"city": "Paris", "unit": "C"}
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "unit": "C"}}\n</tool_call>',
     "llama": '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "C"}}',
@@ -55,36 +33,6 @@ SECOND = {
     "mistral": "[TOOL_CALLS]time[ARGS]{}",
     "qwen3-coder": "\n<tool_call>\n<function=time>\n</function>\n</tool_call>",
 }
-
-
-def tokenizer_of(template: str) -> Tokenizer:
-    return Tokenizer(byte_level(template), name="tiny")
-
-
-def plan_of(family: str, **options: Any) -> ToolPlan:
-    return ToolPlan.of(tokenizer_of(TEMPLATES[family]), TOOLS, **options)
-
-
-def parsed(plan: ToolPlan, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The text of an answer, and the names and arguments of its calls."""
-    parser = plan.parser()
-    deltas: list[Delta] = []
-    for piece in pieces:
-        deltas += parser.push(piece)
-    deltas += parser.finish()
-    text, calls = "", []
-    for delta in deltas:
-        if isinstance(delta, TextDelta):
-            text += delta.text
-        elif delta.name is not None:
-            assert delta.id
-            assert delta.index == len(calls)
-            calls.append([delta.name, delta.arguments])
-        else:
-            assert delta.id is None
-            calls[delta.index][1] += delta.arguments
-    assert parser.num_calls == len(calls)
-    return text, [(name, arguments) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -251,91 +199,6 @@ def test_the_scan_accepts_json_and_nothing_else(value: Any, data: st.DataObject)
         assert not is_json
     else:
         assert is_json or "NaN" in written or "Infinity" in written
-
-
-@pytest.mark.parametrize(
-    ("tools", "options", "param"),
-    [
-        ([], {}, "tools"),
-        ("x", {}, "tools"),
-        ([{"type": "web_search"}], {}, "tools[0]"),
-        ([{"type": "function", "function": {"name": "a b"}}], {}, "tools[0].function.name"),
-        ([{"type": "function", "function": {"name": "a", "x": 1}}], {}, "tools[0].function.x"),
-        ([TIME, TIME], {}, "tools[1].function.name"),
-        ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], {}, None),
-        ([{"type": "function", "function": {"name": "a", "strict": True}}], {}, "tools[0].function.strict"),
-        (None, {"tool_choice": "auto"}, "tool_choice"),
-        (TOOLS, {"tool_choice": "some"}, "tool_choice"),
-        (TOOLS, {"tool_choice": {"type": "function", "function": {"name": "tim"}}}, "tool_choice"),
-        (TOOLS, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-    ],
-)
-def test_wrong_tools_are_refused_by_field(tools: Any, options: dict[str, Any], param: str | None) -> None:
-    with pytest.raises(ApiError) as caught:
-        ToolPlan.of(tokenizer_of(TEMPLATES["hermes"]), tools, **options)
-    assert caught.value.status == 400
-    assert caught.value.param == (param or "tools[0].function.parameters")
-
-
-@pytest.mark.parametrize("template", [CHAT_ONLY, "{{ tools }}{{ messages }}"])
-def test_templates_without_tools_or_without_a_known_format_refuse_them(template: str) -> None:
-    with pytest.raises(ApiError, match="leave 'tools' out") as caught:
-        ToolPlan.of(tokenizer_of(template), TOOLS)
-    assert caught.value.param == "tools"
-
-
-def test_without_tools_the_answer_is_text() -> None:
-    for plan in (ToolPlan.of(None, None), plan_of("hermes", tool_choice="none")):
-        assert not plan.is_active
-        assert plan.tools is None
-        assert parsed(plan, ["<tool_call>", WRITTEN["hermes"]]) == ("<tool_call>" + WRITTEN["hermes"], [])
-
-
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
-
-
-@pytest.mark.parametrize("family", [name for name in TEMPLATES if name != "qwen3-coder"])
-@pytest.mark.parametrize(("choice", "is_parallel"), [("required", False), ("required", True), (NAMED, True)])
-def test_a_forced_call_follows_the_format_and_the_schema(family: str, choice: Any, is_parallel: bool) -> None:
-    plan = plan_of(family, tool_choice=choice, is_parallel=is_parallel)
-    backend = byte_level(TEMPLATES[family])
-    llm = LLM(TableLM(hashed(len(backend), 1)), "ngram", tokenizer=backend)
-    done = 0
-    for seed in range(12):
-        params = plan.sampling(SamplingParams(max_tokens=400, seed=seed, logit_bias=likely_ends(backend)))
-        (answer,) = llm.generate("Hi", params)
-        text, calls = parsed(plan, [answer.text])
-        assert text == ""
-        assert calls
-        if answer.finish_reason != "stop":
-            continue
-        done += 1
-        assert len(calls) == 1 or (is_parallel and choice == "required")
-        for name, arguments in calls:
-            assert name == "get_weather" or choice == "required"
-            if name == "get_weather":
-                jsonschema.validate(json.loads(arguments), WEATHER["function"]["parameters"])
-            else:
-                assert arguments == "{}"
-    assert done >= 3
-
-
-def likely_ends(backend: Any) -> dict[int, float]:
-    return {backend.eos_token_id: 5.0, **dict.fromkeys(backend.encode('"}', add_special_tokens=False), 4.0)}
-
-
-def test_a_forced_call_excludes_another_format() -> None:
-    plan = plan_of("hermes", tool_choice="required")
-    with pytest.raises(ApiError) as caught:
-        plan.sampling(SamplingParams(regex="a"))
-    assert caught.value.param == "tool_choice"
-
-
-def test_a_schema_that_cannot_be_enforced_is_refused_by_field() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {"type": "null"}}}}
-    with pytest.raises(ApiError) as caught:
-        ToolPlan.of(tokenizer_of(TEMPLATES["hermes"]), [TIME, tool], tool_choice="required")
-    assert caught.value.param == "tools[1].function.parameters"
 
 
 def test_deltas_of_one_kind_are_joined() -> None:

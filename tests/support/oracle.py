@@ -200,3 +200,19 @@ def written(case: Case, drafts: Drafts, verify: Verify, *, length: int) -> Writt
     for tokens, probability in ends.items():
         distribution[tokens] += probability * joint(case, length - len(tokens), tokens)
     return Written(distribution, accepted)
+
+
+Widths = Callable[[tuple[int, ...], int], int]
+"""Children of a node, from the tokens at the root and which of them it is."""
+
+
+def grown(cases: Case, draw: Draw, widths: Widths) -> Iterator[tuple[TokenTree, float]]:
+    """Trees of two levels, two children at the root, whose second level depends on all that was drawn before."""
+    for tree, probability in trees(cases, (2,), draw):
+        options = []
+        for node in range(2):
+            width = widths(tree.tokens, node)
+            options.append(list(child_tuples(cases.draft_distribution(tree.tokens[node : node + 1]), width, draw)))
+        for first, p_first in options[0]:
+            for second, p_second in options[1]:
+                yield with_children(cases, tree, [0, 1], [first, second]), probability * p_first * p_second

@@ -21,6 +21,7 @@ SLOW = frozenset(
         "test_compilations",
         "test_coupled",
         "test_doctor",
+        "test_drain",
         "test_draft_states",
         "test_engine_company",
         "test_engine_scheduling",

@@ -34,7 +34,7 @@ class Simulated:
         steps: rounds, counted per sequence.
         tokens: tokens written.
         seconds: seconds of the rounds, without each sequence's first, which includes its prefill.
-        tokens_behind_first: tokens written in those rounds.
+        tokens_after_first: tokens written in those rounds.
         drafted: nodes that were scored.
         accepted: scored nodes that were written.
         missing: steps at which the planner requested a draft and the trace had none.
@@ -44,7 +44,7 @@ class Simulated:
     steps: int
     tokens: int
     seconds: float
-    tokens_behind_first: int
+    tokens_after_first: int
     drafted: int
     accepted: int
     missing: int
@@ -57,7 +57,7 @@ class Simulated:
     @property
     def tokens_per_second(self) -> float:
         """Decode tokens per second, first rounds excluded."""
-        return self.tokens_behind_first / self.seconds if self.seconds else 0.0
+        return self.tokens_after_first / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -200,13 +200,13 @@ class Simulation:
         kept: list[int] = []
         whole = set[int]()
         for node, level in enumerate(depths(tree.parents)):
-            asked = budget.depth
+            limit = budget.depth
             if budget.part_depths and tree.sources:
-                asked = max(
+                limit = max(
                     (d for n, d in zip(names, budget.part_depths, strict=True) if _is_by(tree.sources[node], n)),
                     default=0,
                 )
-            if level <= min(asked, budget.depth) and (tree.parents[node] == ROOT or tree.parents[node] in whole):
+            if level <= min(limit, budget.depth) and (tree.parents[node] == ROOT or tree.parents[node] in whole):
                 kept.append(node)
                 if not budget.min_confidence or _confidence(tree, node) >= budget.min_confidence:
                     whole.add(node)
@@ -219,11 +219,11 @@ class Simulation:
         if one is not None:
             return one.part_seconds or (one.seconds["draft"],)
         parts = range(len(self.trace.header.parts))
-        asked = [max((b.of_part(p).depth if b.num_nodes else 0) for b in budgets) for p in parts]
+        planned = [max((b.of_part(p).depth if b.num_nodes else 0) for b in budgets) for p in parts]
         deepest = max((max(depths(tree.parents), default=0) for tree in trees), default=0)
         return tuple(
             self.costs.draft_seconds(part, min(depth, deepest)) if depth else 0.0
-            for part, depth in zip(parts, asked, strict=True)
+            for part, depth in zip(parts, planned, strict=True)
         )
 
     @staticmethod
@@ -269,7 +269,7 @@ class Simulation:
         counts["accepted"] += sum(row.num_accepted for row in rows)
         if not is_first:
             counts["seconds"] += record.total_seconds
-            counts["tokens_behind_first"] += sum(row.num_written for row in rows)
+            counts["tokens_after_first"] += sum(row.num_written for row in rows)
 
 
 def _confidence(tree: TokenTree, node: int) -> float:

@@ -12,8 +12,7 @@ import numpy as np
 
 
 def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Probability that `token` accepts a token drawn from the draft distribution: sum of min(T, D), that is, 1 minus
-    the total variation.
+    """Return the probability that `token` accepts a drawn token: sum of min(T, D), or 1 minus the total variation.
 
     No rule accepts a single drawn token more often. Source: arXiv 2211.17192, theorem 3.5.
     """
@@ -21,7 +20,7 @@ def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
 
 
 def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Probability that target and drafter pick the same token with shared noise: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
+    """Return the probability that target and drafter pick the same token: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
 
     Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
     """
@@ -39,12 +38,12 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
 
 
 def match_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Probability that `match` accepts a token drawn from the draft distribution: sum of T * D."""
+    """Return the probability that `match` accepts a token drawn from the draft distribution: sum of T * D."""
     return float((target * draft).sum())
 
 
 def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int) -> float:
-    """Probability that `multistep` accepts one of several children drawn from the draft distribution."""
+    """Return the probability that `multistep` accepts one of several children drawn from the draft distribution."""
     rejected = 1.0
     for _ in range(children):
         rejected *= 1 - token_acceptance(target, draft)
@@ -56,7 +55,7 @@ def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int
 
 
 def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[int]) -> float:
-    """Probability that `recursive` accepts one of these tokens, drawn without replacement from the draft distribution.
+    """Return the probability that `recursive` accepts one of these tokens, drawn without replacement.
 
     Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
     """
@@ -78,12 +77,12 @@ def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[
 
 
 def covered(target: np.ndarray, tokens: Iterable[int]) -> float:
-    """Probability that the target's own choice is among tokens that were chosen independently of it."""
+    """Return the probability that the target's choice is among tokens that were chosen independently of it."""
     return float(target[list(set(tokens))].sum())
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
-    """Expected tokens per round, the bonus included, if every drafted token is accepted with the same probability.
+    """Return the expected tokens per round, bonus included, if all drafted tokens have the same acceptance.
 
     (1 - a^(length + 1)) / (1 - a). Source: arXiv 2211.17192, equation 1.
     """
@@ -92,7 +91,7 @@ def expected_tokens(acceptance: float, length: int) -> float:
 
 
 def walltime_improvement(acceptance: float, length: int, cost: float) -> float:
-    """Plain seconds divided by speculative seconds: expected tokens / (length * cost + 1).
+    """Return plain seconds divided by speculative seconds: expected tokens / (length * cost + 1).
 
     Assumes that a target pass over length + 1 tokens takes as long as one over one token. Source: arXiv 2211.17192,
     theorem 3.8.
@@ -101,12 +100,12 @@ def walltime_improvement(acceptance: float, length: int, cost: float) -> float:
 
 
 def least_improvement(acceptance: float, cost: float) -> float:
-    """Lower bound on the speed-up at the best length if acceptance exceeds cost: (1 + acceptance) / (1 + cost)."""
+    """Return a lower bound on the speed-up at the best length: (1 + acceptance) / (1 + cost), if acceptance > cost."""
     return (1 + acceptance) / (1 + cost)
 
 
 def operations_factor(acceptance: float, length: int, ratio: float) -> float:
-    """Operations of speculative decoding divided by those of plain decoding.
+    """Return the operations of speculative decoding divided by those of plain decoding.
 
     Args:
         acceptance: probability that a drafted token is accepted.
@@ -122,14 +121,14 @@ def best_length(acceptance: float, cost: float, *, longest: int = 64) -> int:
 
 
 def tokens_of_survival(survival: Sequence[float]) -> float:
-    """Tokens per round from the survival probability of every node: 1 + their sum. Assumes no independence."""
+    """Return tokens per round from the survival probability of every node: 1 + their sum. Assumes no independence."""
     return 1.0 + float(np.sum(survival))
 
 
 def speedup_of_survival(
     survival: Sequence[float], *, plain_seconds: float, draft_seconds: float, score_seconds: float
 ) -> float:
-    """Plain seconds per token divided by speculative ones, from measured survival and measured passes.
+    """Return plain seconds per token divided by speculative ones, from measured survival and passes.
 
     Args:
         survival: probability of every node to be written.

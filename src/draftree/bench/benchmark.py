@@ -146,15 +146,15 @@ def prepare(
     prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
-    asked = RunParams(settings.max_tokens, settings.temperature, settings.seed)
+    run_params = RunParams(settings.max_tokens, settings.temperature, settings.seed)
     warnings = lossy_notes(ours, settings.temperature)
     notes += warnings
     runner = Runner(
         methods=[*ours, *peers],
         writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
-        asked=asked,
+        run_params=run_params,
         repeats=settings.repeats,
-        explain=partial(_explain, target, asked),
+        explain=partial(_explain, target, run_params),
     )
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
     header = _header(settings, target, workload, runner=runner, prompts=prompts)
@@ -231,8 +231,8 @@ def _writers(
     return writers
 
 
-def _explain(target: LoadedModel, asked: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
-    return explain(target.model, prompt, plain, other=other, asked=asked)
+def _explain(target: LoadedModel, run_params: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
+    return explain(target.model, prompt, plain, other=other, run_params=run_params)
 
 
 def _header(

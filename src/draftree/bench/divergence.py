@@ -29,7 +29,7 @@ def explain(
     plain: Sequence[int],
     *,
     other: Sequence[int],
-    asked: RunParams,
+    run_params: RunParams,
 ) -> Divergence | None:
     """Find the first difference and score the common prefix once more, in one pass, to measure the gap.
 
@@ -38,7 +38,7 @@ def explain(
         prompt: token ids.
         plain: tokens of the plain method.
         other: tokens of another method.
-        asked: temperature and seed of both.
+        run_params: temperature and seed of both.
     """
     index = first_difference(plain, other)
     if index is None:
@@ -47,9 +47,9 @@ def explain(
         return Divergence(index, None, None)
     prefix = [*prompt, *plain[:index]]
     scores = last_logits(model, prefix)
-    if asked.temperature > 0:
+    if run_params.temperature > 0:
         tokens = torch.arange(scores.shape[-1], device=scores.device)
-        scores = scores / asked.temperature + Noise(asked.seed).gumbel(len(prefix), tokens)
+        scores = scores / run_params.temperature + Noise(run_params.seed).gumbel(len(prefix), tokens)
     best = scores.topk(2).values
     between = scores[plain[index]] - scores[other[index]]
     return Divergence(index, float(best[0] - best[1]), float(between))

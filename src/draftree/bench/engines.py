@@ -56,7 +56,7 @@ class Writer(ABC):
     """An engine with its model and all methods loaded."""
 
     @abstractmethod
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
         """Generate one text per prompt, concurrently; returns when the last is finished."""
 
 
@@ -68,8 +68,8 @@ class OurWriter(Writer):
         target: the model.
         tokenizer: its tokenizer.
         methods: ours; drafters are loaded here, one for each.
-        batch: prompts that are written at once at most.
-        on_round: returns the listener for the rounds of a method, by name; None for no listener.
+        batch: maximum number of concurrent prompts.
+        on_round: returns the round callback of a method, by name; None for no callback.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class OurWriter(Writer):
         """The planner of every method, by name."""
         return {name: llm.planner for name, llm in self._llms.items()}
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
         """Call `LLM.generate` once, with a drafter that keeps nothing from earlier repeats."""
         llm = self._llms[method.name]
         llm.forget()
         params = SamplingParams(
-            max_tokens=asked.max_tokens,
-            temperature=asked.temperature,
-            seed=asked.seed,
+            max_tokens=run_params.max_tokens,
+            temperature=run_params.temperature,
+            seed=run_params.seed,
         )
         return [
             Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])

@@ -161,7 +161,7 @@ def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str
         elif name in verifiers and own_verify is None:
             own_verify = part
         elif name in planners or name in verifiers:
-            raise ConfigurationError(f"method '{text}' names two planners or two verifiers: name one of each")
+            raise ConfigurationError(f"method '{text}' has two planners or two verifiers: give one of each")
         else:
             raise ConfigurationError(
                 f"method '{text}' has '{part}' after @, which is neither a planner nor a verifier: "

@@ -18,7 +18,7 @@ from draftree.bench.records import FORMAT, PassRecord
 from draftree.bench.runner import collector_off
 from draftree.bench.settings import load_for, require_positive
 from draftree.bench.speeds import read_bandwidth
-from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_behind
+from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_after
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
@@ -41,7 +41,7 @@ class PassSettings:
         kernels: what computes passes: "auto", "native", "torch" or "graphs".
         quantization: of the weights; None for as they come.
         threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code that lies beside the weights may run.
+        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -131,7 +131,7 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
     """Time one pass for each number of rows after a prefix, interleaved; all rows give logits, as in verification."""
     model.reserve(1, prefix + max(rows))
     milliseconds: dict[int, list[float]] = {count: [] for count in rows}
-    slot = slot_behind(model, prefix)
+    slot = slot_after(model, prefix)
     try:
         with collector_off():
             for turn in range(-WARM_UP_PASSES, repeats):

@@ -61,17 +61,17 @@ class PeerWriter(Writer):
             name: _tokenizers(tokenizer, place, trust_remote_code=trusts) for name, place in folders.items()
         }
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
         """Call `model.generate` once."""
         assert isinstance(method.how, PeerMethod)
         clock = TokenClock()
         ids, mask = self._padded(prompts)
-        torch.manual_seed(asked.seed)
-        config, assistance = self._config(method.how, asked), self._assistance(method.how)
+        torch.manual_seed(run_params.seed)
+        config, assistance = self._config(method.how, run_params), self._assistance(method.how)
         with quiet():
             clock.start()
             self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
-        return [self._outcome(row, len(prompt), clock, asked) for row, prompt in enumerate(prompts)]
+        return [self._outcome(row, len(prompt), clock, run_params) for row, prompt in enumerate(prompts)]
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         longest = max(len(prompt) for prompt in prompts)
@@ -84,18 +84,21 @@ class PeerWriter(Writer):
     def _pad_id(self) -> int:
         return self._eos_ids[0] if self._eos_ids else 0
 
-    def _config(self, how: PeerMethod, asked: RunParams) -> Any:
+    def _config(self, how: PeerMethod, run_params: RunParams) -> Any:
         from transformers import GenerationConfig
 
         sampling: dict[str, Any] = {"do_sample": False}
-        if asked.temperature > 0:
-            sampling = {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        if run_params.temperature > 0:
+            sampling = {"do_sample": True, "temperature": run_params.temperature, "top_k": 0, "top_p": 1.0}
         if how.exit_layers is not None:
             sampling["assistant_early_exit"] = how.exit_layers
         if how.lookup_tokens is not None:
             sampling["prompt_lookup_num_tokens"] = how.lookup_tokens
         return GenerationConfig(
-            max_new_tokens=asked.max_tokens, eos_token_id=self._eos_ids or None, pad_token_id=self._pad_id, **sampling
+            max_new_tokens=run_params.max_tokens,
+            eos_token_id=self._eos_ids or None,
+            pad_token_id=self._pad_id,
+            **sampling,
         )
 
     def _assistance(self, how: PeerMethod) -> dict[str, Any]:
@@ -107,13 +110,13 @@ class PeerWriter(Writer):
         assistant.generation_config = _draft_length(how)
         return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
 
-    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, asked: RunParams) -> Outcome:
+    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, run_params: RunParams) -> Outcome:
         steps = [step[row] for step in clock.steps]
         written = [token for step in steps for token in step]
         end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)
         ids = written[:end]
         prefill, decode = clock.times[0], clock.times[-1] - clock.times[0]
-        behind_first = len(ids) - len(steps[0])
+        after_first = len(ids) - len(steps[0])
         stats = {
             "rounds": len(steps),
             "acceptance_length": len(ids) / len(steps),
@@ -121,10 +124,10 @@ class PeerWriter(Writer):
             "completion_tokens": len(ids),
             "prefill_seconds": prefill,
             "decode_seconds": decode,
-            "tokens_per_second": behind_first / decode if decode > 0 else len(ids) / prefill,
+            "tokens_per_second": after_first / decode if decode > 0 else len(ids) / prefill,
         }
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return Outcome(tuple(ids), text, "length" if end is None else "stop", asked.seed, stats)
+        return Outcome(tuple(ids), text, "length" if end is None else "stop", run_params.seed, stats)
 
 
 def _draft_length(how: PeerMethod) -> Any:
@@ -167,7 +170,7 @@ class TokenClock:
         self.steps.append([[token] for token in tokens.tolist()] if tokens.dim() == 1 else tokens.tolist())
 
     def end(self) -> None:
-        """Called by transformers after the last round."""
+        """Do nothing; transformers calls it after the last round."""
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> Any:

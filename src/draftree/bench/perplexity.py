@@ -200,11 +200,11 @@ def _windows_rows(
     """Yield logits from row `first` on, except the last row, and the tokens after them."""
     for begin in range(0, len(tokens), ROWS):
         part = tokens[begin : begin + ROWS]
-        asked = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
-        logits = model.run(Pass([Extend(slot, part, range(-1, len(part) - 1), logits_at=asked)])).logits.tensor()
+        requested = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
+        logits = model.run(Pass([Extend(slot, part, range(-1, len(part) - 1), logits_at=requested)])).logits.tensor()
         model.commit(slot, range(len(part)))
-        if asked:
-            yield logits, torch.tensor([tokens[begin + row + 1] for row in asked], device=logits.device)
+        if requested:
+            yield logits, torch.tensor([tokens[begin + row + 1] for row in requested], device=logits.device)
 
 
 def _text(path: Path) -> str:

@@ -20,7 +20,7 @@ def hit_rates(records: Sequence[DistributionRecord]) -> list[float]:
 
 
 def independent_tokens(records: Sequence[DistributionRecord], depth: int) -> float:
-    """Return tokens per round of a coupled chain if every position accepted with the mean probability, independently."""
+    """Return tokens per round of a coupled chain with the mean acceptance at every position, independently."""
     mean = mean_kept(records, "coupled")
     return sum(mean**level for level in range(depth + 1))
 

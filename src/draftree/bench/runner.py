@@ -20,7 +20,7 @@ from draftree.bench.workload import Task
 WARM_UP_TOKENS = 32
 
 Explain = Callable[[Sequence[int], Sequence[int], Sequence[int]], Divergence | None]
-"""(prompt, plain text, other text) to the place and the gap of their first difference."""
+"""Function of (prompt, plain text, other text) that returns place and gap of their first difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,22 @@ class Runner:
     Attributes:
         methods: methods of all engines, each engine's plain method included.
         writers: the engines by name.
-        asked: generation parameters of every text.
+        run_params: generation parameters of every text.
         repeats: number of repetitions of each text.
         explain: examines a text that differs from the plain one.
     """
 
     methods: Sequence[Method]
     writers: Mapping[str, Writer]
-    asked: RunParams
+    run_params: RunParams
     repeats: int
     explain: Explain
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Run every method once on few tokens."""
-        short = RunParams(min(WARM_UP_TOKENS, self.asked.max_tokens), self.asked.temperature, self.asked.seed)
+        short = RunParams(
+            min(WARM_UP_TOKENS, self.run_params.max_tokens), self.run_params.temperature, self.run_params.seed
+        )
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 
@@ -81,7 +83,7 @@ class Runner:
     def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> Turn:
         prompts = [prompt.ids for prompt in group]
         start = time.perf_counter()
-        outcomes = self.writers[method.engine].write(method, prompts, self.asked)
+        outcomes = self.writers[method.engine].write(method, prompts, self.run_params)
         return Turn(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
 
     def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Record]:
@@ -94,7 +96,7 @@ class Runner:
         outcome = turn.outcomes[index]
         same = {name: outcome.token_ids == of.outcomes[index].token_ids for name, of in plain.items()}
         engine = turn.method.engine
-        greedy = self.asked.temperature == 0
+        greedy = self.run_params.temperature == 0
         divergence = None
         if not same[engine] and (greedy or engine == OURS):
             divergence = self.explain(prompt.ids, plain[engine].outcomes[index].token_ids, outcome.token_ids)

@@ -207,8 +207,8 @@ def _call_rate(records: Sequence[Record], *, whole: bool) -> Rate:
     """Return the rate of one call; a batch shares its rounds, and the longest text's seconds are the call's."""
     if whole:
         return Rate(_sum(records, "completion_tokens"), records[0].seconds)
-    behind_first = sum(r.stats["tokens_per_second"] * r.stats["decode_seconds"] for r in records)
-    return Rate(round(behind_first), max(record.stats["decode_seconds"] for record in records))
+    after_first = sum(r.stats["tokens_per_second"] * r.stats["decode_seconds"] for r in records)
+    return Rate(round(after_first), max(record.stats["decode_seconds"] for record in records))
 
 
 def _by_repeat(records: Sequence[Record]) -> list[list[Record]]:

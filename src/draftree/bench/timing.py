@@ -15,8 +15,8 @@ def some_tokens(model: LanguageModel, count: int) -> list[int]:
     return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
-def slot_behind(model: LanguageModel, prefix: int) -> Slot:
-    """Return open a slot with `prefix` committed tokens."""
+def slot_after(model: LanguageModel, prefix: int) -> Slot:
+    """Open a slot with `prefix` committed tokens."""
     slot = model.open()
     model.run(Pass([Extend(slot, some_tokens(model, prefix), range(-1, prefix - 1), logits_at=[prefix - 1])]))
     model.commit(slot, range(prefix))

@@ -17,7 +17,7 @@ from draftree.loading.choices import require_known, resolve_device, resolve_dtyp
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
-from draftree.loading.warm_start.native_start import StartKey, load_start, occasion_of, save_start
+from draftree.loading.warm_start.native_start import StartKey, load_start, save_start, start_key
 from draftree.loading.wrapping import wrap_checked
 from draftree.models.base import LanguageModel
 from draftree.models.check import (
@@ -108,16 +108,16 @@ def load_model(
     folder = resolve_model(name)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
-    occasion = occasion_of(folder, kind, quantization) if lowers else None
-    if occasion is not None and (found := load_start(occasion)) is not None:
+    key = start_key(folder, kind, quantization) if lowers else None
+    if key is not None and (found := load_start(key)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
-    if occasion is not None and is_distrusted(folder, Cache().root):
+    if key is not None and is_distrusted(folder, Cache().root):
         folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
-        occasion = occasion_of(folder, kind, quantization)
+        key = start_key(folder, kind, quantization)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
-            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, occasion=occasion)
+            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, key=key)
             return replace(ours, runs_code=runs_code)
         except NativeUnavailableError as reason:
             why = str(reason)
@@ -139,7 +139,7 @@ def lower_model(
     folder: Path | None = None,
     name: str = "",
     quantization: str | None = None,
-    occasion: StartKey | None = None,
+    key: StartKey | None = None,
 ) -> LoadedModel:
     """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
@@ -148,7 +148,7 @@ def lower_model(
         folder: folder of its files, if it was loaded from files.
         name: name in messages.
         quantization: "int8" for 8-bit weights, None for the model's own.
-        occasion: key of the record for the next start; None records nothing.
+        key: key of the record for the next start; None records nothing.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
@@ -161,9 +161,9 @@ def lower_model(
         with in_float32(
             model
         ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
-            wanted = reference_logits(model)
+            reference = reference_logits(model)
         blueprint = plan_lowering(HFModel(model))
-        places = None if occasion is None else places_in_files(model, blueprint.names, occasion.folder)
+        places = None if key is None else places_in_files(model, blueprint.names, key.folder)
         ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
@@ -172,13 +172,13 @@ def lower_model(
         if is_out_of_memory(error):
             raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
-    result = check(ours, wanted, tolerance=QUANTIZED_TOLERANCE if quantization else None)
+    result = check(ours, reference, tolerance=QUANTIZED_TOLERANCE if quantization else None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
     result = replace(result, is_exact=result.is_exact and rounds_alike(ours, NATIVE_LENGTHS))
     ours.is_exact, ours.self_check = result.is_exact, result
-    if occasion is not None and places is not None:
-        save_start(occasion, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
+    if key is not None and places is not None:
+        save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 
 

@@ -124,7 +124,7 @@ def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = F
 
 
 def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Ids of the tokens that end a text: those of the model's settings, or else the tokenizer's.
+    """Return ids of the tokens that end a text: those of the model's settings, or else the tokenizer's.
 
     Generation and benchmarks use this function, so that they end texts alike.
 

@@ -36,14 +36,14 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
     kind = type(model).__name__
     implementation = model.config._attn_implementation
     try:
-        wanted = reference_logits(model)  # before the attention is replaced
+        reference = reference_logits(model)  # before the attention is replaced
     except Exception as error:  # a model's own code may raise anything
         raise UnsupportedModelError(
             f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
         ) from error
     try:
         ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
-        result = check(ours, wanted)
+        result = check(ours, reference)
     except UnsupportedModelError as reason:
         logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
     except Exception as error:  # as above, now with our attention in it
@@ -59,14 +59,14 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
         logger.warning("%s: our attention is not exact here (error %.1e)", name, result.chain_error)
     if model._can_set_attn_implementation():
         model.set_attn_implementation(implementation)
-    return _wrap_with_cache(model, wanted)
+    return _wrap_with_cache(model, reference)
 
 
-def _wrap_with_cache(model: Any, wanted: ReferenceLogits) -> CachedModel:
+def _wrap_with_cache(model: Any, reference: ReferenceLogits) -> CachedModel:
     kind = type(model).__name__
     cached = CachedModel(model)
     try:
-        result = check(cached, wanted)
+        result = check(cached, reference)
     except Exception as reason:  # as above
         logger.info("%s: fails token by token: %s", kind, first_line(reason))
         raise UnsupportedModelError(

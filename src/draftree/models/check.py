@@ -96,7 +96,7 @@ def tokens_of_check(vocab: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def reference_logits(model: Any) -> ReferenceLogits:
-    """Score every branch alone, without a cache, with the inputs that `generate` makes.
+    """Score every branch alone, without a cache, with the inputs that `generate` prepares.
 
     Args:
         model: the transformers model.
@@ -113,16 +113,18 @@ def reference_logits(model: Any) -> ReferenceLogits:
 
 
 @torch.inference_mode()
-def check(model: LanguageModel, wanted: ReferenceLogits, *, tolerance: float | None = None) -> CheckResult:
+def check(model: LanguageModel, reference: ReferenceLogits, *, tolerance: float | None = None) -> CheckResult:
     """Compare a tree scored in one pass, and a chain, with the reference; None uses the dtype's tolerance."""
-    chain_error = _chain_error(model, wanted) / wanted.spread
+    chain_error = _chain_error(model, reference) / reference.spread
     tree_error, is_exact = float("inf"), False
     if model.supports_trees:
-        slot = _filled(model, wanted.prefix)
-        scores = model.run(Pass([Extend(slot, wanted.nodes, TREE_PARENTS)])).logits.tensor()
+        slot = _filled(model, reference.prefix)
+        scores = model.run(Pass([Extend(slot, reference.nodes, TREE_PARENTS)])).logits.tensor()
         model.close(slot)
-        tree_error = max(float((scores[list(b)] - wanted.logits[b][1:]).abs().max()) for b in BRANCHES) / wanted.spread
-        is_exact = all(torch.equal(scores[list(b)], _token_by_token(model, wanted, b)) for b in BRANCHES)
+        tree_error = (
+            max(float((scores[list(b)] - reference.logits[b][1:]).abs().max()) for b in BRANCHES) / reference.spread
+        )
+        is_exact = all(torch.equal(scores[list(b)], _token_by_token(model, reference, b)) for b in BRANCHES)
     accepted = TOLERANCE[model.dtype] if tolerance is None else tolerance
     return CheckResult(_comparable(chain_error), _comparable(tree_error), accepted, is_exact)
 
@@ -194,20 +196,20 @@ def _read(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> None:
 def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -> bool:
     """Return whether a tree's rows have the same bits alone, beside others in `pieces`, by branch and by token."""
     nodes, parents = job.tokens, job.parents
-    wanted = model.run(Pass([job])).logits.tensor().clone()
+    reference = model.run(Pass([job])).logits.tensor().clone()
     model.commit(slot, ())
-    if not torch.equal(_beside_others(model, Extend(pieces, nodes, parents)), wanted):
+    if not torch.equal(_beside_others(model, Extend(pieces, nodes, parents)), reference):
         return False
     ends = [node for node in range(len(nodes)) if node not in parents]
     deepest = max(ends, key=lambda end: len(path(parents, end)))
     for end in {ends[0], ends[-1], deepest}:
         way = path(parents, end)
-        if not torch.equal(_chain(model, slot, [nodes[node] for node in way]), wanted[way]):
+        if not torch.equal(_chain(model, slot, [nodes[node] for node in way]), reference[way]):
             return False
     length = slot.length
     for node in path(parents, deepest):
         row = model.run(Pass([Extend(slot, [nodes[node]], [-1])])).logits.tensor()[0]
-        if not torch.equal(row, wanted[node]):
+        if not torch.equal(row, reference[node]):
             return False
         model.commit(slot, [0])
     model.truncate(slot, length)
@@ -232,11 +234,11 @@ def _chain(model: LanguageModel, slot: Any, tokens: Sequence[int]) -> Tensor:
     return rows
 
 
-def _token_by_token(model: LanguageModel, wanted: ReferenceLogits, branch: Sequence[int]) -> Tensor:
-    slot = _filled(model, wanted.prefix)
+def _token_by_token(model: LanguageModel, reference: ReferenceLogits, branch: Sequence[int]) -> Tensor:
+    slot = _filled(model, reference.prefix)
     rows = []
     for node in branch:
-        rows.append(model.run(Pass([Extend(slot, [wanted.nodes[node]], [-1])])).logits.tensor())
+        rows.append(model.run(Pass([Extend(slot, [reference.nodes[node]], [-1])])).logits.tensor())
         model.commit(slot, [0])
     model.close(slot)
     return torch.cat(rows)
@@ -254,14 +256,14 @@ def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
     return slot
 
 
-def _chain_error(model: LanguageModel, wanted: ReferenceLogits) -> float:
+def _chain_error(model: LanguageModel, reference: ReferenceLogits) -> float:
     branch = BRANCHES[0]
     slot = model.open()
-    last = len(wanted.prefix) - 1
-    first = model.run(Pass([Extend(slot, wanted.prefix, range(-1, last), logits_at=[last])])).logits.tensor()
+    last = len(reference.prefix) - 1
+    first = model.run(Pass([Extend(slot, reference.prefix, range(-1, last), logits_at=[last])])).logits.tensor()
     model.commit(slot, range(last + 1))
     rest = model.run(
-        Pass([Extend(slot, [wanted.nodes[n] for n in branch], range(-1, len(branch) - 1))])
+        Pass([Extend(slot, [reference.nodes[n] for n in branch], range(-1, len(branch) - 1))])
     ).logits.tensor()
     model.close(slot)
-    return float((torch.cat([first, rest]) - wanted.logits[branch]).abs().max())
+    return float((torch.cat([first, rest]) - reference.logits[branch]).abs().max())

@@ -1,4 +1,4 @@
-"""Planners: one file each. The registry needs none of them, and no torch, to list them."""
+"""Planners, one per file. The registry lists them without importing them or torch."""
 
 from __future__ import annotations
 

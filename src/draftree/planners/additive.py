@@ -1,7 +1,7 @@
-"""One token more after a round in which all were accepted, one less otherwise; never under one.
+"""Drafts one token more after full acceptance, one less otherwise; at least one.
 
-Starts at `start`, or at what the drafter asks for. Slower to grow than `heuristic`: steadier where acceptance is
-middling, behind it where long runs are copied.
+Starts at `start`, or at the drafter's depth. Grows more slowly than `heuristic`: steadier at medium acceptance, slower
+where long runs are copied.
 
 Source: additive increase, additive decrease of the draft length, as in overviews of assisted generation.
 """
@@ -18,11 +18,11 @@ from draftree.planners.base import Length, Planner, adapt, check_length
 
 @final
 class AdditivePlanner(Planner[Length]):
-    """Plus one, minus one."""
+    """Planner that changes the draft length by plus one or minus one."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`start`: tokens ahead in the first round."""
+        """`start`: number of tokens in the first draft."""
 
         start: int | None = field(default=None, metadata={"limits": "depth"})
 
@@ -30,13 +30,13 @@ class AdditivePlanner(Planner[Length]):
             check_length("additive", "start", self.start)
 
     def open(self) -> Length:
-        """The length starts anew with every sequence."""
+        """Return the initial length."""
         return Length(self.default_depth if self.config.start is None else self.config.start)
 
     def budgets(self, states: Sequence[Length]) -> list[Budget]:
-        """As long as the state says."""
+        """Return budgets of the current lengths."""
         return [self.ahead(state.k) for state in states]
 
     def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
-        """Longer after full acceptance, else shorter."""
+        """Increase a length after full acceptance, decrease it otherwise."""
         adapt(states, record, up=1, down=1)

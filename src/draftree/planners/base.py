@@ -1,4 +1,4 @@
-"""The plan seam: how much each sequence may draft in the next round."""
+"""Plan seam: a planner sets how much each sequence may draft in the next round."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ State = TypeVar("State")
 
 
 class Planner(ABC, Generic[State]):
-    """Decides budgets. Built as `cls(config, default_depth=…)`; what it knows of a sequence lies in the state.
+    """Planner: decides budgets. Built as `cls(config, default_depth=…)`; state of a sequence is in its state object.
 
     Args:
-        config: the planner's own configuration.
-        default_depth: the depth that the drafter asks for where the planner's configuration names none.
-        default_nodes: nodes of the drafter's tree at that depth; more than the depth if it branches.
-        parts: the drafters that are merged, or the only one.
+        config: configuration of the planner.
+        default_depth: the drafter's depth, used if the configuration sets none.
+        default_nodes: number of nodes of the drafter's tree at that depth; more than the depth if it branches.
+        parts: the merged drafters, or the only one.
     """
 
     Config: ClassVar[type]
@@ -48,20 +48,20 @@ class Planner(ABC, Generic[State]):
 
     @property
     def needs_confidence(self) -> bool:
-        """Whether budgets ask the drafter to stop at low confidence."""
+        """Whether budgets have a minimum confidence."""
         return False
 
     def ahead(self, depth: int, *, min_confidence: float = 0.0) -> Budget:
-        """A budget of this depth; where the drafter branches, with as many nodes as its tree has."""
+        """Return a budget of this depth; if the drafter branches, with the number of nodes of its tree."""
         branches = self.default_nodes > self.default_depth
         return Budget(max(depth, self.default_nodes) if branches and depth else depth, depth, min_confidence)
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
-        """Take measured seconds of target passes by number of rows; for planners that want them."""
+        """Set measured seconds of target passes by number of rows; for planners that need them."""
         self.pass_seconds = dict(pass_seconds)
 
     def explain(self) -> str:
-        """Why the last budgets are as they are, in numbers; empty for planners that do not weigh anything."""
+        """Return the reason for the last budgets, in numbers; empty for planners that compare nothing."""
         return ""
 
     def explain_of(self, state: State) -> str:
@@ -70,7 +70,7 @@ class Planner(ABC, Generic[State]):
 
     @abstractmethod
     def open(self) -> State:
-        """State for a new sequence."""
+        """Return the state of a new sequence."""
 
     def open_for(self, draft: str) -> State:
         """State for a new sequence whose request chose this drafter; for planners of several drafters."""
@@ -78,19 +78,19 @@ class Planner(ABC, Generic[State]):
 
     @abstractmethod
     def budgets(self, states: Sequence[State]) -> list[Budget]:
-        """A budget for every sequence; the engine holds it to the room that is left."""
+        """Return a budget for every sequence; the engine limits it to the remaining room."""
 
     def trim(
         self, states: Sequence[State], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:
-        """Which nodes of the drafted trees are worth scoring, before they are; a kept node needs its parent kept.
+        """Return the nodes of the drafted trees to score; the parent of a kept node must be kept.
 
-        Not asked where children are draws from a distribution: a draw that was looked at must count.
+        Not called if children are draws from a distribution: a draw that was inspected must count.
 
         Args:
-            states: of all sequences of the round.
-            trees: as drafted, empty for a sequence that drafts nothing.
-            draft_seconds: what drafting them took.
+            states: states of all sequences of the round.
+            trees: the drafted trees; empty for a sequence without a draft.
+            draft_seconds: time for drafting them.
 
         Returns:
             For every tree the nodes to keep, ascending, or None for all.
@@ -98,21 +98,21 @@ class Planner(ABC, Generic[State]):
         return [None] * len(trees)
 
     def observe(self, states: Sequence[State], record: RoundRecord) -> None:
-        """What came of the last budgets; `record.sequences` stands in the order of `states`."""
+        """Learn from the outcome of a round; `record.sequences` has the order of `states`."""
 
 
 @dataclass(slots=True)
 class Length:
-    """A draft length that follows what was accepted. Mutated by `adapt`."""
+    """Draft length that adapts to acceptance. Mutated by `adapt`."""
 
     k: int
 
 
 def adapt(states: Sequence[Length], record: RoundRecord, *, up: int, down: int) -> None:
-    """Lengthen after full acceptance, shorten otherwise; rounds without a draft teach nothing."""
+    """Increase lengths after full acceptance, decrease them otherwise; rounds without a draft are ignored."""
     for state, row in zip(states, record.sequences, strict=True):
         if row.num_drafted and row.num_in_path == row.draft_depth:
-            # a drafter that had less to offer than it might was no test of this length
+            # a shorter draft than allowed is no test of this length
             state.k = max(state.k, min(state.k + up, row.draft_depth + up))
         elif row.num_drafted:
             state.k = max(1, state.k - down)
@@ -125,17 +125,17 @@ def check_length(planner: str, name: str, value: int | None, *, least: int = 1) 
 
 
 def require_effect(planner: Planner[Any], *, plan: str, draft: str) -> None:
-    """Refuse options that change nothing about what the drafter drafts.
+    """Check that no option of a planner is without effect on the drafter.
 
-    A field of a configuration that limits a draft says so in its metadata: `limits` is "depth" or "nodes".
+    Fields of a configuration that limit a draft have the metadata `limits`: "depth" or "nodes".
 
     Args:
-        planner: built for the drafter.
-        plan: its spec, for messages.
-        draft: the drafter's spec, for messages.
+        planner: the planner, built for the drafter.
+        plan: spec of the planner, for messages.
+        draft: spec of the drafter, for messages.
 
     Raises:
-        ConfigurationError: a length above the drafter's own, or a confidence where the drafter has none.
+        ConfigurationError: a length above the drafter's, or a confidence with a drafter that has none.
     """
     most = {"depth": planner.default_depth, "nodes": planner.default_nodes}
     units = {"depth": "tokens ahead", "nodes": "nodes"}

@@ -1,7 +1,7 @@
-"""The same number of tokens ahead in every round; `fixed:0` is plain decoding.
+"""Drafts the same number of tokens in every round; `fixed:0` is plain decoding.
 
-Without a number it is what the drafter asks for. The best number depends on the acceptance and on what a wider
-pass costs here; measure, or take a planner that adapts.
+The default is the drafter's depth. The best number depends on the acceptance and on the cost of more rows on this
+machine; measure it, or use an adaptive planner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from draftree.planners.base import Planner, check_length
 
 @final
 class FixedPlanner(Planner[None]):
-    """Always k."""
+    """Planner with a constant draft length."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`fixed:K`: tokens ahead in every round; 0 is plain decoding."""
+        """`fixed:K`: number of tokens per draft; 0 is plain decoding."""
 
         k: int | None = field(default=None, metadata={"argument": True, "limits": "depth"})
 
@@ -28,9 +28,9 @@ class FixedPlanner(Planner[None]):
             check_length("fixed", "k", self.k, least=0)
 
     def open(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:
-        """K nodes, k levels."""
+        """Return budgets of depth k."""
         k = self.default_depth if self.config.k is None else self.config.k
         return [self.ahead(k) for _ in states]

@@ -1,6 +1,6 @@
-"""Two tokens more after a round in which all were accepted, one less otherwise; never under one.
+"""Drafts two tokens more after full acceptance, one less otherwise; at least one.
 
-Starts at `start`, or at what the drafter asks for.
+Starts at `start`, or at the drafter's depth.
 
 Source: the draft length schedule of assisted generation in transformers (`num_assistant_tokens_schedule`).
 """
@@ -17,11 +17,11 @@ from draftree.planners.base import Length, Planner, adapt, check_length
 
 @final
 class HeuristicPlanner(Planner[Length]):
-    """Plus two, minus one."""
+    """Planner that changes the draft length by plus two or minus one."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`start`: tokens ahead in the first round."""
+        """`start`: number of tokens in the first draft."""
 
         start: int | None = field(default=None, metadata={"limits": "depth"})
 
@@ -29,13 +29,13 @@ class HeuristicPlanner(Planner[Length]):
             check_length("heuristic", "start", self.start)
 
     def open(self) -> Length:
-        """The length starts anew with every sequence."""
+        """Return the initial length."""
         return Length(self.default_depth if self.config.start is None else self.config.start)
 
     def budgets(self, states: Sequence[Length]) -> list[Budget]:
-        """As long as the state says."""
+        """Return budgets of the current lengths."""
         return [self.ahead(state.k) for state in states]
 
     def observe(self, states: Sequence[Length], record: RoundRecord) -> None:
-        """Longer after full acceptance, else shorter."""
+        """Increase a length after full acceptance, decrease it otherwise."""
         adapt(states, record, up=2, down=1)

@@ -1,8 +1,8 @@
-"""Drafting stops behind the first token whose probability under the drafter's own distribution is below a threshold.
+"""Stops drafting after the first token whose probability under the drafter is below a threshold.
 
-The token itself is kept: dropping it would bias rules that look at the draft distribution. At most `k` tokens, or what
-the drafter asks for. Drafters that copy text estimate the probability from their matches (`ngram` from the length of
-the match, `suffix` and `prediction` from counts); a drafter that has no such estimate is refused.
+The token itself is kept: dropping it would bias verifiers that use the draft distribution. The maximum is `k` tokens,
+or the drafter's depth. Drafters that copy text estimate the probability from their matches (`ngram` from the length of
+the match, `suffix` and `prediction` from counts); a drafter without such an estimate is refused.
 
 Source: dynamic speculation length, as `assistant_confidence_threshold` in transformers (default there: 0.4).
 """
@@ -20,11 +20,11 @@ from draftree.planners.base import Planner, check_length
 
 @final
 class ThresholdPlanner(Planner[None]):
-    """Stops at low confidence."""
+    """Planner that stops drafts at low confidence."""
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`threshold:0.4`: confidence below which drafting stops; `k`: tokens ahead at most."""
+        """`threshold:0.4`: confidence below which drafting stops; `k`: maximum number of tokens."""
 
         confidence: float = field(default=0.4, metadata={"argument": True})
         k: int | None = field(default=None, metadata={"limits": "depth"})
@@ -36,13 +36,13 @@ class ThresholdPlanner(Planner[None]):
 
     @property
     def needs_confidence(self) -> bool:
-        """At 0 nothing is below the threshold."""
+        """Whether budgets have a minimum confidence: not with threshold 0."""
         return bool(self.config.confidence > 0)
 
     def open(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:
-        """Up to k tokens while the drafter is sure."""
+        """Return budgets of depth k with the threshold as minimum confidence."""
         k = self.default_depth if self.config.k is None else self.config.k
         return [self.ahead(k, min_confidence=self.config.confidence) for _ in states]

@@ -1,10 +1,9 @@
-"""Drafts in full and scores nothing: an instrument, with which a trace holds the draft at every position of a text.
+"""Drafts in full and scores nothing, for traces with the draft at every position of a text.
 
-Every round writes one token, as plain decoding does, and the record of the round holds the tree that was drafted there.
-What any other planner would have done with it can then be simulated without a model. Trees of
-draws from a distribution may not be cut: everything of them is scored all the same.
+Every round writes one token, as in plain decoding, and its record has the drafted tree. Other planners can then be
+simulated on the trace without a model. Trees of draws from a distribution must not be cut, so they are scored.
 
-Source: ours. Costs the drafts, and brings nothing by itself.
+Source: ours. Costs the drafts, without any gain.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from draftree.planners.base import Planner
 
 @final
 class WatchPlanner(Planner[None]):
-    """Looks at drafts, follows none."""
+    """Planner that discards all drafts."""
 
     wants_costs = True
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """Takes no options."""
+        """No options."""
 
     def open(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def budgets(self, states: Sequence[None]) -> list[Budget]:
-        """All that the drafter gives."""
+        """Return budgets of the drafter's depth."""
         return [self.ahead(self.default_depth) for _ in states]
 
     def trim(
         self, states: Sequence[None], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:
-        """Nothing of it."""
+        """Return no nodes of any tree."""
         return [()] * len(trees)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from draftree.async_llm import AsyncLLM
-from draftree.engine.memory import SHARE, UNKNOWN
-from draftree.loading.load import LoadedModel
-from draftree.loading.targets import load_target
+from draftree.engine.memory import SHARE
+from draftree.loading.load import LoadedModel, load_model
 from draftree.models.memory import free_memory
 from draftree.serve.pool import ServedModel
 from draftree.serve.served import ModelChoice
@@ -16,56 +16,51 @@ from draftree.serve.settings import ServerSettings
 
 __all__ = ["load_models", "split_memory"]
 
+logger = logging.getLogger(__name__)
 LOADING = ("dtype", "device", "kernels", "quantization")
-"""Options of `LLM` that apply when a model is loaded, not to a loaded one."""
+"""Options that are used up when a model is loaded."""
 
 
 def load_models(settings: ServerSettings) -> list[ServedModel]:
-    """Load all models of the settings.
+    """Load all models of the settings: first the weights of all, then the memory that is left is divided.
 
     Raises:
         DraftreeError: a model cannot be found, loaded or used with its drafters.
     """
-    if len(settings.models) == 1:
-        (choice,) = settings.models
-        options = settings.llm_options(choice)
-        return [_served(settings, choice, choice.source, {**options, "sequence_memory": settings.memory})]
-    # all weights are loaded before the free memory is measured
-    loaded = [_load(settings, choice) for choice in settings.models]
-    shares = split_memory(loaded, settings.memory)
-    models = []
-    for choice, model, share in zip(settings.models, loaded, shares, strict=True):
-        options = {name: value for name, value in settings.llm_options(choice).items() if name not in LOADING}
-        models.append(_served(settings, choice, model, {**options, "sequence_memory": share}))
-    return models
+    loaded = [_weights(settings, choice) for choice in settings.models]
+    shares = _shares(settings.memory, loaded)
+    return [
+        _served(settings, choice, model, memory=share)
+        for choice, model, share in zip(settings.models, loaded, shares, strict=True)
+    ]
 
 
-def split_memory(models: Sequence[LoadedModel], total: int | None) -> list[int]:
-    """Split the memory for sequences, so that each model has room for the same number of tokens.
+def split_memory(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide memory in proportion to positive weights, such as bytes of a full context."""
+    return [total * weight // sum(weights) for weight in weights]
 
-    Args:
-        models: the loaded models.
-        total: bytes for all; None for half of the memory that is free now.
-    """
+
+def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None]:
+    """Return the memory for the sequences of each model; None for a single model that takes its usual share."""
     if total is None:
-        free = free_memory(models[0].model.device)
-        total = int(SHARE * (UNKNOWN if free is None else free))
-    sizes = [max(1, loaded.model.footprint.token) for loaded in models]
-    return [total * size // sum(sizes) for size in sizes]
+        free = None if len(loaded) == 1 else free_memory(loaded[0].model.device)
+        if free is None:
+            return [None] * len(loaded)
+        total = int(SHARE * free)
+    needs = [max(1, each.model.footprint.token * each.model.max_length) for each in loaded]
+    return list(split_memory(total, needs))
 
 
-def _load(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
+def _weights(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
     options = settings.llm_options(choice)
-    return load_target(
-        choice.source,
-        options["dtype"],
-        options["device"],
-        kernels=options["kernels"],
-        quantization=options["quantization"],
-    )
+    loaded = load_model(choice.source, **{name: options[name] for name in LOADING})
+    if loaded.kernels_note is not None:
+        logger.warning("'%s': %s", choice.name, loaded.kernels_note)
+    return loaded
 
 
-def _served(settings: ServerSettings, choice: ModelChoice, model: Any, options: dict[str, Any]) -> ServedModel:
-    draft: Any = None if not choice.drafts else choice.drafts[0] if len(choice.drafts) == 1 else choice.drafts
-    llm = AsyncLLM(model, draft, max_waiting=settings.engine_queue, **options)
+def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, *, memory: int | None) -> ServedModel:
+    options = {name: value for name, value in settings.llm_options(choice).items() if name not in LOADING}
+    draft: Any = choice.drafts or None
+    llm = AsyncLLM(loaded, draft, max_waiting=settings.engine_queue, sequence_memory=memory, **options)
     return ServedModel(choice.name, llm, choice.aliases)

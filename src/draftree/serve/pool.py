@@ -1,4 +1,4 @@
-"""The served models: names, aliases, and one memory budget for the sequences of all."""
+"""The served models: names, aliases, and who may use them."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class Server:
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}
         self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
+        self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
         if pool.is_open:
             self._attach(tuple(pool))
@@ -54,7 +55,12 @@ class Server:
     @property
     def is_ready(self) -> bool:
         """Whether new requests are accepted."""
-        return self.pool.is_open and not self.gate.is_closed
+        return self.pool.is_open and not self.gate.is_closed and not self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an engine has ended although the server has not."""
+        return not self._is_closed and not all(model.llm.is_alive for model in self.pool)
 
     @property
     def num_active(self) -> int:
@@ -117,6 +123,7 @@ class Server:
     async def close(self) -> None:
         """End all requests, and free the models."""
         self.begin_drain()
+        self._is_closed = True
         for stop in self._stop_listening:
             stop()
         await self.pool.close()

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, ModelLoadError, suggestion
+from draftree.core.errors import InvalidRequestError, ModelLoadError
 from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
 from draftree.text.chat.conversation import Conversation
@@ -127,7 +127,10 @@ class Tokenizer:
                 f"{self.name} has no chat template, so a chat cannot be encoded: "
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
-        self._check_template(conversation)
+        if conversation.tools or conversation.variables or conversation.has_calls:
+            from draftree.text.chat.template_names import require_read
+
+            require_read(conversation, self.chat_template or "", self.name)
         try:
             text = chat_text(self._backend, conversation)
         except Exception as error:  # a template is a program of the model's author and may raise anything
@@ -138,30 +141,6 @@ class Tokenizer:
         if allow_control_tokens:
             return self.encode(text, add_special_tokens=False)
         return self._literal_encoder.ids(conversation, text)
-
-    def _check_template(self, conversation: Conversation) -> None:
-        """Require that the template reads the tools and variables, which it would ignore otherwise."""
-        if conversation.tools and not self.template_uses_tools:
-            raise InvalidRequestError(
-                f"tools were given, but the chat template of {self.name} does not read them: leave them out.",
-                param="tools",
-            )
-        if any("tool_calls" in message for message in conversation.messages) and "tool_calls" not in (
-            self.chat_template or ""
-        ):
-            raise InvalidRequestError(
-                f"a message has tool_calls, but the chat template of {self.name} does not read them: leave them out."
-            )
-        if not conversation.variables:
-            return
-        known = self.template_variables
-        for name in conversation.variables:
-            if name not in known:
-                raise InvalidRequestError(
-                    f"template_kwargs has {name!r}, which the chat template of {self.name} does not read: "
-                    f"{suggestion(name, known) if known else 'it reads no such variables'}.",
-                    param="template_kwargs",
-                )
 
     @cached_property
     def _literal_encoder(self) -> LiteralEncoder:
@@ -180,16 +159,9 @@ class Tokenizer:
     @property
     def template_uses_tools(self) -> bool:
         """Whether the chat template reads the tools of a conversation."""
-        from draftree.text.chat.templates import uses_tools
+        from draftree.text.chat.template_names import uses_tools
 
         return self.chat_template is not None and uses_tools(self.chat_template)
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables of the chat template that `template_kwargs` can set."""
-        from draftree.text.chat.templates import template_variables
-
-        return template_variables(self.chat_template) if self.chat_template is not None else frozenset()
 
     @property
     def has_chat_template(self) -> bool:

@@ -12,7 +12,6 @@ Lossless in distribution; the text depends on the draft. No rule accepts more of
 and the same for chains of one. Costs two passes over the vocabulary for every drafted token, rejected or not.
 Takes one child per node: drawn (iid) or certain (point: then w is the product of T along the chain). `traversal` is its
 generalization to trees.
-tree.
 """
 
 from __future__ import annotations

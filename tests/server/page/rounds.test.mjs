@@ -1,6 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { RoundLog, acceptanceByDepth, depthsOf, describeRound, visible } from "../../../src/draftree/serve/page/rounds.js";
+import {
+  RoundLog,
+  acceptanceByDepth,
+  depthsOf,
+  describeRound,
+  outcomesOf,
+  visible,
+} from "../../../src/draftree/serve/page/rounds.js";
 import { layoutTree } from "../../../src/draftree/serve/page/tree.js";
 
 const node = (text, parent, accepted) => ({ id: 1, text, parent, accepted, sources: ["ngram"] });
@@ -68,12 +75,13 @@ test("a round is described in words", () => {
 
 test("the accepted path is straight, and no two boxes overlap", () => {
   const { boxes, width, height } = layoutTree({ ...BRANCHED, root: "a" });
-  assert.deepEqual(boxes.map((box) => box.kind), ["root", "accepted", "rejected", "accepted", "rejected", "rejected", "pick"]);
+  const kinds = ["root", "accepted", "rejected", "accepted", "rejected", "rejected", "pick"];
+  assert.deepEqual(boxes.map((box) => box.kind), kinds);
   const path = boxes.filter((box) => box.kind !== "rejected");
   assert.equal(new Set(path.map((box) => box.x)).size, 1);
   assert.equal(boxes.at(-1).parent, 3, "the pick follows the last accepted node");
   for (const [i, a] of boxes.entries()) {
-    assert.ok(a.x >= 0 && a.x + a.width <= width && a.y + 26 <= height);
+    assert.ok(a.x >= 0 && a.x + a.width <= width && a.y + 24 <= height);
     for (const b of boxes.slice(i + 1)) assert.ok(a.y !== b.y || a.x + a.width <= b.x || b.x + b.width <= a.x);
   }
 });
@@ -84,4 +92,18 @@ test("a deep chain with siblings keeps its boxes apart", () => {
   const { boxes } = layoutTree({ index: 0, position: 0, nodes, bonus: null });
   const places = new Set(boxes.map((box) => `${box.x},${box.y}`));
   assert.equal(places.size, 121);
+});
+
+test("tokens after the end of the text are cut off", () => {
+  const log = new RoundLog();
+  log.add(EMPTY);
+  const last = log.add(BRANCHED);
+  log.close(2);
+  assert.equal(last.written, 1);
+  assert.deepEqual(outcomesOf(last), ["accepted", "rejected", "cut", "rejected", "rejected"]);
+  assert.match(describeRound(last), /The text ends within this round\.$/);
+  assert.deepEqual(layoutTree(last).boxes.map((box) => box.kind).slice(-1), ["cut"]);
+  log.close(4);
+  assert.deepEqual(outcomesOf(last)[2], "accepted");
+  assert.equal(layoutTree(last).boxes.at(-1).kind, "pick");
 });

@@ -1,6 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { DEFAULTS, decodeState, encodeState, requestBody, stopStrings, withSystem } from "../../../src/draftree/serve/page/state.js";
+import {
+  DEFAULTS,
+  decodeState,
+  encodeState,
+  requestBody,
+  stopStrings,
+  withSystem,
+} from "../../../src/draftree/serve/page/state.js";
 
 const STATE = {
   ...DEFAULTS,
@@ -51,7 +58,8 @@ test("a chat body has numbers, the drafter and the report", () => {
 });
 
 test("empty fields are left to the server, and a request can replace the drafter", () => {
-  const body = requestBody({ ...DEFAULTS, model: "m", temperature: "", max_tokens: " " }, { seed: 1, prompt: "p", draft: "none" });
+  const state = { ...DEFAULTS, model: "m", temperature: "", max_tokens: " " };
+  const body = requestBody(state, { seed: 1, prompt: "p", draft: "none" });
   assert.equal(body.prompt, "p");
   assert.equal(body.draft, "none");
   for (const name of ["temperature", "max_tokens", "stop", "messages"]) assert.ok(!(name in body), name);

@@ -35,7 +35,8 @@ test("whole sentences are spoken, the rest waits", () => {
 test("errors become words for the user", () => {
   const error = errorFrom({ error: { message: "temperature is -1", param: "temperature" } }, 400);
   assert.equal(wordsFor(error), "temperature is -1");
-  assert.equal(wordsFor(errorFrom({ error: { message: "Too long.", param: "prompt" } }, 400)), "Too long. Field: prompt.");
+  const long = errorFrom({ error: { message: "Too long.", param: "prompt" } }, 400);
+  assert.equal(wordsFor(long), "Too long. Field: prompt.");
   assert.match(wordsFor(errorFrom({ error: { message: "No." } }, 401)), /API key/);
   assert.match(wordsFor(errorFrom({ error: { message: "Full." } }, 429, "7")), /7 s/);
   assert.match(wordsFor(errorFrom(undefined, 502)), /status 502/);
@@ -73,7 +74,8 @@ test("a run counts origins, and its speed leaves the first chunk out", () => {
   assert.deepEqual(taken.map((piece) => piece.round.number), [2, 3]);
   assert.equal(run.speed, 2);
   assert.equal(run.text, "abc");
-  run.take({ choices: [], usage: { completion_tokens: 3 }, draftree: { explain: "why", stats: [{ rounds: 3, tokens_per_second: 9 }] } });
+  const report = { explain: "why", stats: [{ rounds: 3, tokens_per_second: 9 }] };
+  run.take({ choices: [], usage: { completion_tokens: 3 }, draftree: report });
   assert.deepEqual([run.speed, run.explain, run.tokens, run.acceptanceLength], [9, "why", 3, 1]);
   assert.deepEqual(run.counts, { drafted: 0, picked: 3, plain: 0 });
 });

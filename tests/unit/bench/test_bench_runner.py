@@ -27,11 +27,11 @@ class PretendWriter(Writer):
         self.instead = instead or {}
         self.collected: list[bool] = []
 
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
-        self.calls.append((method.name, asked.max_tokens))
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
+        self.calls.append((method.name, run_params.max_tokens))
         self.collected.append(gc.isenabled())
         texts = [self.instead.get(method.name, tuple(reversed(prompt))) for prompt in prompts]
-        return [Outcome(text, str(text), "length", asked.seed, {"rounds": 1}) for text in texts]
+        return [Outcome(text, str(text), "length", run_params.seed, {"rounds": 1}) for text in texts]
 
 
 def prompts(*categories: str) -> list[Prompt]:
@@ -118,7 +118,7 @@ def test_groups_are_of_one_category():
 
 def test_an_interrupt_leaves_the_collector_as_it_was():
     class Interrupted(PretendWriter):
-        def write(self, method: Method, prompts: Sequence[Sequence[int]], asked: RunParams) -> list[Outcome]:
+        def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

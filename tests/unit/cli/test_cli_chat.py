@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,10 @@ from tokenizers import pre_tokenizers
 
 from cli_samples import LONG_CONTEXT, save_tiny_model
 from draftree import LLM, SamplingParams
+from draftree.cli.chatting.answering import write_answer
+from draftree.cli.chatting.conversation import INTERRUPTED
 from draftree.cli.main import run
+from draftree.engine.sequence import Update
 from real_weights import folder_of
 from terminals import CTRL_C, CTRL_D, ENTER, PASTE_BEGINS, PASTE_ENDS, UP, terminal
 
@@ -234,6 +238,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
     first, second = answers(model, "ab", "line one\n\nline two")
     assert first != second  # the answer depends on the conversation
     with terminal(["chat", model, *OPTIONS, "--color", "never"]) as chat:
+        before = chat.settings()
         chat.wait_for("Ctrl-D leaves")
         chat.wait_for(PROMPT)
         chat.enter("ab")
@@ -260,6 +265,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
         chat.wait_for("took back: line one line two")
         chat.type(CTRL_D)
         assert chat.end() == 0
+        assert chat.settings() == before
     assert contents(path) == ["ab", first, "line one\n\nline two", second]
 
 
@@ -288,6 +294,42 @@ def test_ctrl_c_stops_the_answer_alone(endless: str, tmp_path: Path) -> None:
     assert len(stopped.encode()) >= 12
     (whole,) = answers(endless, "ab", max_tokens=len(stopped.encode()) + 8)
     assert whole.startswith(stopped)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presses: int) -> None:
+    llm, before = LLM(endless), signal.getsignal(signal.SIGINT)
+    ids = llm.requests.encode_chat([{"role": "user", "content": "ab"}])
+
+    def press(update: Update) -> None:
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        assert presses == 1, "the second one raises"
+
+    params = dataclasses.replace(SAMPLED, max_tokens=None)
+    answer = write_answer(llm, ids, params=params, draft="none", show=press, stoppable=True)
+    assert (answer.finish_reason, answer.completion) == (INTERRUPTED, None)
+    (whole,) = answers(endless, "ab")
+    assert answer.text
+    assert whole.startswith(answer.text)
+    llm.engine.check_integrity()
+    assert llm.generate([ids], SAMPLED)[0].text == whole
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        write_answer(llm, ids, params=params, draft="none", show=press, stoppable=False)
+    llm.engine.check_integrity()
+
+
+def test_a_termination_leaves_the_terminal_as_it_was(model: str) -> None:
+    with terminal(["chat", model]) as chat:
+        before = chat.settings()
+        chat.wait_for(PROMPT)
+        chat.type("half a li")
+        chat.wait_for("half a li")
+        chat.process.terminate()
+        assert chat.end() == 143
+        assert chat.settings() == before
+        assert "terminated" in chat.screen
 
 
 def test_drafted_tokens_are_coloured(model: str) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -230,8 +231,6 @@ def test_a_live_view_survives_a_restart_and_leaves_the_terminal_as_it_was() -> N
 
 
 def wait_until_asked(asked: list[str]) -> list[str]:
-    import time
-
     deadline = time.monotonic() + 60
     while "/draftree/rounds" not in asked and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -244,6 +243,16 @@ def test_a_key_that_becomes_wrong_ends_the_view() -> None:
         server.key = "new"
         assert screen.end() == 1
         assert "requires an API key" in screen.screen[screen.screen.rfind(LEAVES) :]
+
+
+def test_a_termination_leaves_the_terminal_as_it_was() -> None:
+    with watched_server() as server, terminal(["watch", server.url]) as screen:
+        before = screen.settings()
+        screen.wait_for("123.4")
+        screen.process.terminate()
+        assert screen.end() == 143
+        assert screen.screen.rstrip().endswith(f"{LEAVES}terminated")
+        assert screen.settings() == before
 
 
 def test_watch_imports_no_torch() -> None:

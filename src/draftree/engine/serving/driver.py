@@ -55,6 +55,11 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs: it has not failed, and is not closed."""
+        return self._thread.is_alive()
+
     def ask(self, request: Request, *, wait: bool) -> None:
         """Submit a request; its coroutine is notified of every result, refusals included. Does not wait.
 

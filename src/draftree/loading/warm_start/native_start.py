@@ -55,7 +55,7 @@ class StartKey:
     facts: Mapping[str, Any]
 
 
-def occasion_of(folder: Path, dtype: torch.dtype, quantization: str | None) -> StartKey | None:
+def start_key(folder: Path, dtype: torch.dtype, quantization: str | None) -> StartKey | None:
     """Return the key under which a native start is recorded; None if nothing is to be recorded."""
     if not Store().is_on:
         return None
@@ -91,31 +91,31 @@ class Recalled:
     record: Record
 
 
-def load_start(occasion: StartKey) -> Recalled | None:
+def load_start(key: StartKey) -> Recalled | None:
     """Return the model from its record, if it still computes the same logits; else None."""
-    kept = Store().get(occasion.name, occasion.facts)
+    kept = Store().get(key.name, key.facts)
     if kept is None:
         return None
     try:
         record = parsed(kept)
-        weights = FileWeights(occasion.folder, record.places)
+        weights = FileWeights(key.folder, record.places)
         try:
-            model = NativeModel(record.blueprint, weights, quantization=occasion.quantization)
+            model = NativeModel(record.blueprint, weights, quantization=key.quantization)
         finally:
             weights.close()
     except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
-        logger.info("%s: its record is not usable: %s", occasion.folder, error)
+        logger.info("%s: its record is not usable: %s", key.folder, error)
         return None
     if digest(model) != record.digest:
-        logger.warning("%s: its record gives different logits now: its files are checked", occasion.folder)
-        distrust(occasion.folder, Cache().root)
+        logger.warning("%s: its record gives different logits now: its files are checked", key.folder)
+        distrust(key.folder, Cache().root)
         return None
     model.is_exact, model.self_check = record.check.is_exact, record.check
     return Recalled(model, record)
 
 
 def save_start(
-    occasion: StartKey,
+    key: StartKey,
     model: NativeModel,
     *,
     blueprint: Blueprint,
@@ -126,7 +126,7 @@ def save_start(
     """Record everything that the next start needs.
 
     Args:
-        occasion: key of the start.
+        key: key of the start.
         model: the loaded model.
         blueprint: its structure.
         places: locations of its weights.
@@ -134,8 +134,8 @@ def save_start(
         eos_ids: tokens that end a text.
     """
     record = Record(blueprint, places, check, eos_ids, digest(model))
-    keep_sums(occasion.folder, Cache().root)
-    Store().put(occasion.name, occasion.facts, dataclasses.asdict(record))
+    keep_sums(key.folder, Cache().root)
+    Store().put(key.name, key.facts, dataclasses.asdict(record))
 
 
 @torch.inference_mode()

@@ -73,7 +73,7 @@ class Store:
             logger.info("the record of the first start is not stored in '%s': %s", self.folder, error)
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:
-        """All records and their status, the newest first."""
+        """Return all records and their status, the newest first."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may remove it

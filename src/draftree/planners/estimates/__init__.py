@@ -1,1 +1,1 @@
-"""Estimates of acceptance and cost that planners decide by."""
+"""Estimates of acceptance and cost for planners."""

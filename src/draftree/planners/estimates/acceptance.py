@@ -1,7 +1,7 @@
-"""Acceptance probabilities of drafted nodes, learned for every drafter and kind of guess.
+"""Acceptance probabilities of drafted nodes, learned for every drafter and kind of node.
 
 The probability of a node, given that its parent is accepted, is that of its bin. A drafter with scores has a bin for
-each range of its own probability, which corrects overconfidence; bins with few guesses are corrected by all bins of the
+each range of its own probability, which corrects overconfidence; bins with few nodes are corrected by all bins of the
 drafter. A drafter without scores has a bin for each depth and rank. In a merged tree every set of drafters of a node
 has its own bins. A sequence's deviation from its bins shifts the odds of its own nodes, in proportion to its
 observations. Survival is the product along the path.
@@ -24,9 +24,9 @@ CENTRES = tuple(
 )
 """Assumed acceptance of each bin."""
 NO_SCORE = -1e-4
-"""A conditional log-probability above this carries no information: the drafter gives none."""
+"""Conditional log-probabilities above this mean that the drafter has no scores."""
 FIRST_UNSCORED = 100
-"""Number of the first bin of unscored guesses."""
+"""Number of the first bin of unscored nodes."""
 
 Sources = tuple[str, ...]
 Key = tuple[Sources, int]
@@ -34,12 +34,12 @@ Key = tuple[Sources, int]
 
 @dataclass(slots=True)
 class Bin:
-    """Guesses and accepted guesses of one kind. Mutated by `Acceptance`.
+    """Nodes and accepted nodes of one kind. Mutated by `Acceptance`.
 
     Attributes:
-        hits: accepted guesses, observed or assumed at first.
-        tries: guesses, likewise.
-        assumed: acceptance by the drafter's own probability; None where it gives none.
+        hits: number of accepted nodes, observed or initially assumed.
+        tries: number of nodes, likewise.
+        assumed: acceptance by the drafter's probability; None without one.
     """
 
     hits: float
@@ -47,7 +47,7 @@ class Bin:
     assumed: float | None = None
 
     def chance(self, odds: float) -> float:
-        """Acceptance probability of such a node, given its parent.
+        """Return the acceptance probability of such a node, given its parent.
 
         Args:
             odds: factor of the assumed odds, from all bins of these drafters.
@@ -58,7 +58,7 @@ class Bin:
 
 
 def shifted(chance: float, odds: float) -> float:
-    """The chance with odds multiplied by `odds`."""
+    """Return the chance with odds multiplied by `odds`."""
     return chance * odds / (1.0 - chance + chance * odds)
 
 
@@ -73,7 +73,7 @@ class Deviation:
 
     @property
     def odds(self) -> float:
-        """The factor of the odds of its nodes."""
+        """Factor of the odds of its nodes."""
         return self.hits / self.expected_hits * self.expected_misses / self.misses
 
     def observe(self, expected: float, hit: float, *, memory: float) -> None:
@@ -93,7 +93,7 @@ class SequenceAcceptance:
     by_sources: dict[Sources, Deviation] = field(default_factory=dict)
 
     def of(self, sources: Sources) -> Deviation:
-        """The deviation for these sources."""
+        """Return the deviation for these sources."""
         found = self.by_sources.get(sources)
         if found is None:
             found = self.by_sources[sources] = Deviation()
@@ -104,7 +104,7 @@ class Acceptance:
     """Learns acceptance from verdicts. Mutated by `observe`.
 
     Args:
-        memory: guesses after which an observation of a bin counts 1/e.
+        memory: number of nodes after which an observation of a bin has weight 1/e.
     """
 
     def __init__(self, memory: float) -> None:
@@ -113,7 +113,7 @@ class Acceptance:
         self._assumed = SequenceAcceptance()
 
     def survivals(self, own: SequenceAcceptance, tree: TokenTree) -> list[float]:
-        """Probability of each node that it and its ancestors are accepted."""
+        """Return the probability of each node that it and its ancestors are accepted."""
         if not len(tree):
             return []
         found: list[float] = []
@@ -129,7 +129,7 @@ class Acceptance:
         return found
 
     def observe(self, own: SequenceAcceptance, tree: TokenTree, path: Sequence[int]) -> None:
-        """Learn from the verdict on a scored tree, that is on the children of the root and of accepted nodes."""
+        """Learn from the verdict on a scored tree: on the children of the root and of accepted nodes."""
         visited = {-1, *path}
         for node, (parent, key) in enumerate(zip(tree.parents, keys_of(tree), strict=True)):
             if parent not in visited:
@@ -157,7 +157,7 @@ class Acceptance:
 
 
 def keys_of(tree: TokenTree) -> list[Key]:
-    """The bin of every node."""
+    """Return the bin of every node."""
     scores, sources = tree.scores, tree.sources
     keys: list[Key] = []
     depths: list[int] = []

@@ -1,8 +1,8 @@
-"""The nodes and levels that maximise expected tokens per second over the whole batch.
+"""Choice of the nodes and levels that maximize expected tokens per second of the batch.
 
-Every sequence writes one token a round in any case. Nodes are taken by descending survival, from whichever tree: since
-no node survives more often than its parent, no other choice of as many nodes expects more tokens. Only their number
-remains to be chosen, and every number is evaluated, because costs have steps.
+Every sequence writes at least one token per round. Nodes are taken by descending survival from all trees: no node
+survives more often than its parent, so this maximizes the expected tokens for each number of nodes. Every number is
+evaluated, because costs have steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Chosen:
 
     @property
     def speed(self) -> float:
-        """Expected tokens a second."""
+        """Expected tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -32,7 +32,7 @@ def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float],
 
     Args:
         survivals: of every tree's nodes; no node's is above its parent's.
-        seconds: of the pass over 0, 1, 2, … rows, roots included.
+        seconds: time of a pass over 0, 1, 2, … rows, roots included.
         sunk: seconds that the round has taken so far.
     """
     batch = len(survivals)
@@ -69,7 +69,7 @@ class Depth:
 
     @property
     def speed(self) -> float:
-        """Expected tokens a second."""
+        """Expected tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -83,7 +83,7 @@ def choose_depth(
         level_seconds: cost of each level, including its rows in the target's pass.
         tokens: expected without a draft.
         seconds: of the round without a draft.
-        bias: least speed relative to no draft; higher for a drafter that is off, so that it does not flicker.
+        bias: minimum speed relative to no draft; higher for a disabled drafter, as hysteresis.
     """
     best = plain = Depth(0, tokens, seconds)
     least = bias * plain.speed

@@ -1,7 +1,7 @@
-"""Seconds of passes and drafts on this machine, measured before the first round, if at all, and in every round.
+"""Times of passes and drafts on this machine, measured in every round and optionally before the first one.
 
 The cost of a pass is the measured curve over its rows, times a level and a shape that are learned for every (batch,
-prefix) cell: the level follows the load of the machine, the shape the cost of further rows in this cell. A new cell
+prefix) cell: the level depends on the load of the machine, the shape on the cost of more rows in this cell. A new cell
 starts as a copy of the last one in use.
 """
 
@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from draftree.planners.estimates.constants import AUTO
 
 MAX_ROWS = 4096
-"""Rows up to which the curve is extrapolated."""
+"""Number of rows up to which the curve is extrapolated."""
 
 
 @dataclass(slots=True)
@@ -22,11 +22,11 @@ class _Cell:
     """Costs of one batch size and one range of prefix lengths. Mutated by `PassCosts`.
 
     Attributes:
-        batch: sequences of a round.
+        batch: number of sequences.
         level: factor of the measured curve; None before any measurement.
         shape: further factor by number of rows, and the number of rounds that it averages.
-        curve: seconds by rows; empty to be computed anew.
-        rounds: observed.
+        curve: seconds by rows; empty if it must be recomputed.
+        rounds: number of observed rounds.
     """
 
     batch: int
@@ -43,7 +43,7 @@ class _Cell:
 
 
 class PassCosts:
-    """Seconds of a round without its draft, by rows, batch and prefix. Mutated by `observe`."""
+    """Time of a round without its draft, by rows, batch and prefix. Mutated by `observe`."""
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -62,7 +62,7 @@ class PassCosts:
         self._base = _between(*points, MAX_ROWS)
 
     def curve(self, batch: int, prefix: int, *, max_rows: int) -> Sequence[float]:
-        """Seconds of a pass over 0, 1, 2, … rows, never falling."""
+        """Return the seconds of a pass over 0, 1, 2, … rows, never decreasing."""
         cell = self._cell(batch, prefix)
         if len(cell.curve) <= max_rows:
             known = sorted(cell.shape) or [1]
@@ -100,9 +100,9 @@ class PassCosts:
 
 
 def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[float]:
-    """Values at 0, 1, …, `last`, interpolated linearly between ascending places and constant beyond them.
+    """Interpolate values at 0, 1, …, `last` linearly between ascending places; constant beyond them.
 
-    Without numpy, whose code a pass evicts from the caches.
+    Avoids numpy, whose code a pass evicts from the processor caches.
     """
     found = [values[0]] * min(places[0], last + 1)
     for (start, low), (end, high) in pairwise(zip(places, values, strict=True)):
@@ -113,20 +113,20 @@ def _between(places: Sequence[int], values: Sequence[float], last: int) -> list[
 
 
 def _settled(mean: float, count: int) -> float:
-    """A ratio, held closer to 1 the fewer rounds it averages."""
+    """Return a ratio, shrunk towards 1 if it averages few rounds."""
     return 1.0 + (mean - 1.0) * count / (count + 1)
 
 
 @dataclass(slots=True)
 class DraftCosts:
-    """Seconds of one drafter's calls, of its levels and of reading unread tokens. Mutated by `observe`.
+    """Times of one drafter's calls, of its levels and of reading unread tokens, in seconds. Mutated by `observe`.
 
     Attributes:
-        call: of a draft; None before the first one.
-        level: of a level; None before a draft without catching up.
-        guessed: of a level, estimated from a draft that had to catch up first.
-        unread_token: of each token that it had to read before it could draft.
-        is_rough: whether `call` is of a draft that had to catch up first.
+        call: time of a draft; None before the first one.
+        level: time of a level; None before a draft without catching up.
+        guessed: time of a level, estimated from a draft after catching up.
+        unread_token: time of each token that it had to read before drafting.
+        is_rough: whether `call` includes catching up.
     """
 
     call: float | None = None
@@ -139,9 +139,9 @@ class DraftCosts:
         """Learn from a draft.
 
         Args:
-            seconds: of this drafter.
-            depth: levels that it drafted; 0 if its draft was empty.
-            unread: tokens that it had to read first; with many, the draft does not measure a level.
+            seconds: time of this drafter.
+            depth: number of drafted levels; 0 for an empty draft.
+            unread: number of tokens that it had to read first; with many, the draft does not measure a level.
         """
         catches_up = unread > AUTO.min_unread
         if catches_up:
@@ -168,13 +168,13 @@ class DraftCosts:
             )
 
     def catching_up(self, unread: Sequence[int]) -> float:
-        """Seconds to read so many tokens of each text; a few are part of every call."""
+        """Return the seconds to read unread tokens of each text; a few are part of every call."""
         return self.unread_token * sum(count for count in unread if count > AUTO.min_unread)
 
     def of(self, depth: int, *, otherwise: float = 0.0) -> float:
-        """Seconds of a draft of so many levels; `otherwise` is the cost of a level before the first draft."""
+        """Return the seconds of a draft of `depth` levels; before the first draft a level costs `otherwise`."""
         return depth * ((self.guessed or otherwise) if self.level is None else self.level)
 
     def is_below(self, share: float, plain_seconds: float) -> bool:
-        """Whether a draft costs less than this share of a plain pass."""
+        """Return whether a draft costs less than this share of a plain pass."""
         return self.call is not None and self.call < share * plain_seconds

@@ -1,4 +1,4 @@
-"""Attribution of nodes to merged drafters, and what each drafter's levels added."""
+"""Attribution of nodes and gains to merged drafters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Credit:
 
 
 class Credits:
-    """Attributes nodes to drafters by the names that trees carry.
+    """Attribution of nodes to drafters by the sources of trees.
 
     Args:
         parts: the drafters.
@@ -30,7 +30,7 @@ class Credits:
         self._guessers: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def depth_of(self, part: int, tree: TokenTree) -> int:
-        """The deepest level of a tree with a node of this drafter."""
+        """Return the deepest level of a tree with a node of this drafter."""
         levels = depths(tree.parents)
         if len(self._parts) == 1 or not tree.sources:
             return max(levels, default=0)
@@ -38,13 +38,13 @@ class Credits:
         return max(shared, default=0)
 
     def has_hit(self, part: int, tree: TokenTree, path: Sequence[int]) -> bool:
-        """Whether a drafter guessed the first token that was accepted."""
+        """Return whether a drafter proposed the first accepted token."""
         return bool(path) and (
             len(self._parts) == 1 or not tree.sources or part in self.guessers(tree.sources[path[0]])
         )
 
     def guessers(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        """The drafters with these names; the first if there is none."""
+        """Return the drafters with these names; the first if there is none."""
         found = self._guessers.get(names)
         if found is None:
             found = tuple(
@@ -56,7 +56,7 @@ class Credits:
         return found
 
     def of(self, tree: TokenTree, survivals: Sequence[float], *, costly: Sequence[bool]) -> list[Credit]:
-        """Every drafter's credit for a scored tree; a node of several drafters counts for one that is not costly."""
+        """Return every drafter's credit for a scored tree; a shared node counts for a drafter that is not costly."""
         if not len(tree):
             return self._nothing
         credits = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in self._parts]

@@ -1,4 +1,4 @@
-"""The reason for a plan, in numbers that a reader can check."""
+"""Reason for a plan, in numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from draftree.planners.estimates.drafting import PartPlan
 
 WORTH_SAYING = 0.001
-"""Cost of an unread token, in passes, from which it is named."""
+"""Minimum cost of an unread token, in passes, for mention."""
 
 
 def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int, *, now: int) -> str:
-    """The cost and the gain of each drafter, and what follows.
+    """Return the cost and the gain of each drafter, and the decision.
 
     Args:
         plans: of all drafters.

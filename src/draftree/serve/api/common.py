@@ -46,7 +46,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "The body is too large",
         429: "Too many requests; retry after `Retry-After` seconds",
         500: "The server failed",
-        503: "The queue is full, or the server is shutting down",
+        503: "The queue is full, or the server is loading or shutting down",
+        504: "The request took too long",
     }.items()
 }
 """Documented error responses of all endpoints."""

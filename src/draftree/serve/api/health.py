@@ -11,12 +11,15 @@ from draftree.serve.json_text import JsonResponse
 from draftree.version import __version__
 
 router = APIRouter(tags=["operation"])
+FAILED: dict[int | str, dict[str, Any]] = {503: {"description": "An engine has failed: restart the server"}}
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The models are loading, or the server is draining"}}
 
 
-@router.get("/health", summary="Liveness")
-async def health() -> Response:
-    """Return 200 while the process serves requests, of which loading and draining are a part."""
+@router.get("/health", summary="Liveness", responses=FAILED)
+async def health(request: Request) -> Response:
+    """Return 200 while the process works, also while it loads or drains; 503 if an engine has failed."""
+    if server_of(request).has_failed:
+        return JsonResponse({"status": "failed"}, 503)
     return JsonResponse({"status": "ok"})
 
 
@@ -26,7 +29,7 @@ async def ready(request: Request) -> Response:
     server = server_of(request)
     if server.is_ready:
         return JsonResponse({"status": "ready"})
-    reason = "draining" if server.gate.is_closed else "loading"
+    reason = "failed" if server.has_failed else "draining" if server.gate.is_closed else "loading"
     return JsonResponse({"status": reason}, 503, headers={"Retry-After": "5"})
 
 

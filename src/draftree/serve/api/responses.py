@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.common import ERRORS, model_of, running_job
 from draftree.serve.errors import ApiError, api_error, invalid
 from draftree.serve.items import chat_tool_choice, chat_tools, messages_of
 from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import build_params
+from draftree.serve.params import build_params, draft_of
 from draftree.serve.pool import ServedModel
 from draftree.serve.render.head import Head
 from draftree.serve.render.responses import ResponseWriter
@@ -23,6 +23,13 @@ from draftree.serve.schema.responses import LOGPROBS, ResponsesBody
 from draftree.serve.sse import EventStream, event, respond
 from draftree.serve.tools.plan import ToolPlan
 
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "json_schema": "text.format",
+    "messages": "input",
+}
+"""The body's field of each library parameter that has another name there."""
 router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
 
 
@@ -72,10 +79,12 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
     plan = _plan(body, model)
     params, names = _params(body, plan)
-    prompt = await _prompt(body, model, plan)
     head = Head.of("resp", body, model)
-    options = JobOptions(body.draft, body.priority, request_id=head.id, trace=body.reports.rounds, names=names)
-    async with running_job(request, model, prompts=[prompt], params=params, options=options) as job:
+    options = JobOptions(
+        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+    )
+    messages, encode = messages_of(body), partial(model.llm.encode_chat, tools=plan.tools)
+    async with running_job(request, model, prompts=[messages], params=params, options=options, encode=encode) as job:
         yield job, ResponseWriter(body, head, job, plan=plan)
 
 
@@ -83,7 +92,7 @@ def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
     parallel = body.parallel_tool_calls is not False
     choice = chat_tool_choice(body.tool_choice)
     try:
-        return ToolPlan.of(model.llm.llm.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
+        return ToolPlan.of(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
     except ApiError as error:
         # in this API the fields of a function are those of the tool
         message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")
@@ -100,7 +109,12 @@ def _params(body: ResponsesBody, plan: ToolPlan) -> tuple[SamplingParams, dict[s
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         **_constraint(body),
     }
-    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "json_schema": "text.format"}
+    names = {
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+        "json_schema": "text.format",
+        "messages": "input",
+    }
     params, names = build_params(body, given, names)
     return plan.sampling(params), names if plan.grammar is None else {**names, "grammar": "tool_choice"}
 
@@ -114,10 +128,3 @@ def _constraint(body: ResponsesBody) -> dict[str, Any]:
     if wanted.schema_ is None or wanted.name is None:
         raise invalid("text.format of type json_schema needs the fields 'name' and 'schema'", "text.format")
     return {"json_schema": wanted.schema_}
-
-
-async def _prompt(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> list[int]:
-    try:
-        return await model.llm.encode_chat(messages_of(body), tools=plan.tools)
-    except InvalidRequestError as error:
-        raise invalid(str(error), error.param or "input") from error

@@ -10,6 +10,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.errors import invalid
 from draftree.serve.json_text import JsonResponse
+from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.tokens import DetokenizeBody, TokenizeBody
 from draftree.serve.tools.plan import ToolPlan
@@ -56,7 +57,7 @@ def _model(name: str | None, request: Request) -> ServedModel:
 
 
 def _tokenizer(model: ServedModel) -> Tokenizer:
-    tokenizer = model.llm.llm.tokenizer
+    tokenizer = model.tokenizer
     if tokenizer is None:
         raise invalid(f"the model '{model.name}' has no tokenizer: it takes token ids only", "model")
     return tokenizer
@@ -64,7 +65,7 @@ def _tokenizer(model: ServedModel) -> Tokenizer:
 
 async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list[int]:
     _tokenizer(model)
-    for name in ("add_generation_prompt", "tools"):
+    for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
         if getattr(body, name) is not None:
             raise invalid(f"'{name}' belongs to 'messages': leave it out", name)
     return await model.llm.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -74,14 +75,17 @@ async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
     if body.add_special_tokens:
-        raise invalid("the chat template writes the special tokens: leave 'add_special_tokens' out", "add_special_tokens")
-    tools = ToolPlan.of(_tokenizer(model), body.tools).tools
+        message = "the chat template writes the special tokens: leave 'add_special_tokens' out"
+        raise invalid(message, "add_special_tokens")
     try:
         return await model.llm.encode_chat(
-            _messages(body), tools=tools, add_generation_prompt=body.add_generation_prompt is not False
+            _messages(body),
+            tools=ToolPlan.of(_tokenizer(model), body.tools).tools,
+            template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt is not False,
         )
     except InvalidRequestError as error:
-        raise invalid(str(error), error.param or "messages") from error
+        raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
 
 
 def _messages(body: TokenizeBody) -> list[dict[str, Any]]:

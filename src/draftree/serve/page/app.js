@@ -41,7 +41,11 @@ class App {
       plainSpeeds: this.plainSpeeds,
       onWritten: (request) => (this.#last = request.run.isPlain ? this.#last : request),
     };
-    this.views = { chat: new ChatView(context), complete: new CompleteView(context), compare: new CompareView(context) };
+    this.views = {
+      chat: new ChatView(context),
+      complete: new CompleteView(context),
+      compare: new CompareView(context),
+    };
     this.load = new LoadView(this.api);
     this.settings = new Settings(this.state, { onChange: () => this.#save(), onKey: () => this.connect() });
     this.selectTab = setUpTabs([...document.querySelectorAll("[role=tab]")], (mode) => this.#enter(mode));

@@ -6,7 +6,7 @@ const EXAMPLES = {
   chat: [
     ["Explain a cache", "Explain in a few sentences what a cache is and why it makes programs faster."],
     ["Count to thirty", "Count from one to thirty in words, separated by commas."],
-    ["Repeat with a change", "Repeat this list with every name in capitals: ada, alan, barbara, donald, edsger, grace, john."],
+    ["Repeat a list", "Repeat this list, one name per line: Ada, Alan, Barbara, Donald, Edsger, Grace, John."],
   ],
   complete: [
     ["A story", "Once upon a time, a small robot found a garden at the end of the street."],

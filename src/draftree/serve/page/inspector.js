@@ -142,12 +142,14 @@ function ratioWords(run, speed, plain) {
   if (!run) return "";
   if (run.isPlain) return "plain decoding";
   if (!plain) return "plain speed not measured yet";
-  return speed ? `${decimal(speed / plain, 2)}× plain (${decimal(plain)} tokens/s)` : `plain: ${decimal(plain)} tokens/s`;
+  const words = `${decimal(plain)} tokens/s`;
+  return speed ? `${decimal(speed / plain, 2)}× plain (${words})` : `plain: ${words}`;
 }
 
 function explanation(run) {
   if (!run) return "The planner’s reason for the size of its drafts appears after the first text.";
   if (run.isPlain) return "Plain decoding: one token per pass of the target, nothing is drafted.";
   if (run.explain) return run.explain;
-  return run.status === "running" ? "Shown at the end of the text." : "This planner gives no reason: its budget is fixed.";
+  if (run.status === "running") return "Shown at the end of the text.";
+  return "This planner gives no reason: its budget is fixed.";
 }

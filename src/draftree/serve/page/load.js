@@ -96,7 +96,8 @@ export class LoadView {
     const figure = (values, label) => el("figure", {}, sparkline(values, label), el("figcaption", {}, label));
     const speeds = samples.map((sample) => sample.speed);
     const requests = samples.map((sample) => sample.requests);
-    return el("div", { class: "history" }, figure(speeds, "Tokens/s"), figure(requests, "Running and waiting requests"));
+    const figures = [figure(speeds, "Tokens/s"), figure(requests, "Running and waiting requests")];
+    return el("div", { class: "history" }, ...figures);
   }
 
   /** @param {any} model */

@@ -4,7 +4,8 @@
  * @typedef {{id: number, text: string, parent: number, accepted: boolean, sources?: string[]}} TreeNode
  * @typedef {{id: number, text: string}} Token
  * @typedef {{index: number, position: number, nodes: TreeNode[], bonus: Token | null, picks?: Token[] | null,
- *     number?: number, root?: string}} Round
+ *     number?: number, root?: string, written?: number}} Round
+ *     written: tokens of the round in the text, known for the last one only; the end of the text cuts off the others
  * @typedef {{index?: number, text: string, origin: "drafted" | "picked" | "plain"}} Piece
  */
 
@@ -47,9 +48,19 @@ export class RoundLog {
     return round;
   }
 
+  /**
+   * Notes where the text ended.
+   *
+   * @param {number} total tokens of the whole text
+   */
+  close(total) {
+    const last = this.rounds.at(-1);
+    if (last) last.written = Math.max(0, total - (this.tokens - tokensOf(last)));
+  }
+
   /** @returns {number} tokens written: accepted ones and one pick per round */
   get tokens() {
-    return this.rounds.reduce((sum, round) => sum + acceptedNodes(round).length + (round.bonus ? 1 : 0), 0);
+    return this.rounds.reduce((sum, round) => sum + tokensOf(round), 0);
   }
 }
 
@@ -59,6 +70,32 @@ export class RoundLog {
  */
 export function acceptedNodes(round) {
   return round.nodes.flatMap((node, i) => (node.accepted ? [i] : []));
+}
+
+/** @param {Round} round */
+function tokensOf(round) {
+  return acceptedNodes(round).length + (round.bonus ? 1 : 0);
+}
+
+/**
+ * @param {Round} round
+ * @returns {("accepted" | "rejected" | "cut")[]} outcome of every node; "cut" is accepted, but after the end of the
+ *     text
+ */
+export function outcomesOf(round) {
+  const path = acceptedNodes(round);
+  return round.nodes.map((node, i) => {
+    if (!node.accepted) return "rejected";
+    return path.indexOf(i) < (round.written ?? Infinity) ? "accepted" : "cut";
+  });
+}
+
+/**
+ * @param {Round} round
+ * @returns {boolean} whether the target's pick comes after the end of the text
+ */
+export function isPickCut(round) {
+  return acceptedNodes(round).length >= (round.written ?? Infinity);
 }
 
 /**
@@ -110,10 +147,11 @@ export function visible(text) {
 export function describeRound(round) {
   const drafted = round.nodes.length;
   const path = acceptedNodes(round);
+  const end = isPickCut(round) ? " The text ends within this round." : "";
   const bonus = round.bonus ? `“${visible(round.bonus.text)}”` : "nothing";
-  if (drafted === 0) return `No draft; the target picked ${bonus}.`;
+  if (drafted === 0) return `No draft; the target picked ${bonus}.${end}`;
   const tokens = drafted === 1 ? "1 drafted token" : `${drafted} drafted tokens`;
-  if (path.length === 0) return `None of ${tokens} accepted; the target picked ${bonus}.`;
+  if (path.length === 0) return `None of ${tokens} accepted; the target picked ${bonus}.${end}`;
   const text = path.map((node) => round.nodes[node].text).join("");
-  return `${path.length} of ${tokens} accepted: “${visible(text)}”; then the target picked ${bonus}.`;
+  return `${path.length} of ${tokens} accepted: “${visible(text)}”; then the target picked ${bonus}.${end}`;
 }

@@ -68,6 +68,7 @@ export class Run {
     for (const round of extra.rounds ?? []) this.log.add(round);
     if (extra.explain) this.explain = extra.explain;
     if (extra.stats) this.stats = Array.isArray(extra.stats) ? extra.stats[0] : extra.stats;
+    if (chunk.usage && !choice) this.log.close(chunk.usage.completion_tokens);
     const pieces = extra.pieces ?? (text ? [{ text, origin: "plain" }] : []);
     for (const piece of pieces) this.counts[piece.origin] += 1;
     if (pieces.length) this.#measure();

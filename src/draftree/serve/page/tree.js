@@ -1,18 +1,18 @@
 /** Drawing of one round: the drafted tree from top to bottom, its accepted path straight down on the left. */
 
 import { el, svg } from "./dom.js";
-import { acceptedNodes, depthsOf, describeRound, visible } from "./rounds.js";
+import { acceptedNodes, depthsOf, describeRound, isPickCut, outcomesOf, visible } from "./rounds.js";
 
 const CHAR = 7.3;
 const PADDING = 20;
-const HEIGHT = 26;
-const STEP = 50;
+const HEIGHT = 24;
+const STEP = 42;
 const GAP = 10;
 const LONGEST = 12;
 
 /**
- * @typedef {{kind: "root" | "accepted" | "rejected" | "pick", label: string, title: string, x: number, y: number,
- *     width: number, parent: number}} Box
+ * @typedef {{kind: "root" | "accepted" | "rejected" | "cut" | "pick", label: string, title: string, x: number,
+ *     y: number, width: number, parent: number}} Box
  */
 
 /**
@@ -47,20 +47,20 @@ export function layoutTree(round) {
 
 /** @param {import("./rounds.js").Round} round */
 function entriesOf(round) {
-  const depths = depthsOf(round.nodes);
+  const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
   const entries = [entry("root", round.root ?? "", -1, 0)];
   for (const [i, node] of round.nodes.entries()) {
-    entries.push(entry(node.accepted ? "accepted" : "rejected", node.text, node.parent + 1, depths[i]));
+    entries.push(entry(outcomes[i], node.text, node.parent + 1, depths[i]));
   }
   if (round.bonus) {
     const last = (acceptedNodes(round).at(-1) ?? -1) + 1;
-    entries.push(entry("pick", round.bonus.text, last, entries[last].depth + 1));
+    entries.push(entry(isPickCut(round) ? "cut" : "pick", round.bonus.text, last, entries[last].depth + 1));
   }
   return entries;
 }
 
 function entry(kind, text, parent, depth) {
-  const marks = { root: "", accepted: "✓ ", rejected: "✕ ", pick: "◆ " };
+  const marks = { root: "", accepted: "✓ ", rejected: "✕ ", cut: "– ", pick: "◆ " };
   const shown = kind === "root" && text === "" ? "prompt" : visible(text);
   const short = shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
   return { kind, label: marks[kind] + short, title: shown, parent, depth };
@@ -102,8 +102,8 @@ export function drawTree(round) {
         "g",
         { class: `node ${box.kind}` },
         svg("title", {}, box.title),
-        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "pick" ? 13 : 6 }),
-        svg("text", { x: box.x + box.width / 2, y: box.y + 17.5, "text-anchor": "middle" }, box.label),
+        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "pick" ? 12 : 6 }),
+        svg("text", { x: box.x + box.width / 2, y: box.y + 16.5, "text-anchor": "middle" }, box.label),
       ),
     );
   }
@@ -123,18 +123,19 @@ function edge(from, to) {
  * @returns {HTMLTableElement} the same content as the drawing
  */
 export function treeTable(round) {
-  const depths = depthsOf(round.nodes);
+  const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
   const rows = round.nodes.map((node, i) => [
     String(depths[i]),
     visible(node.text),
     node.parent < 0 ? "last token" : visible(round.nodes[node.parent].text),
     (node.sources ?? []).join(", ") || "drafter",
-    node.accepted ? "accepted" : "rejected",
+    outcomes[i],
   ]);
   if (round.bonus) {
     const last = acceptedNodes(round).at(-1);
     const parent = last === undefined ? "last token" : visible(round.nodes[last].text);
-    rows.push([String(acceptedNodes(round).length + 1), visible(round.bonus.text), parent, "target", "picked"]);
+    const depth = String(acceptedNodes(round).length + 1);
+    rows.push([depth, visible(round.bonus.text), parent, "target", isPickCut(round) ? "cut" : "picked"]);
   }
   const head = ["Depth", "Token", "After", "From", "Outcome"].map((name) => el("th", { scope: "col" }, name));
   const body = rows.map((cells) => el("tr", { class: cells[4] }, ...cells.map((cell) => el("td", {}, cell))));

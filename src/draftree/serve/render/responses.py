@@ -8,8 +8,8 @@ from typing import Any, final
 
 from draftree.serve.errors import ApiError
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.render.head import Head
-from draftree.serve.render.report import closing_json, metrics_json, pieces_json, round_json, usage_json
+from draftree.serve.render.head import Head, Report
+from draftree.serve.render.report import metrics_json, usage_json
 from draftree.serve.render.tokens import chat_logprobs
 from draftree.serve.schema.responses import ResponsesBody
 from draftree.serve.tools.deltas import CallDelta, TextDelta
@@ -36,6 +36,7 @@ class ResponseWriter:
     def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
         self._parser = plan.parser()
+        self._report = Report(job, body)
         self._output: list[dict[str, Any]] = []
         self._is_open = False
         self._num_events = 0
@@ -48,7 +49,7 @@ class ResponseWriter:
     def read(self, found: ChoiceUpdate) -> list[Event]:
         """Return the events of an update."""
         update = found.update
-        events = self._report(found)
+        events = self._report_events(found)
         logprobs: list[Any] = []
         if self._body.wants_logprobs:
             logprobs = chat_logprobs(update.logprobs, self._job.served.texts)
@@ -193,20 +194,16 @@ class ResponseWriter:
         index = len(self._output) - 1
         return [*events, self._event("response.output_item.done", output_index=index, item=dict(item))]
 
-    def _report(self, found: ChoiceUpdate) -> list[Event]:
-        wanted, report = self._body.reports, {}
-        if wanted.pieces:
-            report["pieces"] = pieces_json(found.index, found.update, is_plain=self._job.is_plain)
-        if wanted.rounds:
-            texts, draft = self._job.served.texts, self._job.draft
-            report["rounds"] = [round_json(found.index, each, texts, draft=draft) for each in found.update.rounds]
+    def _report_events(self, found: ChoiceUpdate) -> list[Event]:
+        report = self._report.part(found)
+        if self._report.is_wanted and not self._body.stream:
+            self._report.add(found)
         return [self._event(REPORT, draftree=report)] if report else []
 
     def _statistics(self) -> dict[str, Any]:
-        metrics, wanted = metrics_json(self._job), self._body.reports
-        report = closing_json(self._job.completions()) if wanted.pieces or wanted.rounds else None
-        given = {"metrics": metrics, "draftree": report}
-        return {name: value for name, value in given.items() if value is not None}
+        metrics = metrics_json(self._job)
+        report = self._report.fields(self._job.completions())
+        return {**({} if metrics is None else {"metrics": metrics}), **report}
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_json(self._job)

@@ -15,7 +15,6 @@ class TokenizeBody(Body):
 
     refused: ClassVar[Refused] = {
         "chat_template": ((), "templates of clients are not run"),
-        "chat_template_kwargs": (({},), "templates of clients are not configured"),
         "mm_processor_kwargs": (({},), "only text is supported"),
         "continue_final_message": ((False,), "send the text as 'prompt'"),
     }
@@ -24,6 +23,7 @@ class TokenizeBody(Body):
     messages: list[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = Field(None, description="of a prompt: true by default; of messages: false")
     add_generation_prompt: bool | None = Field(None, description="of messages: true by default")
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = False
 

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.grammar.schema import schema_text
-from draftree.sampling.grammar.schema_refs import SchemaError
 from draftree.sampling.grammar.schema_rules import SchemaRules
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.tools.families import FAMILIES, Family, family_of
 from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
 from draftree.serve.tools.parser import CallParser
+from draftree.serve.tools.xml_grammar import xml_grammar
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["ToolPlan"]
@@ -122,20 +122,20 @@ def _family(tokenizer: Tokenizer | None) -> Family:
 
 
 def _grammar(family: Family, functions: tuple[Function, ...], name: str | None, *, is_parallel: bool) -> str:
-    if family.is_xml:
-        message = f'calls in the format of {family.name} cannot be forced: use tool_choice "auto"'
-        raise invalid(message, "tool_choice")
-    rules = SchemaRules()
-    calls: dict[str, str] = {}
-    for number, function in enumerate(functions):
-        if name in (None, function.name):
-            calls[function.name] = _add(rules, function.schema, number)
-    return family.grammar(calls, rules.text, is_parallel=is_parallel)
+    chosen = {number: function for number, function in enumerate(functions) if name in (None, function.name)}
+    if not family.is_xml:
+        rules = SchemaRules()
+        calls = {function.name: _add(rules, function.schema, number) for number, function in chosen.items()}
+        return family.grammar(calls, rules.text, is_parallel=is_parallel)
+    try:
+        return xml_grammar(chosen, is_parallel=is_parallel)
+    except (RuntimeError, ValueError) as error:
+        raise invalid(f'the calls cannot be enforced: {error}; use tool_choice "auto"', "tools") from error
 
 
 def _add(rules: SchemaRules, schema: Mapping[str, Any], number: int) -> str:
     try:
         return rules.add(schema_text(schema), f"tool_{number}")
-    except (RuntimeError, ValueError, SchemaError, InvalidRequestError) as error:
+    except (RuntimeError, ValueError) as error:
         place = f"tools[{number}].function.parameters"
         raise invalid(f"'{place}' cannot be enforced: {error}", place) from error

@@ -29,6 +29,11 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether a message has calls of tools."""
+        return any("tool_calls" in message for message in self.messages)
+
     def texts(self) -> list[str]:
         """Return every text that the template may copy, except roles, identifiers and empty texts outside contents."""
         contents = [message["content"] for message in self.messages if isinstance(message.get("content"), str)]

@@ -18,7 +18,6 @@ from typing import Any
 from jinja2 import TemplateError, TemplateRuntimeError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -36,7 +35,7 @@ from draftree.text.chat.template_costs import (
     text_size,
 )
 
-__all__ = ["TemplateStoppedError", "render_chat", "template_variables", "uses_tools"]
+__all__ = ["BoundedEnvironment", "TemplateStoppedError", "render_chat"]
 
 OLDEST_JINJA = (3, 1, 6)
 """Older versions have sandbox escapes."""
@@ -84,29 +83,6 @@ def render_chat(
     finally:
         _budget.reset(token)
     return text
-
-
-@lru_cache(maxsize=16)
-def template_variables(template: str) -> frozenset[str]:
-    """Return the variables that a template reads and that a request may set; those of every rendering are left out.
-
-    Raises:
-        jinja2.TemplateError: the template is malformed.
-    """
-    environment = BoundedEnvironment()
-    names = find_undeclared_variables(environment.parse(template))
-    fixed = {"messages", "tools", "documents", "add_generation_prompt"}
-    return frozenset(name for name in names - fixed - set(environment.globals) if not name.endswith("_token"))
-
-
-@lru_cache(maxsize=16)
-def uses_tools(template: str) -> bool:
-    """Return whether a template reads the variable `tools`.
-
-    Raises:
-        jinja2.TemplateError: the template is malformed.
-    """
-    return "tools" in find_undeclared_variables(BoundedEnvironment().parse(template))
 
 
 def pay(units: int) -> None:

@@ -1,4 +1,4 @@
-"""Random decisions of verifiers, behind an interface that tests can enumerate.
+"""Random decisions of verifiers, through an interface that tests can enumerate.
 
 Verifiers that compare two distributions toss coins and draw residual tokens. They use only a `Chance` for both, so that
 the exact tests can replace the noise by every outcome with its probability.

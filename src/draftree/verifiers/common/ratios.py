@@ -78,7 +78,7 @@ def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[in
 
 
 def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0) -> float:
-    """min(1, weight * T(token) / D(token)); D(token) is positive."""
+    """Return min(1, weight * T(token) / D(token)); D(token) is positive."""
     return min(1.0, weight * target[token].item() / draft[token].item())
 
 
@@ -121,7 +121,7 @@ def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: Cha
 
 
 def share_left(rest: Tensor, weight: float) -> float:
-    """Probability to stop at a node whose descendants were all rejected: s / (s + 1 - weight), s the residual's sum."""
+    """Return s / (s + 1 - weight), the probability to stop after all descendants were rejected; s: residual's sum."""
     total = rest.sum().item()
     # grouped so that a small sum is not lost beside 1 where the weight is 1
     rejected = total + (1.0 - weight)

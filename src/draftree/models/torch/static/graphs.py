@@ -81,7 +81,7 @@ class CudaApi(GraphApi):
         return torch.cuda.Stream(self._device)
 
     def current_stream(self) -> Any:
-        """On the device."""
+        """Return the stream on the device."""
         return torch.cuda.current_stream(self._device)
 
     def set_stream(self, stream: Any) -> None:

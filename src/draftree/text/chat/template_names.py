@@ -1,0 +1,59 @@
+"""Variables that a chat template reads; whatever it does not read would be ignored, and is refused."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
+
+from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.text.chat.conversation import Conversation
+from draftree.text.chat.templates import BoundedEnvironment
+
+__all__ = ["require_read", "uses_tools"]
+
+FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of every rendering."""
+
+
+def uses_tools(template: str) -> bool:
+    """Return whether a template reads the tools of a conversation."""
+    return "tools" in _variables(template)
+
+
+def require_read(conversation: Conversation, template: str, name: str) -> None:
+    """Raise unless the template reads the tools, calls and variables of a conversation.
+
+    Args:
+        conversation: the input of the template.
+        template: its source.
+        name: name of the model, for messages.
+
+    Raises:
+        InvalidRequestError: the template would ignore a part of the conversation.
+    """
+    reason = f"the chat template of {name} does not read"
+    if conversation.tools and not uses_tools(template):
+        raise InvalidRequestError(f"tools were given, but {reason} them: leave them out.", param="tools")
+    if conversation.has_calls and "tool_calls" not in template:
+        message = f"a message has tool_calls, but {reason} them: leave them out."
+        raise InvalidRequestError(message, param="messages")
+    known = frozenset(
+        variable
+        for variable in _variables(template) - FIXED - set(BoundedEnvironment().globals)
+        if not variable.endswith("_token")
+    )
+    for variable in conversation.variables:
+        if variable not in known:
+            hint = suggestion(variable, known) if known else "it reads no such variables"
+            message = f"template_kwargs has {variable!r}, which {reason}: {hint}."
+            raise InvalidRequestError(message, param="template_kwargs")
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    try:
+        return frozenset(find_undeclared_variables(BoundedEnvironment().parse(template)))
+    except (TemplateError, RecursionError):
+        return frozenset()  # rendering raises the error

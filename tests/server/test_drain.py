@@ -1,0 +1,141 @@
+"""A real process: the line that announces it, SIGTERM and Ctrl-C, the drain, logs, loading errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli_samples import save_tiny_model
+
+START_SECONDS = 240
+LONG = 20_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", chat=True, context=LONG + 100)
+
+
+class Process:
+    """A `draftree serve` process; its standard error is in a file."""
+
+    def __init__(self, folder: Path, log: Path, *options: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "draftree", "serve", str(folder), "--port", "0", *options]
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+            )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        found = re.search(r"http://[0-9.:]+", self.line)
+        assert found is not None, log.read_text()
+        self.url = found[0]
+
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@contextmanager
+def process(folder: Path, log: Path, *options: str) -> Iterator[Process]:
+    running = Process(folder, log, *options)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait(60)
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+
+
+class Reader(threading.Thread):
+    """A client that streams a long text."""
+
+    def __init__(self, url: str, count: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.count = url, count
+        self.text = ""
+        self.has_begun, self.is_done = threading.Event(), False
+        self.failure: Exception | None = None
+        self.start()
+        assert self.has_begun.wait(60)
+
+    def run(self) -> None:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": self.count, "ignore_eos": True, "stream": True}
+        try:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body | {"seed": 3}, timeout=120) as answer:
+                for line in answer.iter_lines():
+                    self.is_done = self.is_done or line == "data: [DONE]"
+                    if line.startswith("data: {"):
+                        self.text += json.loads(line[6:])["choices"][0]["text"]
+                        self.has_begun.set()
+        except httpx.HTTPError as error:
+            self.failure = error
+
+
+def test_sigterm_finishes_running_requests_and_exits_with_0(folder: Path, tmp_path: Path) -> None:
+    with process(folder, tmp_path / "log") as running:
+        assert re.fullmatch(r"serving tiny \(suffix\) at http://127\.0\.0\.1:\d+/v1, no API key\n", running.line)
+        assert httpx.get(f"{running.url}/ready").status_code == 200
+        reader = Reader(running.url, 1500)
+        with httpx.Client() as kept:
+            kept.get(f"{running.url}/health")
+            with httpx.stream("GET", f"{running.url}/draftree/rounds", timeout=60) as rounds:
+                running.process.send_signal(signal.SIGTERM)
+                lines = list(rounds.iter_lines())
+            assert lines[0] == ": rounds", "its readers do not hold the drain"
+        assert running.process.wait(90) == 0
+        reader.join(30)
+        assert reader.is_done, reader.failure
+        requests = [one for one in running.lines() if one["logger"] == "draftree.serve.requests"]
+        (finished,) = [one for one in requests if one["path"] == "/v1/completions"]
+        assert (finished["status"], finished["completion_tokens"]) == (200, 1500)
+        assert "tiny" in json.dumps(finished)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/health")
+
+
+def test_requests_that_outlast_the_drain_are_ended_with_the_status_of_the_signal(folder: Path, tmp_path: Path) -> None:
+    with process(folder, tmp_path / "log", "--drain-timeout", "0.3") as running:
+        reader = Reader(running.url, LONG)
+        start = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 128 + signal.SIGTERM
+        assert time.monotonic() - start < 30
+        reader.join(30)
+        assert not reader.is_done
+        assert any("did not finish in time" in one.get("message", "") for one in running.lines())
+
+
+def test_a_second_ctrl_c_ends_at_once(folder: Path, tmp_path: Path) -> None:
+    with process(folder, tmp_path / "log", "--drain-timeout", "60") as running:
+        reader = Reader(running.url, LONG)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert running.process.poll() is None, "it waits for the running request"
+        start = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 128 + signal.SIGINT
+        assert time.monotonic() - start < 20
+        reader.join(30)
+        assert not reader.is_done
+
+
+def test_an_idle_server_ends_at_once_with_0(folder: Path, tmp_path: Path) -> None:
+    with process(folder, tmp_path / "log") as running:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert "Traceback" not in running.log.read_text()

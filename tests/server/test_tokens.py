@@ -1,0 +1,111 @@
+"""/tokenize and /detokenize: the ids of the library, their strings, and refusals by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from draftree import AsyncLLM
+from draftree.serve.pool import ServedModel
+from draftree.text.tokenizer import Tokenizer
+from serving import CONTEXT, NAME, Running, running_server, tiny_model, tiny_tokenizer
+from text_backends import byte_level
+from tool_templates import HERMES
+
+MESSAGES = [{"role": "user", "content": "The fox </s> runs"}]
+TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs"}}]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[httpx.Client]:
+    models = [
+        ServedModel(NAME, AsyncLLM(tiny_model(), tokenizer=tiny_tokenizer())),
+        ServedModel("hermes", AsyncLLM(tiny_model(), tokenizer=byte_level(HERMES))),
+        ServedModel("mute", AsyncLLM(tiny_model(), tokenizer=byte_level(None))),
+    ]
+    with running_server(models) as running, httpx.Client(base_url=running.url, timeout=60) as found:
+        yield found
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer(tiny_tokenizer(), name="tiny")
+
+
+def tokens(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = http.post("/tokenize", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == CONTEXT
+    return found
+
+
+def test_a_prompt_is_encoded_as_for_a_completion(http: httpx.Client) -> None:
+    for text in ("The fox </s>", "日本 😀", ""):
+        assert tokens(http, model=NAME, prompt=text)["tokens"] == tokenizer().encode(text)
+        bare = tokens(http, model=NAME, prompt=text, add_special_tokens=False)
+        assert bare["tokens"] == tokenizer().encode(text, add_special_tokens=False)
+        assert bare["token_strs"] is None
+
+
+def test_strings_of_tokens_are_those_of_the_vocabulary(http: httpx.Client) -> None:
+    found = tokens(http, prompt="The fox </s>", return_token_strs=True)
+    assert found["token_strs"] == tiny_tokenizer().convert_ids_to_tokens(found["tokens"])
+
+
+def test_messages_are_encoded_as_for_an_answer(http: httpx.Client, server: Running) -> None:
+    assert tokens(http, messages=MESSAGES)["tokens"] == tokenizer().apply_chat_template(MESSAGES)
+    closed = tokens(http, messages=MESSAGES, add_generation_prompt=False)["tokens"]
+    assert closed == tokenizer().apply_chat_template(MESSAGES, add_generation_prompt=False)
+    developer = [{"role": "developer", "content": [{"type": "text", "text": "Go"}]}]
+    assert tokens(http, messages=developer)["tokens"] == tokenizer().apply_chat_template(
+        [{"role": "system", "content": "Go"}]
+    )
+
+
+def test_tools_and_variables_reach_the_template(two: httpx.Client) -> None:
+    hermes = Tokenizer(byte_level(HERMES), name="tiny")
+    definition = {"name": "run", "description": "Runs", "parameters": {"type": "object", "properties": {}}}
+    wanted = hermes.apply_chat_template(
+        MESSAGES, tools=[{"type": "function", "function": definition}], template_kwargs={"enable_thinking": True}
+    )
+    body = {"model": "hermes", "messages": MESSAGES, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
+    assert tokens(two, **body)["tokens"] == wanted
+
+
+def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
+    ids = tokenizer().apply_chat_template(MESSAGES)
+    answer = http.post("/detokenize", json={"model": NAME, "tokens": ids})
+    assert answer.status_code == 200
+    assert answer.json() == {"prompt": tokenizer().decode(ids, False)}
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("tokenize", {"model": NAME}, None),
+        ("tokenize", {"model": NAME, "prompt": "a", "messages": MESSAGES}, None),
+        ("tokenize", {"model": "other", "prompt": "a"}, "model"),
+        ("tokenize", {"prompt": "a"}, "model"),
+        ("tokenize", {"model": NAME, "prompt": 1}, "prompt"),
+        ("tokenize", {"model": NAME, "prompt": "a", "tools": TOOLS}, "tools"),
+        ("tokenize", {"model": NAME, "prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("tokenize", {"model": NAME, "prompt": "a", "x": 1}, "x"),
+        ("tokenize", {"model": NAME, "messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ("tokenize", {"model": NAME, "messages": MESSAGES, "tools": TOOLS}, "tools"),
+        ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template": "x"}, "chat_template"),
+        ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("tokenize", {"model": "mute", "messages": MESSAGES}, "messages"),
+        ("detokenize", {"model": NAME, "tokens": [10**6]}, "tokens"),
+        ("detokenize", {"model": NAME, "tokens": [-1]}, "tokens[0]"),
+        ("detokenize", {"tokens": [1]}, "model"),
+    ],
+)
+def test_wrong_requests_are_refused_by_field(two: httpx.Client, path: str, body: Any, param: str | None) -> None:
+    answer = two.post(f"/{path}", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
