@@ -315,6 +315,13 @@ def test_a_stream_that_cannot_be_completed_ends_with_an_error_event() -> None:
         assert (data_of([error])[0]["error"]["code"], done, empty) == (code, "data: [DONE]", "")
 
 
+def test_an_unexpected_error_is_not_shown() -> None:
+    for before in ([], [started(200, STREAM), b"data: {}\n\n"]):
+        _, _, body = ask(Scripted([*before, ZeroDivisionError("secret")]), CHAT)
+        assert b"internal_error" in body
+        assert b"secret" not in body
+
+
 def test_a_body_above_the_limit_is_refused() -> None:
     status, _, body = ask(Scripted(), CHAT, limit=100)
     assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")

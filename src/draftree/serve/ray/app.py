@@ -107,13 +107,15 @@ def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready:
         ConfigurationError: a setting does not fit replicas.
     """
     options.require_fit(settings)
+    start_ray(options, settings)
     ended = threading.Event()
+    # after the start: Ray installs handlers of its own
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: ended.set())
-    start_ray(options, settings)
     try:
         serve.run(build(with_memory(settings, options), options), name=APP_NAME, route_prefix="/")
-        on_ready(f"http://{settings.host}:{settings.port}")
+        if not ended.is_set():
+            on_ready(f"http://{settings.host}:{settings.port}")
         ended.wait()
     finally:
         serve.shutdown()

@@ -12,12 +12,12 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import ApiError, api_error
 from draftree.serve.ray.delivery import Delivery, RefusedError
 from draftree.serve.ray.exposition import merged_metrics
 from draftree.serve.ray.prefixes import prefix_blocks
@@ -121,7 +121,7 @@ class Proxy:
         request, is_generating = prepared(scope, body)
         delivery = Delivery(send, is_generating=is_generating)
         work = self._answer_with_metrics if scope["path"] == METRICS else self._answer
-        answering = asyncio.create_task(work(request, delivery))
+        answering = asyncio.create_task(_guarded(work(request, delivery), delivery))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -246,6 +246,14 @@ def lost_error() -> ApiError:
         code="no_replica",
         headers={"Retry-After": "5"},
     )
+
+
+async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
+    """Await the work; the client gets a general error for an unexpected exception, whose text is only logged."""
+    try:
+        await work
+    except Exception as error:
+        await delivery.fail(api_error(error))
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
