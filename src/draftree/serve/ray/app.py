@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -117,9 +118,25 @@ def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready:
         if not ended.is_set():
             on_ready(f"http://{settings.host}:{settings.port}")
         ended.wait()
+        drain(settings)
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def drain(settings: ServerSettings) -> None:
+    """Refuse new requests, and return when the running ones are finished or the drain timeout has passed.
+
+    `serve.shutdown` alone ends the HTTP proxy at once, and with it all connections.
+    """
+    # ingress and replicas end one after the other
+    end = time.monotonic() + 2 * (settings.drain_timeout + SPARE_SECONDS)
+    while time.monotonic() < end:
+        try:
+            serve.delete(APP_NAME)
+            return
+        except TimeoutError:
+            continue  # of this call
 
 
 def with_memory(settings: ServerSettings, options: ReplicaOptions) -> ServerSettings:
