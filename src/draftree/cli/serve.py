@@ -120,8 +120,8 @@ def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) ->
     require_extra("ray", "'draftree serve --replicas' needs", error=ConfigurationError)
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import say
+    from draftree.serve.listening import listen
     from draftree.serve.ray.options import ReplicaOptions
-    from draftree.serve.run import listen
 
     replicas = ReplicaOptions.parse(number)
     replicas.require_fit(settings)
