@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,8 +25,8 @@ from draftree.arguments import (
     require_single,
     require_text,
 )
+from draftree.async_prompts import AsyncPromptEncoder
 from draftree.completion import Completion
-from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update, WritingSequence
@@ -36,7 +35,6 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
-from draftree.text.tokenizer import Tokenizer
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -74,6 +72,7 @@ class AsyncLLM:
         self._llm.engine.max_waiting = max_waiting
         # tokenizers are not safe for concurrent use
         self._encoding = threading.Lock()
+        self._prompts = AsyncPromptEncoder(self._llm.prompts, self._encoding)
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._driver = Driver(self._llm.engine)
 
@@ -81,6 +80,11 @@ class AsyncLLM:
     def llm(self) -> LLM:
         """The wrapped `LLM`: its model, tokenizer and facts. Only this object may generate with it."""
         return self._llm
+
+    @property
+    def prompts(self) -> AsyncPromptEncoder:
+        """The encoder of prompts and conversations."""
+        return self._prompts
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -141,7 +145,7 @@ class AsyncLLM:
 
         def make() -> list[WritingSequence]:
             with self._encoding:
-                ids = requests.encode(prompt)
+                ids = self._llm.prompts.encode(prompt)
                 return requests.sequences(
                     ids, given, draft=draft, priority=priority, request_id=request_id, trace=trace
                 )
@@ -263,75 +267,6 @@ class AsyncLLM:
                 if update.sequence.error is not None and update.is_last:
                     raise update.sequence.error
                 yield update
-
-    async def encode(self, prompt: Prompt | Messages) -> list[int]:
-        """Return the token ids of a prompt; messages are formatted by the model's chat template.
-
-        Raises:
-            InvalidRequestError: an invalid prompt.
-        """
-        return await asyncio.to_thread(self._locked, self._llm.requests.encode, prompt)
-
-    async def encode_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]:
-        """Return the token ids of a conversation, formatted by the model's chat template.
-
-        Args:
-            messages: the conversation.
-            tools: functions that the model may call, in OpenAI's form.
-            template_kwargs: further variables of the template.
-            add_generation_prompt: append the header of the assistant's answer.
-            continue_final_message: leave the last message, one of the assistant, open to be continued.
-
-        Raises:
-            InvalidRequestError: a conversation, tools or variables that the template cannot take.
-        """
-        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
-        requests = self._llm.requests
-        if continue_final_message:
-            encode = partial(requests.encode_open_chat, messages, **given)
-        else:
-            encode = partial(requests.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt)
-        found: list[int] = await asyncio.to_thread(self._locked, encode)
-        return found
-
-    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, which may be empty.
-
-        Args:
-            text: the text.
-            add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
-
-        Raises:
-            InvalidRequestError: no tokenizer, or a text that is not valid Unicode.
-        """
-        tokenizer = self._llm.tokenizer
-        if tokenizer is None:
-            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
-        return await asyncio.to_thread(self._locked, tokenizer.encode, text, add_special_tokens)
-
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids; bytes that form no character become U+FFFD.
-
-        Raises:
-            InvalidRequestError: the model has no tokenizer, or an id is outside the vocabulary.
-        """
-        return await asyncio.to_thread(self._locked, self._llm.requests.decode, ids, skip_special_tokens)
-
-    async def with_tokenizer(self, action: Callable[[Tokenizer | None], Any]) -> Any:
-        """Run an action that uses the tokenizer, on a thread and while nothing else uses it."""
-        return await asyncio.to_thread(self._locked, action, self._llm.tokenizer)
-
-    def _locked(self, action: Callable[..., Any], *args: Any) -> Any:
-        with self._encoding:
-            return action(*args)
 
     async def forget(self) -> None:
         """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""

@@ -39,6 +39,7 @@ from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import write_all
+from draftree.prompts import PromptEncoder
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -133,7 +134,9 @@ class LLM:
             longest=self._engine.longest,
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
-            allow_control_tokens=allow_control_tokens,
+        )
+        self._prompts = PromptEncoder(
+            self._tokenizer, loaded.model.vocab_size, allow_control_tokens=allow_control_tokens
         )
         self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
@@ -168,8 +171,13 @@ class LLM:
         return self._engine
 
     @property
+    def prompts(self) -> PromptEncoder:
+        """The encoder of prompts and conversations."""
+        return self._prompts
+
+    @property
     def requests(self) -> Requests:
-        """The factory of sequences from prompts and parameters, for the engine."""
+        """The factory of sequences from token ids and parameters, for the engine."""
         return self._requests
 
     @property
@@ -218,7 +226,7 @@ class LLM:
             InvalidRequestError: an invalid prompt or parameter; nothing has been generated then.
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
-        ids = [self._requests.encode_prompt(prompt) for prompt in prompt_list(prompts)]
+        ids = [self._prompts.encode_prompt(prompt) for prompt in prompt_list(prompts)]
         return self._run(ids, params, draft, on_update=on_update, progress=progress)
 
     def chat(
@@ -243,7 +251,7 @@ class LLM:
             InvalidRequestError: malformed messages, or a model without a chat template.
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        ids = [self._requests.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        ids = [self._prompts.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self._run(ids, params, draft, on_update=on_update, progress=progress)
 
     def stream(
@@ -278,7 +286,7 @@ class LLM:
         """Stream as `stream`, with token ids, and with accepted and picked text distinguished."""
         given = one_params(params)
         require_single(given)
-        (sequence,) = self._requests.sequences(self._requests.encode(prompt), given, draft=draft)
+        (sequence,) = self._requests.sequences(self._prompts.encode(prompt), given, draft=draft)
         yield from self._engine.stream(sequence)
         if sequence.error is not None:
             raise sequence.error

@@ -1,14 +1,14 @@
-"""Conversion of prompts and parameters to sequences; invalid requests are refused here, before generation."""
+"""Conversion of token ids and parameters to sequences; invalid requests are refused here, before generation."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
+from draftree.arguments import shown_value
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
 from draftree.drafters import NO_DRAFT
@@ -35,7 +35,6 @@ class Requests:
         longest: longest text in tokens for which there is memory.
         kernels: kernels of the target's passes, for statistics.
         kernels_reason: why torch is used although native kernels were possible.
-        allow_control_tokens: whether control tokens in messages are encoded as such.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Requests:
         longest: int,
         kernels: str = "",
         kernels_reason: str | None = None,
-        allow_control_tokens: bool = False,
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
@@ -56,7 +54,6 @@ class Requests:
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
-        self.allow_control_tokens = allow_control_tokens
         self._grammars: Grammars | None = None
 
     def sequences(
@@ -228,119 +225,3 @@ class Requests:
     def _encode_plainly(self, text: str) -> list[int]:
         assert self._tokenizer is not None
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def encode(self, prompt: Prompt | Messages) -> list[int]:
-        """Encode a text, a list of token ids, or the messages of a conversation.
-
-        Raises:
-            InvalidRequestError: an empty or malformed prompt.
-        """
-        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            return self.encode_chat(prompt)  # type: ignore[arg-type]
-        require_one_prompt(prompt)
-        return self.encode_prompt(prompt)  # type: ignore[arg-type]
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of token ids.
-
-        Raises:
-            InvalidRequestError: there is no tokenizer, or an id is outside the vocabulary.
-        """
-        if self._tokenizer is None:
-            raise InvalidRequestError("token ids cannot be decoded: this model has no tokenizer", param="ids")
-        return self._tokenizer.decode(self._checked_ids(ids, "ids"), skip_special_tokens)
-
-    def encode_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """Encode a conversation with the model's chat template; the other arguments as `Tokenizer.apply_chat_template`.
-
-        Raises:
-            InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
-        """
-        with blaming("messages"):
-            return self._chat_tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                template_kwargs=template_kwargs,
-                add_generation_prompt=add_generation_prompt,
-                allow_control_tokens=self.allow_control_tokens,
-            )
-
-    def encode_open_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Encode a conversation whose last message, one of the assistant, is to be continued.
-
-        Raises:
-            InvalidRequestError: as `encode_chat`; a last message of another kind, or one that the template changes.
-        """
-        with blaming("continue_final_message"):
-            *before, last = messages
-            content = last.get("content")
-            if not before or last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
-                raise InvalidRequestError(
-                    "continue_final_message needs a last message of the role assistant with a text, after another "
-                    "message: add it, or leave continue_final_message out"
-                )
-            given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
-            start = self.encode_chat(before, **given)
-            tokenizer = self._chat_tokenizer
-            if self.allow_control_tokens:
-                ids = start + tokenizer.encode(content, add_special_tokens=False)
-            else:
-                ids = start + tokenizer.encode_literally(content)
-            whole = self.encode_chat(messages, **given, add_generation_prompt=False)
-            if not tokenizer.decode(whole, False).startswith(tokenizer.decode(ids, False)):
-                raise InvalidRequestError(
-                    f"the chat template of {tokenizer.name} writes the last message in another form, so it cannot be "
-                    "continued: leave continue_final_message out"
-                )
-            return ids
-
-    @property
-    def _chat_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
-        return self._tokenizer
-
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Encode a text, or check a list of token ids.
-
-        Raises:
-            InvalidRequestError: an empty prompt, or ids outside the vocabulary.
-        """
-        with blaming("prompt"):
-            if isinstance(prompt, str):
-                if self._tokenizer is None:
-                    raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
-                ids = self._tokenizer.encode(prompt) if prompt else []
-            elif is_row(prompt):
-                ids = list(prompt)
-            else:
-                raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
-            if not ids:
-                raise InvalidRequestError("the prompt is empty: give at least one character or token")
-            return self._checked_ids(ids, "prompt")
-
-    def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
-        vocab_size = self._parts.target.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not is_id(token):
-                raise InvalidRequestError(
-                    f"a {param} of token ids must hold whole numbers, got {shown_value(token)}", param=param
-                )
-            if not 0 <= token < vocab_size:
-                raise InvalidRequestError(
-                    f"the {param} holds token {token}, but the vocabulary ends at {vocab_size - 1}", param=param
-                )
-        return [int(token) for token in ids]

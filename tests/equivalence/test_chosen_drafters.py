@@ -305,7 +305,7 @@ def test_a_real_model_writes_the_same_text_with_every_choice_of_one_batch() -> N
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
     wanted = [done.token_ids for done in slow.generate(prompts, params)]
     added = [
-        (index, choice, add(llm, llm.requests.encode(prompt), params, choice))
+        (index, choice, add(llm, llm.prompts.encode(prompt), params, choice))
         for index, prompt in enumerate(prompts)
         for choice in (None, "none", *drafts)
     ]

@@ -75,10 +75,10 @@ async def test_pieces_and_token_ids_belong_together() -> None:
         (done,) = submission.completions()
         assert "".join(piece.text for update in updates for piece in update.pieces) == done.text
         assert tuple(token for update in updates for token in update.token_ids) == done.token_ids
-        assert await llm.decode(done.token_ids, skip_special_tokens=True) == done.text
-        assert await llm.encode([5, 6, 7]) == [5, 6, 7]
+        assert await llm.prompts.decode(done.token_ids, skip_special_tokens=True) == done.text
+        assert await llm.prompts.encode([5, 6, 7]) == [5, 6, 7]
         with pytest.raises(InvalidRequestError, match="vocabulary") as refused:
-            await llm.decode([10**6])
+            await llm.prompts.decode([10**6])
         assert refused.value.param == "ids"
 
 

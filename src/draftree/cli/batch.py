@@ -130,11 +130,11 @@ def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, 
     """
     try:
         if prompt.messages is not None:
-            chat, ids = True, llm.requests.encode_chat(prompt.messages)
+            chat, ids = True, llm.prompts.encode_chat(prompt.messages)
         else:
             task = dataclasses.replace(request.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
-            ids = llm.requests.encode(task.messages if chat else task.text)
+            ids = llm.prompts.encode(task.messages if chat else task.text)
         params = fitted_to_context(request.params, llm, ids) if request.fits_context else request.params
         return chat, llm.requests.sequences(ids, params)
     except InvalidRequestError as error:

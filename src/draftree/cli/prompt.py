@@ -47,7 +47,7 @@ class Task:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         if self.system is not None and not chat:
             raise InvalidRequestError("--system was given, but this model has no chat template: leave --system out")
-        if llm.requests.allow_control_tokens and not chat:
+        if llm.prompts.allow_control_tokens and not chat:
             raise InvalidRequestError(
                 "--allow-control-tokens was given, but this model has no chat template, and in a plain prompt control "
                 "tokens are always encoded as such: leave --allow-control-tokens out"
@@ -58,7 +58,7 @@ class Task:
         """Return the parameters with `max_tokens` limited to the context; `chat` must be decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
-        ids = llm.requests.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
+        ids = llm.prompts.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
         return fitted_to_context(params, llm, ids)
 
     @property

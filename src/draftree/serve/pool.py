@@ -64,7 +64,7 @@ class ServedModel:
 
     async def prepare_texts(self) -> None:
         """Make `texts` on another thread, if they do not exist yet."""
-        await self.llm.with_tokenizer(token_texts)
+        await self.llm.prompts.with_tokenizer(token_texts)
 
     @property
     def max_context(self) -> int:

@@ -51,7 +51,7 @@ async def within_limits(
     needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
     if settings.max_prompt_tokens is None and not needs_limit:
         return params, prompts
-    ids = [await model.llm.encode(prompt) for prompt in prompts]
+    ids = [await model.llm.prompts.encode(prompt) for prompt in prompts]
     kept = params.truncate_prompt_tokens
     longest = max((len(one) if kept is None or kept < 0 else min(kept, len(one)) for one in ids), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:

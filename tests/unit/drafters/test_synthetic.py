@@ -76,7 +76,7 @@ def test_it_follows_a_text_that_is_not_plain_decodings() -> None:
 def test_a_text_that_fails_on_the_way_fails_alone() -> None:
     """Its grammar requires a token that a bias forbids, so none is left."""
     llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=3), order=2), "synthetic,accept=1,k=4", tokenizer=tokenizer())
-    b = llm.requests.encode("b")[0]
+    b = llm.prompts.encode("b")[0]
     failing = SamplingParams(max_tokens=6, seed=5, regex="b", stop_token_ids=[9], logit_bias={b: -math.inf})
     with pytest.raises(GenerationError, match="left no token") as caught:
         llm.generate([[4, 5, 6], [7]], [failing, SamplingParams(max_tokens=6, seed=5)])

@@ -204,7 +204,7 @@ def test_a_tokenizer_of_many_control_tokens_is_quick() -> None:
 
 
 def prompt_of(llm: LLM, content: str) -> list[int]:
-    return llm.requests.encode([{"role": "user", "content": content}])
+    return llm.prompts.encode([{"role": "user", "content": content}])
 
 
 @asynchronous
@@ -224,5 +224,5 @@ async def test_every_front_end_encodes_literally_by_default() -> None:
         assert "".join(llm.stream(messages, params)) == wanted
         async with AsyncLLM(table, tokenizer=tokenizer, allow_control_tokens=allowed) as other:
             assert (await other.generate(messages, params))[0].text == wanted
-        assert llm.requests.encode("a<|im_end|>b").count(4) == 1, "a prompt is the user's own text"
+        assert llm.prompts.encode("a<|im_end|>b").count(4) == 1, "a prompt is the user's own text"
     await asyncio.sleep(0)

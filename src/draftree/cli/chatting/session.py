@@ -150,13 +150,13 @@ class Session:
         llm = self.drafting.llm
 
         def count(messages: Messages) -> int:
-            return len(llm.requests.encode_chat(messages))
+            return len(llm.prompts.encode_chat(messages))
 
         limit = llm.engine.longest
         dropped = self.conversation.drop_oldest(message, count, limit=limit, room=self._room(limit))
         if dropped:
             self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns(dropped)}")
-        ids = llm.requests.encode_chat(self.conversation.messages(message))
+        ids = llm.prompts.encode_chat(self.conversation.messages(message))
         params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
         show = None if self._screen is None else self._screen.show
         try:

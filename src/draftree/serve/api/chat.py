@@ -73,7 +73,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
         draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
     )
     encode = partial(
-        model.llm.encode_chat,
+        model.llm.prompts.encode_chat,
         tools=plan.tools,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=_adds_prompt(body),

@@ -96,7 +96,7 @@ async def running_job(
         prompts: texts, token ids or messages.
         params: sampling parameters of all prompts.
         options: how the texts are generated.
-        encode: encodes a prompt; None for `AsyncLLM.encode`.
+        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
 
     Raises:
         ApiError: refused by the server or the engine.

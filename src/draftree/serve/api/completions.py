@@ -70,4 +70,4 @@ async def _text_of(job: Job, place: int, prompt: str | list[int]) -> str:
     if job.served.tokenizer is None:
         return ""
     ids = job.submissions[place].prompt_ids
-    return await job.served.llm.decode(ids, skip_special_tokens=job.params.skip_special_tokens)
+    return await job.served.llm.prompts.decode(ids, skip_special_tokens=job.params.skip_special_tokens)

@@ -83,7 +83,7 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     options = JobOptions(
         draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
     )
-    messages, encode = messages_of(body), partial(model.llm.encode_chat, tools=plan.tools)
+    messages, encode = messages_of(body), partial(model.llm.prompts.encode_chat, tools=plan.tools)
     async with running_job(request, model, prompts=[messages], params=params, options=options, encode=encode) as job:
         yield job, ResponseWriter(body, head, job, plan=plan)
 

@@ -40,7 +40,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
     model = _model(body.model, request)
     try:
-        return JsonResponse({"prompt": await model.llm.decode(body.tokens)})
+        return JsonResponse({"prompt": await model.llm.prompts.decode(body.tokens)})
     except InvalidRequestError as error:
         raise invalid(str(error), "tokens") from error
 
@@ -68,7 +68,7 @@ async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list
     for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
         if getattr(body, name) is not None:
             raise invalid(f"'{name}' belongs to 'messages': leave it out", name)
-    return await model.llm.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
+    return await model.llm.prompts.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
 
 
 async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
@@ -79,7 +79,7 @@ async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
         raise invalid(message, "add_special_tokens")
     plan = await ToolPlan.load(_tokenizer(model), body.tools)
     try:
-        return await model.llm.encode_chat(
+        return await model.llm.prompts.encode_chat(
             _messages(body),
             tools=plan.tools,
             template_kwargs=body.chat_template_kwargs,
