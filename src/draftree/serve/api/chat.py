@@ -61,7 +61,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     model = model_of(request, body.model)
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    plan = ToolPlan.of(
+    plan = await ToolPlan.load(
         model.tokenizer,
         body.tools,
         tool_choice=body.tool_choice,

@@ -73,7 +73,9 @@ def model_of(request: Request, name: str | None) -> ServedModel:
         ApiError: 404.
     """
     server = server_of(request)
-    return server.pool.get(name, server.key_of(request))
+    model = server.pool.get(name, server.key_of(request))
+    server.record_of(request).model = model.name
+    return model
 
 
 @asynccontextmanager

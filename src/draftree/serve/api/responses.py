@@ -77,7 +77,7 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     model = model_of(request, body.model)
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    plan = _plan(body, model)
+    plan = await _plan(body, model)
     params, names = _params(body, plan)
     head = Head.of("resp", body, model)
     options = JobOptions(
@@ -88,11 +88,11 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         yield job, ResponseWriter(body, head, job, plan=plan)
 
 
-def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
+async def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
     parallel = body.parallel_tool_calls is not False
     choice = chat_tool_choice(body.tool_choice)
     try:
-        return ToolPlan.of(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
+        return await ToolPlan.load(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
     except ApiError as error:
         # in this API the fields of a function are those of the tool
         message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")
