@@ -49,6 +49,7 @@ class ChatBody(SamplingBody):
         "verbosity": ((), "the models have no such setting"),
         "moderation": ((), "the server moderates nothing"),
         "prompt_cache_retention": ((), "cached prefixes are kept while there is room"),
+        "prompt_cache_options": (({},), "cached prefixes are kept while there is room"),
         "chat_template": ((), "templates of clients are not run"),
         "documents": (([],), "put the documents into a message"),
         "media_io_kwargs": (({},), "only text is supported"),
