@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from draftree.core.errors import ConfigurationError
+from draftree.serve.ray.exposition import merged_metrics
+from draftree.serve.ray.options import ReplicaOptions, from_environment
 from draftree.serve.ray.prefixes import prefix_blocks
-from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy
+from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy, prepared
 from draftree.serve.ray.resume import DivergedError, StreamRecord
 from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, call_app
+from draftree.serve.served import ModelChoice
+from draftree.serve.settings import ServerSettings
 
 TEXTS = ["Once upon a time, there was a “red” ball. 🙂 It rolled\u2028down\x85the hill", "Tom saw it.\n\nTom ran."]
 STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -210,7 +215,7 @@ def ask(
             await asyncio.Event().wait()
             raise AssertionError
 
-        await Proxy(replicas, max_body_bytes=limit, retry=QUICK)(scope_of(path, method), receive, send)
+        await Proxy(replicas, max_body_bytes=limit, body_timeout=5, retry=QUICK)(scope_of(path, method), receive, send)
 
     asyncio.run(run())
     assert [m["type"] for m in messages].count("http.response.start") == 1
@@ -310,6 +315,13 @@ def test_a_stream_that_cannot_be_completed_ends_with_an_error_event() -> None:
         assert (data_of([error])[0]["error"]["code"], done, empty) == (code, "data: [DONE]", "")
 
 
+def test_an_unexpected_error_is_not_shown() -> None:
+    for before in ([], [started(200, STREAM), b"data: {}\n\n"]):
+        _, _, body = ask(Scripted([*before, ZeroDivisionError("secret")]), CHAT)
+        assert b"internal_error" in body
+        assert b"secret" not in body
+
+
 def test_a_body_above_the_limit_is_refused() -> None:
     status, _, body = ask(Scripted(), CHAT, limit=100)
     assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
@@ -346,7 +358,7 @@ def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
         async def send(message: Any) -> None:
             pass
 
-        proxy = Proxy(Endless(), max_body_bytes=100, retry=QUICK)
+        proxy = Proxy(Endless(), max_body_bytes=100, body_timeout=5, retry=QUICK)
         await asyncio.wait_for(proxy(scope_of("/v1/chat/completions"), receive, send), 5)
         return is_closed.is_set()
 
@@ -397,3 +409,107 @@ def test_an_error_of_an_app_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         in_process(broken)
+
+
+def test_metrics_of_all_replicas_are_merged_by_metric() -> None:
+    head = "# HELP up Works\n# TYPE up gauge\n"
+    texts = {"a": head + "up 1\n", "b": head + 'up{model="m}",key="k"} 0\n# TYPE n counter\nn_total 3\n'}
+    assert merged_metrics(texts, num_repeated=2) == (
+        head
+        + 'up{replica="a"} 1\nup{model="m}",key="k",replica="b"} 0\n'
+        + '# TYPE n counter\nn_total{replica="b"} 3\n'
+        + "# HELP draftree_repeated_requests_total Requests that were repeated on another replica\n"
+        + "# TYPE draftree_repeated_requests_total counter\ndraftree_repeated_requests_total 2\n"
+    )
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_metrics_are_those_of_all_replicas_or_the_refusal_of_one(is_allowed: bool) -> None:
+    class Two:
+        async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
+            assert dict(request.scope["headers"])[b"x-request-id"] == b"7"
+            second = [started(200, replica="b"), b"up 0\n"] if is_allowed else [started(401, replica="b"), b"no"]
+            return [[started(200, (b"content-length", b"5"), replica="a"), b"up ", b"1\n"], second]
+
+    status, headers, body = ask(Two(), b"", path="/metrics", method="GET")
+    assert (status, headers) == (200 if is_allowed else 401, {})
+    assert body.startswith(b'up{replica="a"} 1\nup{replica="b"} 0\n') if is_allowed else body == b"no"
+
+
+def test_a_request_without_an_id_gets_one_for_all_repetitions() -> None:
+    replicas = Scripted([LOST], [started(), b"{}"])
+    scope = scope_of("/v1/chat/completions") | {"headers": []}
+    request, _ = prepared(scope, json.dumps(CHAT | {"seed": 1}).encode())
+    ask(replicas, CHAT | {"seed": 1})
+    assert dict(request.scope["headers"])[b"x-request-id"].startswith(b"req-")
+    assert replicas.requests[0].scope == replicas.requests[1].scope
+
+
+def test_a_slow_body_is_refused() -> None:
+    messages: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    proxy = Proxy(Scripted(), max_body_bytes=100, body_timeout=0.01)
+    asyncio.run(proxy(scope_of("/v1/chat/completions"), receive, send))
+    assert messages[0]["status"] == 408
+
+
+@pytest.mark.parametrize(("text", "found"), [("3", (3, 1, 4)), ("2-6", (None, 2, 6))])
+def test_a_number_of_replicas_or_a_range_is_read(text: str, found: tuple[int | None, int, int]) -> None:
+    options = ReplicaOptions.parse(text)
+    assert (options.num_replicas, options.min_replicas, options.max_replicas) == found
+
+
+@pytest.mark.parametrize("text", ["", "two", "0", "3-1", "-1", "1-2-3"])
+def test_other_numbers_of_replicas_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        ReplicaOptions.parse(text)
+
+
+def test_settings_and_options_are_read_from_the_environment() -> None:
+    settings, options = from_environment(
+        {
+            "DRAFTREE_SERVE_MODELS": "tiny=a/b other",
+            "DRAFTREE_SERVE_DRAFTS": "ngram",
+            "DRAFTREE_SERVE_MAX_BODY_BYTES": "2MiB",
+            "DRAFTREE_SERVE_REQUEST_TIMEOUT": "7.5",
+            "DRAFTREE_SERVE_EXACT": "1",
+            "DRAFTREE_SERVE_CORS_ORIGINS": "https://a.org https://b.org",
+            "DRAFTREE_SERVE_NUM_REPLICAS": "none",
+            "DRAFTREE_SERVE_MAX_REPLICAS": "6",
+            "HOME": "/",
+        }
+    )
+    assert [choice.name for choice in settings.models] == ["tiny", "other"]
+    assert settings.models[0].drafts == ("ngram",)
+    assert (settings.max_body_bytes, settings.request_timeout, settings.exact) == (2 << 20, 7.5, True)
+    assert settings.cors_origins == ("https://a.org", "https://b.org")
+    assert (options.num_replicas, options.max_replicas, options.most_replicas) == (None, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("MODEL", "x", "DRAFTREE_SERVE_MODELS"),
+        ("EXACT", "maybe", "flag"),
+        ("MAX_QUEUE", "ten", "whole number"),
+        ("NUM_REPLICAS", "0", "at least 1"),
+        ("MIN_REPLICAS", "9", "max_replicas"),
+        ("HEALTH_CHECK_PERIOD", "0", "above 0"),
+    ],
+)
+def test_wrong_variables_are_refused(name: str, value: str, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=part):
+        from_environment({"DRAFTREE_SERVE_MODELS": "tiny", f"DRAFTREE_SERVE_{name}": value})
+
+
+def test_replicas_need_a_port() -> None:
+    for change in ({"port": 0}, {"uds": "/tmp/x"}):
+        settings = ServerSettings(models=(ModelChoice("m", "m"),), **change)
+        with pytest.raises(ConfigurationError, match="replicas"):
+            ReplicaOptions().require_fit(settings)

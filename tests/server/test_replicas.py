@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +21,7 @@ import httpx
 import pytest
 
 from draftree import LLM, SamplingParams
-from replicas import SECONDS, Cluster, running_cluster, save_exact_model, until
+from replicas import SECONDS, Cluster, free_port, running_cluster, save_exact_model, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,6 +94,35 @@ def post(url: str, **body: Any) -> list[str]:
     response = httpx.post(f"{url}/v1/completions", json=whole, timeout=SECONDS)
     assert response.status_code == 200, response.text
     return [choice["text"] for choice in response.json()["choices"]]
+
+
+def test_the_command_serves_replicas_and_finishes_running_requests_at_the_end(folder: Path, library: LLM) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "draftree", "serve", f"tiny={folder}", "--exact", "--replicas", "2", "--port"]
+    with subprocess.Popen([*command, str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            lines = iter(server.stdout.readline, "")
+            assert any(line.startswith("serving tiny (suffix) at http://127.0.0.1") for line in lines)
+            stream = Stream(f"http://127.0.0.1:{port}", prompt=PROMPTS[0], seed=3, max_tokens=1500)
+            with ThreadPoolExecutor(2) as pool:
+                reading = pool.submit(stream.read)
+                until(lambda: bool(stream.texts), "the stream has begun")
+                server.send_signal(signal.SIGTERM)
+                # the output is read, so that the pipe does not fill up
+                list(lines)
+                reading.result(SECONDS)
+            assert list(stream.texts.values()) == expected(library, stream.body)
+            assert server.wait(SECONDS) == 0
+        finally:
+            server.kill()
+
+
+def test_metrics_are_those_of_all_replicas(cluster: Cluster, url: str) -> None:
+    text = httpx.get(f"{url}/metrics", timeout=SECONDS).text
+    assert "draftree_repeated_requests_total" in text
+    for replica in cluster.ids():
+        assert f'replica="{replica}"' in text
 
 
 def test_threads_are_divided_and_texts_are_the_library_s(cluster: Cluster, url: str, library: LLM) -> None:

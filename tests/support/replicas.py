@@ -20,7 +20,7 @@ from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings
 from serving import tiny_tokenizer
 
-SECONDS = 120.0
+SECONDS = 300.0
 RESOURCES: dict[str, Any] = {"cpus_per_replica": 0.1, "health_check_period": 1.0}
 
 

@@ -14,7 +14,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.loading.resolve import require_sound
 from draftree.serve.served import choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import Group, ServerSettings
 
 if TYPE_CHECKING:
     from draftree.serve.security import KeyRing
@@ -43,10 +43,27 @@ Drafts = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+Replicas = Annotated[
+    str | None,
+    typer.Option(
+        "--replicas",
+        help="Number of engines on this machine, each with the weights of its own, or a range such as 1-4 for as many "
+        "as the load needs. A request whose replica fails continues on another one. Needs the extra ray; the limits "
+        "of running and waiting requests are those of one replica.",
+        metavar="N",
+        rich_help_panel=str(Group.EXECUTION),
+    ),
+]
 
 
 @takes_settings
-def serve(models: Models, *, draft: Drafts = [], options: Mapping[str, Any]) -> None:  # noqa: B006, read only
+def serve(
+    models: Models,
+    *,
+    draft: Drafts = [],  # noqa: B006, read only
+    replicas: Replicas = None,
+    options: Mapping[str, Any],
+) -> None:
     """Serve models with an OpenAI-compatible HTTP API, on this machine only unless --host is given.
 
     Ctrl-C or SIGTERM finishes running requests, for up to --drain-timeout; a second one ends at once.
@@ -61,7 +78,7 @@ def serve(models: Models, *, draft: Drafts = [], options: Mapping[str, Any]) -> 
         require_sound(choice.source)
     # imported after all checks that need no torch: torch takes seconds to import
     settings.require_methods()
-    status = fetch_and_run(settings, keys)
+    status = fetch_and_run(settings, keys) if replicas is None else fetch_and_replicate(settings, keys, replicas)
     if status:
         raise typer.Exit(status)
 
@@ -75,7 +92,7 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
     if not settings.is_loopback and not keys and not settings.allow_no_key:
         raise ConfigurationError(
             f"--host {settings.host} lets other machines connect, and there are no API keys: "
-            "give --api-key-file, or --allow-no-key to serve everybody"
+            "give --api-key-file, or --allow-no-key to serve without keys"
         )
     if settings.allow_no_key and keys:
         raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
@@ -85,7 +102,8 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
     from draftree.bench.settings import apply_threads
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import say
-    from draftree.serve.run import listen, run_server
+    from draftree.serve.listening import listen
+    from draftree.serve.run import run_server
 
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
@@ -96,6 +114,24 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
             say(ready_line(settings, keys, url) + "\n")
 
         return run_server(settings, keys, listener=listener, on_ready=announce)
+
+
+def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) -> int:
+    require_extra("ray", "'draftree serve --replicas' needs", error=ConfigurationError)
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.render import say
+    from draftree.serve.listening import listen
+    from draftree.serve.ray.options import ReplicaOptions
+
+    replicas = ReplicaOptions.parse(number)
+    replicas.require_fit(settings)
+    with listen(settings):  # a port that is in use is known at once; Ray opens its own socket
+        for name in model_names(settings):
+            resolve_with_bar(name)
+    from draftree.serve.ray.app import run_replicas
+
+    run_replicas(settings, replicas, on_ready=lambda url: say(ready_line(settings, keys, url) + "\n"))
+    return 0
 
 
 def model_names(settings: ServerSettings) -> Sequence[str]:

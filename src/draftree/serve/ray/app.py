@@ -6,13 +6,17 @@ import dataclasses
 import os
 import signal
 import threading
-from types import FrameType
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
+import torch
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
-from draftree.core.plain_text import harmless
+from draftree.engine.memory import SHARE
+from draftree.models.memory import free_memory
 from draftree.serve.ray.deployments import Ingress, Replica, ingress_app
 from draftree.serve.ray.options import ReplicaOptions
 from draftree.serve.ray.router import PrefixRouter
@@ -25,7 +29,6 @@ INGRESS_REQUESTS = 100_000
 """Requests that one ingress forwards at the same time; the replicas' queues are the limit."""
 SPARE_SECONDS = 5.0
 """Time that a replica has after its drain timeout before Ray ends it."""
-LOCAL = "127.0.0.1"
 
 
 def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Application:
@@ -58,7 +61,9 @@ def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Applicatio
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,
     )
-    return ingress.bind(replica.bind(settings, threads), settings.max_body_bytes)
+    return ingress.bind(
+        replica.bind(settings, threads), max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout
+    )
 
 
 def _resources(options: ReplicaOptions, threads: int) -> dict[str, Any]:
@@ -70,8 +75,6 @@ def _resources(options: ReplicaOptions, threads: int) -> dict[str, Any]:
 
 
 def _router_config(options: ReplicaOptions) -> Any:
-    from ray.serve.config import RequestRouterConfig
-
     return RequestRouterConfig(
         request_router_class=PrefixRouter, request_router_kwargs=dataclasses.asdict(options.routing)
     )
@@ -92,28 +95,59 @@ def _scaling(settings: ServerSettings, options: ReplicaOptions) -> dict[str, Any
     }
 
 
-def run_replicas(settings: ServerSettings, options: ReplicaOptions) -> None:
+def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready: Callable[[str], None]) -> None:
     """Serve with replicas on this machine until SIGTERM or Ctrl-C; then finish running requests.
 
-    Ray's own ports listen on the loopback address only, and its usage statistics and dashboard are off.
-
     Args:
-        settings: of the server; host and port are those of Ray Serve's HTTP proxy.
+        settings: of the server; host and port are those of Ray Serve's HTTP proxy. Threads and memory are those of one
+            replica; without them, replicas share what this machine has.
         options: number, resources and health checks of replicas.
+        on_ready: called with the server's URL when all replicas run.
 
     Raises:
         ConfigurationError: a setting does not fit replicas.
     """
-    application = build(settings, options)
-    ended = threading.Event()
-    _on_signals(ended)
+    options.require_fit(settings)
     start_ray(options, settings)
+    ended = threading.Event()
+    # after the start: Ray installs handlers of its own
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: ended.set())
     try:
-        serve.run(application, name=APP_NAME, route_prefix="/")
+        serve.run(build(with_memory(settings, options), options), name=APP_NAME, route_prefix="/")
+        if not ended.is_set():
+            on_ready(f"http://{settings.host}:{settings.port}")
         ended.wait()
+        drain(settings)
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def drain(settings: ServerSettings) -> None:
+    """Refuse new requests, and return when the running ones are finished or the drain timeout has passed.
+
+    `serve.shutdown` alone ends the HTTP proxy at once, and with it all connections.
+    """
+    # ingress and replicas end one after the other
+    end = time.monotonic() + 2 * (settings.drain_timeout + SPARE_SECONDS)
+    while time.monotonic() < end:
+        try:
+            serve.delete(APP_NAME)
+            return
+        except TimeoutError:
+            continue  # of this call
+
+
+def with_memory(settings: ServerSettings, options: ReplicaOptions) -> ServerSettings:
+    """Return settings in which each replica of this machine has its share of half of the free memory.
+
+    Replicas with GPUs of their own, and settings that name the memory, stay as they are.
+    """
+    free = None if options.gpus_per_replica else free_memory(torch.device("cpu"))
+    if settings.memory is not None or free is None:
+        return settings
+    return dataclasses.replace(settings, memory=max(1, int(SHARE * free) // options.most_replicas))
 
 
 def start_ray(options: ReplicaOptions, settings: ServerSettings) -> None:
@@ -128,16 +162,8 @@ def start_ray(options: ReplicaOptions, settings: ServerSettings) -> None:
     serve.start(
         proxy_location="HeadOnly",
         http_options={
-            "host": harmless(settings.host),
+            "host": settings.host,
             "port": settings.port,
             "keep_alive_timeout_s": max(1, round(settings.keep_alive)),
         },
     )
-
-
-def _on_signals(ended: threading.Event) -> None:
-    def end(number: int, frame: FrameType | None) -> None:
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)

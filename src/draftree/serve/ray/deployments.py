@@ -38,6 +38,10 @@ class Replica:
             async for part in parts:
                 yield part
 
+    async def answer(self, request: HttpRequest) -> list[Part]:
+        """Return the complete answer of the app to one request."""
+        return [part async for part in self.handle(request)]
+
     async def describe(self) -> dict[str, Any]:
         """Return id, process id, threads and running sequences of this replica."""
         facts = {"replica": self._id, "pid": os.getpid(), "threads": torch.get_num_threads()}
@@ -60,6 +64,7 @@ class HandleReplicas:
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
+        self._all = handle
         self._handle = handle.options(method_name="handle", stream=True)
 
     async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
@@ -82,6 +87,11 @@ class HandleReplicas:
             raise ReplicaLostError("the replica cancelled the request") from error
         finally:
             parts.cancel()
+
+    async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
+        """Return the complete answers of all replicas that give one."""
+        answers = await self._all.broadcast("answer", request).results_async(return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 def ingress_app() -> App:
@@ -107,10 +117,11 @@ class Ingress:
     Args:
         replicas: handle of the deployment `Replica`.
         max_body_bytes: size of a request's body.
+        body_timeout: seconds in which a body must arrive.
     """
 
-    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
-        self.proxy = Proxy(HandleReplicas(replicas), max_body_bytes=max_body_bytes)
+    def __init__(self, replicas: DeploymentHandle, *, max_body_bytes: int, body_timeout: float) -> None:
+        self.proxy = Proxy(HandleReplicas(replicas), max_body_bytes=max_body_bytes, body_timeout=body_timeout)
 
     async def describe(self) -> dict[str, Any]:
         """Return how many times requests were repeated."""

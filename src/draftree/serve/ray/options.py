@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,6 +80,20 @@ class ReplicaOptions:
             raise ConfigurationError(
                 f"min_replicas is {self.min_replicas}: it must be at most max_replicas, {self.max_replicas}"
             )
+
+    @classmethod
+    def parse(cls, number: str) -> ReplicaOptions:
+        """Read a number of replicas, such as "2", or a range for autoscaling, such as "1-4".
+
+        Raises:
+            ConfigurationError: it is neither.
+        """
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", number.strip(), re.ASCII)
+        if found is None:
+            raise ConfigurationError(f"the number of replicas is '{number}': write a number, or a range such as 1-4")
+        if found[2] is None:
+            return cls(num_replicas=int(found[1]))
+        return cls(num_replicas=None, min_replicas=int(found[1]), max_replicas=int(found[2]))
 
     @property
     def most_replicas(self) -> int:

@@ -3,7 +3,7 @@
 A request is repeated on another replica while the client has nothing of its answer. Of a streamed text, the client has
 a beginning: the request is repeated with the same seed, and `StreamRecord` removes that beginning. A streamed request
 without a seed gets one here, so that its text can be repeated. An answer that is no event stream is sent when it is
-complete.
+complete. `/metrics` has the metrics of all replicas.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import ApiError, api_error
 from draftree.serve.ray.delivery import Delivery, RefusedError
+from draftree.serve.ray.exposition import merged_metrics
 from draftree.serve.ray.prefixes import prefix_blocks
 from draftree.serve.ray.resume import DivergedError
 from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, Receive, Scope, Send, picklable_scope
+from draftree.serve.records import request_id_of
 
 logger = logging.getLogger(__name__)
 
+METRICS = "/metrics"
+REQUEST_ID = b"x-request-id"
+OK = 200
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-SEEDED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 SEED_BITS = 62
 FRESH_SEEDS = (None, -1)
 
@@ -54,6 +58,9 @@ class Replicas(Protocol):
             ReplicaLostError: the replica ended before its answer.
         """
 
+    async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
+        """Return the complete answers of all replicas that give one."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -77,14 +84,18 @@ class Proxy:
     Args:
         replicas: the replicas.
         max_body_bytes: size of a request's body.
+        body_timeout: seconds in which a body must arrive.
         retry: when requests are repeated.
 
     Attributes:
         num_repeated: repetitions since the start.
     """
 
-    def __init__(self, replicas: Replicas, *, max_body_bytes: int, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, replicas: Replicas, *, max_body_bytes: int, body_timeout: float, retry: RetryPolicy | None = None
+    ) -> None:
         self._replicas = replicas
+        self._body_timeout = body_timeout
         self._max_body_bytes = max_body_bytes
         self._retry = retry or RetryPolicy()
         self.num_repeated = 0
@@ -97,14 +108,20 @@ class Proxy:
         if scope["type"] != "http":
             raise ValueError(f"the proxy handles HTTP requests only, not '{scope['type']}'")
         try:
-            body = await self._read(receive)
+            body = await asyncio.wait_for(self._read(receive), self._body_timeout)
+        except TimeoutError:
+            text = f"the body did not arrive within {self._body_timeout:g} s: send it at once"
+            await _send_error(ApiError(408, text, code="body_timeout"), send)
+            return
         except ApiError as error:
             await _send_error(error, send)
             return
         if body is None:
             return
         request, is_generating = prepared(scope, body)
-        answering = asyncio.create_task(self._answer(request, Delivery(send, is_generating=is_generating)))
+        delivery = Delivery(send, is_generating=is_generating)
+        work = self._answer_with_metrics if scope["path"] == METRICS else self._answer
+        answering = asyncio.create_task(_guarded(work(request, delivery), delivery))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +171,26 @@ class Proxy:
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, self._retry.first_pause), self._retry.longest_pause)
 
+    async def _answer_with_metrics(self, request: HttpRequest, delivery: Delivery) -> None:
+        """Deliver the metrics of all replicas, or the refusal of one."""
+        texts: dict[str, str] = {}
+        start, body = None, b""
+        for parts in await self._replicas.everywhere(request):
+            start = next(part for part in parts if isinstance(part, AnswerStart))
+            body = b"".join(part for part in parts if isinstance(part, bytes))
+            if start.status != OK:
+                break
+            texts[start.replica] = body.decode()
+        else:
+            body = merged_metrics(texts, num_repeated=self.num_repeated).encode()
+        if start is None:
+            await delivery.fail(lost_error())
+            return
+        headers = [item for item in start.headers if item[0].lower() != b"content-length"]
+        await delivery.start(AnswerStart(start.status, headers, ""))
+        await delivery.push(body)
+        await delivery.finish()
+
     async def _attempt(self, request: HttpRequest, delivery: Delivery) -> None:
         delivery.restart()
         replica = None
@@ -173,10 +210,14 @@ class Proxy:
 def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, bool]:
     """Return the request for the replicas, and whether it generates text.
 
-    A streamed request without a seed gets a random one. Bodies that are no JSON objects are forwarded as they are: the
+    A streamed request without a seed gets a random one, and a request without an id gets one, so that repetitions have
+    the same. Bodies that are no JSON objects are forwarded as they are: the
     replica refuses them.
     """
-    request = HttpRequest(picklable_scope(scope), body)
+    plain = picklable_scope(scope)
+    if all(name.lower() != REQUEST_ID for name, _ in plain["headers"]):
+        plain["headers"].append((REQUEST_ID, request_id_of(None).encode()))
+    request = HttpRequest(plain, body)
     if scope["method"] != "POST" or scope["path"] not in GENERATING:
         return request, False
     try:
@@ -185,7 +226,7 @@ def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, bool]:
         return request, False
     if not isinstance(fields, dict):
         return request, False
-    if fields.get("stream") is True and fields.get("seed") in FRESH_SEEDS and scope["path"] in SEEDED:
+    if fields.get("stream") is True and fields.get("seed") in FRESH_SEEDS:
         request = _with_body(request, fields | {"seed": secrets.randbits(SEED_BITS)})
     return replace(request, blocks=prefix_blocks(fields)), True
 
@@ -205,6 +246,14 @@ def lost_error() -> ApiError:
         code="no_replica",
         headers={"Retry-After": "5"},
     )
+
+
+async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
+    """Await the work; the client gets a general error for an unexpected exception, whose text is only logged."""
+    try:
+        await work
+    except Exception as error:
+        await delivery.fail(api_error(error))
 
 
 async def _send_error(error: ApiError, send: Send) -> None:

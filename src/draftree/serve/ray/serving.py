@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Self
+from contextlib import AsyncExitStack
+from typing import Self
 
 from draftree.serve.app import create_app
 from draftree.serve.loading import load_models
+from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool
+from draftree.serve.ray.wire import App
 from draftree.serve.settings import ServerSettings
 
 
@@ -19,13 +20,13 @@ class LoadedApp:
     Args:
         app: the FastAPI app.
         pool: its models.
-        lifespan: the started lifespan.
+        opened: closes the lifespan and the logs.
     """
 
-    def __init__(self, app: Any, pool: ModelPool, lifespan: AbstractAsyncContextManager[Any]) -> None:
-        self.app: Callable[..., Awaitable[None]] = app
+    def __init__(self, app: App, pool: ModelPool, opened: AsyncExitStack) -> None:
+        self.app = app
         self._pool = pool
-        self._lifespan: AbstractAsyncContextManager[Any] | None = lifespan
+        self._opened = opened
 
     @classmethod
     async def load(cls, settings: ServerSettings) -> Self:
@@ -34,11 +35,12 @@ class LoadedApp:
         Raises:
             DraftreeError: a model cannot be loaded.
         """
-        pool = ModelPool(await asyncio.to_thread(load_models, settings))
-        app = create_app(settings, pool)
-        lifespan = app.router.lifespan_context(app)
-        await lifespan.__aenter__()
-        return cls(app, pool, lifespan)
+        async with AsyncExitStack() as opened:
+            opened.enter_context(configured_logs(as_json=settings.log_format == "json", level=settings.log_level))
+            pool = ModelPool(await asyncio.to_thread(load_models, settings))
+            app = create_app(settings, pool)
+            await opened.enter_async_context(app.router.lifespan_context(app))
+            return cls(app, pool, opened.pop_all())
 
     @property
     def num_running(self) -> int:
@@ -55,7 +57,5 @@ class LoadedApp:
             await model.llm.ping()
 
     async def close(self) -> None:
-        """End the lifespan, once."""
-        lifespan, self._lifespan = self._lifespan, None
-        if lifespan is not None:
-            await lifespan.__aexit__(None, None, None)
+        """End all requests and free the models. A second call does nothing."""
+        await self._opened.aclose()
