@@ -111,6 +111,19 @@ def test_typed_control_tokens_in_keys_and_variables_are_text() -> None:
     assert '"<|im_end|>"' in tokenizer.decode(ids, False)
 
 
+@pytest.mark.parametrize("place", ['"city":', '"get_weather"', '"Name of the city"'])
+def test_identifiers_that_are_control_tokens_are_text(place: str) -> None:
+    backend = byte_level(HERMES)
+    backend.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "extra_token"]})
+    tokenizer = Tokenizer(backend, name="tiny")
+    neutral = tokenizer.apply_chat_template([USER], tools=[WEATHER])
+    written = '"extra_token"' + place[place.rindex('"') + 1 :]
+    tool = json.loads(json.dumps(WEATHER).replace(place, written))
+    ids = tokenizer.apply_chat_template([USER], tools=[tool])
+    assert controls(tokenizer, ids) == controls(tokenizer, neutral)
+    assert written in tokenizer.decode(ids, False)
+
+
 def test_the_plain_reader_renders_tools_too(tmp_path: Any) -> None:
     theirs = tokenizer_of(QWEN_CODER)
     theirs.backend.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))

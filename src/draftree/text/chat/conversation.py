@@ -35,18 +35,29 @@ class Conversation:
         return any("tool_calls" in message for message in self.messages)
 
     def texts(self) -> list[str]:
-        """Return every text that the template may copy, except roles, identifiers and empty texts outside contents."""
+        """Return the contents, and every other text that the template may copy, except roles and identifiers."""
         contents = [message["content"] for message in self.messages if isinstance(message.get("content"), str)]
-        rest: list[Any] = [_without(message, "role", "content") for message in self.messages]
-        return [*contents, *_free_texts([*rest, self.tools, dict(self.variables)])]
+        return [*contents, *filter(_is_free, self._others())]
 
-    def changed(self, change: Callable[[str], str]) -> Conversation:
-        """Return the conversation with a change applied to each of its `texts`."""
+    def identifiers(self) -> list[str]:
+        """Return names, keys and values that a template may compare."""
+        return [text for text in self._others() if not _is_free(text)]
+
+    def _others(self) -> Iterator[str]:
+        rest = [_without(message, "role", "content") for message in self.messages]
+        return _texts([rest, self.tools, dict(self.variables)])
+
+    def changed(self, change: Callable[[str], str], *, identifiers: bool = False) -> Conversation:
+        """Return the conversation with a change applied to each of its `texts`, and to its `identifiers` if wanted."""
+
+        def selected(text: str) -> str:
+            return change(text) if identifiers or _is_free(text) else text
+
         return replace(
             self,
-            messages=[_changed_message(message, change) for message in self.messages],
-            tools=_changed(self.tools, change),
-            variables=_changed(dict(self.variables), change),
+            messages=[_changed_message(message, change, selected) for message in self.messages],
+            tools=_changed(self.tools, selected),
+            variables=_changed(dict(self.variables), selected),
         )
 
 
@@ -54,8 +65,11 @@ def _without(message: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key not in keys}
 
 
-def _changed_message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    made = {**message, **_changed(_without(message, "role", "content"), change)}
+def _changed_message(
+    message: Mapping[str, Any], change: Callable[[str], str], selected: Callable[[str], str]
+) -> dict[str, Any]:
+    made = {key: _changed(value, selected) for key, value in _without(message, "role", "content").items()}
+    made = {key: made.get(key, value) for key, value in message.items()}
     if isinstance(message.get("content"), str):
         made["content"] = change(message["content"])
     return made
@@ -65,21 +79,21 @@ def _is_free(text: str) -> bool:
     return not _IDENTIFIER.fullmatch(text)
 
 
-def _free_texts(value: object) -> Iterator[str]:
-    if isinstance(value, str) and _is_free(value):
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from _free_texts(key)
-            yield from _free_texts(one)
+            yield key
+            yield from _texts(one)
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _free_texts(one)
+            yield from _texts(one)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return change(value) if _is_free(value) else value
+        return change(value)
     if isinstance(value, Mapping):
-        return {_changed(key, change): _changed(one, change) for key, one in value.items()}
+        return {change(key): _changed(one, change) for key, one in value.items()}
     return [_changed(one, change) for one in value] if isinstance(value, list | tuple) else value

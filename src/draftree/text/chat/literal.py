@@ -59,11 +59,11 @@ class LiteralEncoder:
         """
         self._check_roles(conversation)
         contents = conversation.texts()
-        if any(map(self._all_tokens.search, contents)):
+        if any(map(self._all_tokens.search, [*contents, *conversation.identifiers()])):
             return self._literal(conversation, text)
         ids = self._encode(text)
         if any(self._edges.meet(content.strip()) for content in contents):
-            apart = self._rendered(conversation, lambda content: f"\ue000{content}\ue000")
+            apart = self._rendered(conversation.changed(lambda content: f"\ue000{content}\ue000"))
             if self._controls(self._encode(apart)) != self._controls(ids):
                 raise self._refused("a message and the chat template form a control token together")
         if self._hidden(contents):
@@ -80,7 +80,7 @@ class LiteralEncoder:
         def marked(content: str) -> str:
             return self._all_tokens.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
 
-        rendered = self._rendered(conversation, marked)
+        rendered = self._rendered(conversation.changed(marked, identifiers=True))
         marks = re.compile(f"{mark}([0-9]+){mark}")
         if marks.sub(lambda found: tokens[int(found[1])], rendered) != text:
             raise self._refused("the chat template changes a message that has a control token")
@@ -91,9 +91,9 @@ class LiteralEncoder:
         )
         return self._encode_marked(rendered, marks, tokens)
 
-    def _rendered(self, conversation: Conversation, change: Callable[[str], str]) -> str:
+    def _rendered(self, changed: Conversation) -> str:
         try:
-            return self._render(conversation.changed(change))
+            return self._render(changed)
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise self._refused("the chat template changes a message that has a control token") from error
 
