@@ -96,6 +96,7 @@ def test_options_reach_the_settings(started: list[ServerSettings], tmp_path: Pat
         (["stories15m", "--host", "0.0.0.0"], 1, "there are no API keys: give --api-key-file, or --allow-no-key"),
         (["stories15m", "--api-key-file", "/no/such/file"], 1, "cannot be read"),
         (["stories15m", "--quantisation", "int8"], 2, "did you mean '--quantization'"),
+        (["stories15m", "--api-key", "x"], 2, "did you mean '--api-key-file'"),
         (["stories15m", "--port", "1", "--port", "2"], 2, "it is given 2 times"),
     ],
 )

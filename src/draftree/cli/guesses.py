@@ -21,6 +21,11 @@ GUESSES: dict[str, tuple[str, ...]] = {
     "--stop": ("--stop-strings", "--stop-sequences", "--stop-sequence"),
     "--seed": ("--random-seed",),
     "--output": ("--out", "--output-file"),
+    "--api-key-file": ("--api-key", "--api-keys"),
+    "--cors-origin": ("--allowed-origins", "--cors", "--cors-allow-origins"),
+    "--max-batch-size": ("--max-num-seqs", "--parallel"),
+    "--max-concurrent-requests": ("--concurrency", "--max-concurrency"),
+    "--drain-timeout": ("--timeout-graceful-shutdown", "--graceful-timeout"),
     "--trials": ("--num-trials", "--n-trials"),
 }
 """Other programs' names by the option that is meant."""
