@@ -35,7 +35,7 @@ def enter(browser: Browser, key: str) -> None:
 
 def test_a_wrong_key_is_an_error_in_words_and_the_right_one_removes_it(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#prompt=hello&max_tokens=12&seed=1")
-    browser.wait("document.getElementById('error').textContent.includes('no API key was sent')")
+    browser.wait("document.getElementById('error').textContent.includes('No API key was sent')")
     browser.run("document.getElementById('error').textContent = ''")
     enter(browser, WRONG)
     browser.wait("document.getElementById('error').textContent !== ''")

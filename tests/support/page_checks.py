@@ -48,6 +48,11 @@ for (const input of document.querySelectorAll('input, textarea')) {
 return found;
 """
 
+UNLABELLED = """
+const hasLabel = (control) => [...control.labels].some((label) => label.textContent.trim()) || control.ariaLabel;
+return [...document.querySelectorAll('input, select, textarea')].filter((e) => !hasLabel(e)).map((e) => e.outerHTML);
+"""
+
 FOCUSED = """
 const element = document.activeElement, style = getComputedStyle(element), box = element.getBoundingClientRect();
 const outline = style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth);
@@ -80,11 +85,12 @@ def low_contrasts(browser: Browser, *, least: float = 4.5) -> list[str]:
 
 
 def unnamed(browser: Browser) -> list[str]:
-    """Return the controls and images without an accessible name, as the browser computes it."""
+    """Return controls and images without an accessible name, and fields without a label: a placeholder is none."""
     nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
     shown = [node for node in nodes if not node["ignored"] and _value(node, "role") in CONTROLS]
     assert len(shown) > 5
-    return [str(node) for node in shown if not _value(node, "name").strip()]
+    nameless = [str(node) for node in shown if not _value(node, "name").strip()]
+    return nameless + browser.run(UNLABELLED)
 
 
 def _value(node: dict[str, Any], field: str) -> str:
