@@ -37,18 +37,19 @@ SYSTEMS = (
 )
 ENDS = ("What is a tree?", "Tom", "Count to ten: 1, 2, 3,", "", "The dog said to the cat that", "Why? Because")
 FAULT = "injected by the soak"
+OUTCOMES = ("done", "left", "cancelled", "failed", "refused", "queue full")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunParams:
-    """A request and its texts when it is alone."""
+class Request:
+    """Request and its texts when nothing else runs."""
 
     prompt: list[int]
     params: SamplingParams
     texts: tuple[tuple[int, ...], ...] = ()
 
 
-def requests_for(llm: LLM, rng: random.Random, count: int) -> list[RunParams]:
+def requests_for(llm: LLM, rng: random.Random, count: int) -> list[Request]:
     """Requests with common beginnings, of all kinds of parameters."""
     found = []
     for number in range(count):
@@ -66,14 +67,14 @@ def requests_for(llm: LLM, rng: random.Random, count: int) -> list[RunParams]:
             repetition_penalty=rng.choice((1.0, 1.0, 1.2)),
             stop=None if llm.tokenizer is None else rng.choice((None, None, ".")),
         )
-        found.append(RunParams(prompt, params))
+        found.append(Request(prompt, params))
     return found
 
 
-def alone(llm: LLM, asked: RunParams) -> RunParams:
-    """With the texts that it gives where nothing else runs."""
-    texts = tuple(done.token_ids for done in llm.generate(asked.prompt, asked.params))
-    return dataclasses.replace(asked, texts=texts)
+def alone(llm: LLM, request: Request) -> Request:
+    """Return the request with its texts when nothing else runs."""
+    texts = tuple(done.token_ids for done in llm.generate(request.prompt, request.params))
+    return dataclasses.replace(request, texts=texts)
 
 
 def bad(llm: LLM, rng: random.Random) -> tuple[Any, Any]:
@@ -90,7 +91,7 @@ def bad(llm: LLM, rng: random.Random) -> tuple[Any, Any]:
 
 
 def faulty(function: Callable[..., Any], rng: random.Random, rate: float, counts: Counter[str]) -> Callable[..., Any]:
-    """The function, which raises now and then."""
+    """Return a function that raises at random."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if rng.random() < rate:
@@ -140,9 +141,9 @@ def check_every_step(llm: LLM, counts: Counter[str]) -> None:
 class Soak:
     """Clients of one AsyncLLM, and their results."""
 
-    def __init__(self, llm: AsyncLLM, asked: Sequence[RunParams], *, rng: random.Random, clients: int) -> None:
+    def __init__(self, llm: AsyncLLM, requests: Sequence[Request], *, rng: random.Random, clients: int) -> None:
         self.llm = llm
-        self.asked = asked
+        self.requests = requests
         self.rng = rng
         self.clients = clients
         self.counts: Counter[str] = Counter()
@@ -158,9 +159,9 @@ class Soak:
             await asyncio.sleep(self.rng.expovariate(20))
             await asyncio.wrap_future(self.llm._driver.call(self.llm._driver.check_integrity))
             kind = self.rng.choices(("read", "slow", "leave", "cancel", "bad", "rush"), (8, 2, 2, 2, 1, 1))[0]
-            self.counts["asked"] += 1
+            self.counts["submitted"] += 1
             try:
-                await getattr(self, f"_{kind}")(self.rng.choice(self.asked))
+                await getattr(self, f"_{kind}")(self.rng.choice(self.requests))
             except QueueFullError:
                 self.counts["queue full"] += 1
             except InvalidRequestError:
@@ -173,35 +174,36 @@ class Soak:
             self.wrong.append(f"failed with {error!r}")
         self.counts["failed"] += 1
 
-    def _check(self, asked: RunParams, texts: Sequence[tuple[int, ...]], *, whole: bool) -> None:
+    def _check(self, request: Request, texts: Sequence[tuple[int, ...]], *, whole: bool) -> None:
         if not self.llm.llm.is_exact:
             return
-        for wanted, got in zip(asked.texts, texts, strict=True):
+        for wanted, got in zip(request.texts, texts, strict=True):
             if got != (wanted if whole else wanted[: len(got)]):
-                self.wrong.append(f"seed {asked.params.seed}: {got} in the place of {wanted}")
+                self.wrong.append(f"seed {request.params.seed}: {got} instead of {wanted}")
 
-    async def _read(self, asked: RunParams, *, wait: bool = True) -> None:
+    async def _read(self, request: Request, *, wait: bool = True) -> None:
         try:
-            done = await self.llm.generate(asked.prompt, asked.params, priority=self.rng.choice((0, 0, 1)), wait=wait)
+            priority = self.rng.choice((0, 0, 1))
+            done = await self.llm.generate(request.prompt, request.params, priority=priority, wait=wait)
         except GenerationError as error:
             self._failed(error)
             return
         self.counts["done"] += 1
-        self._check(asked, [text.token_ids for text in done], whole=True)
+        self._check(request, [text.token_ids for text in done], whole=True)
 
-    async def _rush(self, asked: RunParams) -> None:
-        await self._read(asked, wait=False)
+    async def _rush(self, request: Request) -> None:
+        await self._read(request, wait=False)
 
-    async def _slow(self, asked: RunParams) -> None:
-        await self._listen(asked, delay=0.05)
+    async def _slow(self, request: Request) -> None:
+        await self._listen(request, delay=0.05)
 
-    async def _leave(self, asked: RunParams) -> None:
-        await self._listen(asked, delay=0.0, pieces=self.rng.randrange(1, 6))
+    async def _leave(self, request: Request) -> None:
+        await self._listen(request, delay=0.0, pieces=self.rng.randrange(1, 6))
 
-    async def _listen(self, asked: RunParams, *, delay: float, pieces: int | None = None) -> None:
-        single = dataclasses.replace(asked.params, n=1)
+    async def _listen(self, request: Request, *, delay: float, pieces: int | None = None) -> None:
+        single = dataclasses.replace(request.params, n=1)
         shown, last = "", None
-        updates = self.llm.stream_updates(asked.prompt, single)
+        updates = self.llm.stream_updates(request.prompt, single)
         async for update in updates:
             shown += "".join(piece.text for piece in update.pieces)
             last = update
@@ -211,13 +213,13 @@ class Soak:
         await updates.aclose()
         assert last is not None, "a stream that is done has a last update"
         self.counts["done" if last.is_last else "left"] += 1
-        one = dataclasses.replace(asked, texts=asked.texts[:1])
+        one = dataclasses.replace(request, texts=request.texts[:1])
         self._check(one, [tuple(last.sequence.history.output.tolist())], whole=last.is_last)
         if not "".join(last.sequence.texts).startswith(shown):
-            self.wrong.append(f"seed {asked.params.seed}: shown was {shown!r}")
+            self.wrong.append(f"seed {request.params.seed}: shown was {shown!r}")
 
-    async def _cancel(self, asked: RunParams) -> None:
-        task = asyncio.ensure_future(self.llm.generate(asked.prompt, asked.params))
+    async def _cancel(self, request: Request) -> None:
+        task = asyncio.ensure_future(self.llm.generate(request.prompt, request.params))
         await asyncio.sleep(self.rng.expovariate(10))
         task.cancel()
         done = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -225,44 +227,41 @@ class Soak:
             raise done
         self.counts["done" if isinstance(done, list) else "cancelled"] += 1
 
-    async def _bad(self, asked: RunParams) -> None:
+    async def _bad(self, request: Request) -> None:
         prompt, params = bad(self.llm.llm, self.rng)
         await self.llm.generate(prompt, params)
         self.wrong.append(f"{prompt[:3]} {params} was not refused")
 
 
 def resident_megabytes() -> int:
-    """What this process holds now."""
+    """Return the resident memory of this process in megabytes."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * 4096 // 10**6
 
 
 async def soak(given: argparse.Namespace) -> dict[str, Any]:
-    """Run everything; returns the results."""
+    """Run everything and return the results."""
     rng = random.Random(given.seed)
-    # loaded once, and passed on with the facts from its files, such as the end tokens
+    # loaded once, with the facts from its files, such as the end tokens
     model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else load_model(given.model)
     plain = LLM(model, prefix_cache_size=0)
-    asked = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
+    requests = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
     again = AsyncLLM(model, given.draft, max_batch_size=given.batch, max_waiting=8)
     async with again as llm:
-        run = Soak(llm, asked, rng=rng, clients=given.clients)
+        run = Soak(llm, requests, rng=rng, clients=given.clients)
         check_every_step(llm.llm, run.counts)
         break_now_and_then(llm.llm, rng, given.faults, run.counts)
-        await run.run(min(given.seconds, 0.2 * given.seconds + 5))
+        first = min(given.seconds, 0.2 * given.seconds + 5)
+        await run.run(first)
         early = resident_megabytes()
-        await run.run(given.seconds - min(given.seconds, 0.2 * given.seconds + 5))
+        await run.run(given.seconds - first)
         late = resident_megabytes()
         stats = llm.prefix_stats
     llm.llm.engine.check_integrity()
     llm.llm.forget()
-    left = llm.llm.model.num_open
-    if left:
-        run.wrong.append(f"{left} slots were not given back")
-    lost = run.counts["asked"] - sum(
-        run.counts[kind] for kind in ("done", "left", "cancelled", "failed", "refused", "queue full")
-    )
-    if lost:
+    if left := llm.llm.model.num_open:
+        run.wrong.append(f"{left} slots are still open")
+    if lost := run.counts["submitted"] - sum(run.counts[kind] for kind in OUTCOMES):
         run.wrong.append(f"{lost} requests are not accounted for")
     return {
         "model": given.model,
@@ -286,14 +285,13 @@ def main() -> int:
     parser.add_argument("--draft", default="ngram,min=1")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--requests", type=int, default=24, help="different requests that are asked again and again")
+    parser.add_argument("--requests", type=int, default=24, help="different requests that are repeated")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--faults", type=float, default=0.002, help="probability that a call of a part raises")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    logging.getLogger("draftree").setLevel(logging.CRITICAL)  # injected faults are not news
-    found = asyncio.run(soak(given))
-    print(json.dumps(found, indent=2))
+    logging.getLogger("draftree").setLevel(logging.CRITICAL)  # injected faults are expected
+    print(json.dumps(found := asyncio.run(soak(given)), indent=2))
     return 1 if found["num_wrong"] else 0
 
 

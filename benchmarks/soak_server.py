@@ -47,7 +47,7 @@ EXPECTED_REFUSALS = {
 }
 BUSY = (429, 503)
 MEMORY_SLACK_KIB = 48 * 1024
-WARM_UP_SHARE = 0.1
+WARM_UP_SHARE, PARTS = 0.1, 9
 
 
 def free_port() -> int:
@@ -242,13 +242,22 @@ async def run(given: argparse.Namespace, url: str, process: int) -> dict[str, An
         await asyncio.gather(*(soak.client(first_seed + index, until) for index in range(given.clients)))
         await asyncio.sleep(given.settle)
 
+    memory: list[int] = []
     with httpx.Client(base_url=url, timeout=60) as http:
         await load(WARM_UP_SHARE * given.seconds, 1000)
         before = resources(process, http)
-        await load((1 - WARM_UP_SHARE) * given.seconds, 0)
-        after = resources(process, http)
+        for part in range(PARTS):
+            await load((1 - WARM_UP_SHARE) * given.seconds / PARTS, part * given.clients)
+            after = resources(process, http)
+            memory.append(after["memory_kib"])
     problems = soak.problems + [f"{name} did not come back" for name in leaks(before, after)]
-    return {"counts": dict(soak.counts), "before": before, "after": after, "problems": problems}
+    return {
+        "counts": dict(soak.counts),
+        "before": before,
+        "memory_kib": memory,
+        "after": after,
+        "problems": problems,
+    }
 
 
 def main() -> int:

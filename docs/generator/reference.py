@@ -22,13 +22,21 @@ from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Piece, TokenLogprob, Update
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
+from draftree.submission import Submission
 from generator.docstrings import attributes, parse
 from generator.markdown import code, fence, page, table
 
 __all__ = ["make"]
 
 METHODS = ("generate", "chat", "stream", "stream_updates")
-ASYNC_METHODS = ("generate", "chat", "stream", "stream_updates", "forget", "drain", "close")
+ASYNC_METHODS = (
+    *("submit", "generate", "chat", "stream", "stream_updates"),
+    *("encode", "decode", "on_round", "forget", "drain", "close"),
+)
+RESULTS = (
+    *(Completion, CompletionStats, TokenLogprob, Submission, Update, Piece),
+    *(PrefixStats, RoundRecord, SequenceRecord),
+)
 ALIASES = ("Prompt", "Messages", "Params")
 TREE_INDENT = "    "
 
@@ -140,7 +148,7 @@ def sampling_params() -> Iterator[str]:
 
 
 def results() -> Iterator[str]:
-    for cls in (Completion, CompletionStats, TokenLogprob, Update, Piece, PrefixStats, RoundRecord, SequenceRecord):
+    for cls in RESULTS:
         yield f"## {cls.__name__}"
         yield parse(cls.__doc__).text
         fields = [(code(a.name), code(a.type), a.text) for a in attributes(cls)]

@@ -36,6 +36,7 @@ from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
+from draftree.text.tokenizer import Tokenizer
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -323,6 +324,10 @@ class AsyncLLM:
             InvalidRequestError: the model has no tokenizer, or an id is outside the vocabulary.
         """
         return await asyncio.to_thread(self._locked, self._llm.requests.decode, ids, skip_special_tokens)
+
+    async def with_tokenizer(self, action: Callable[[Tokenizer | None], Any]) -> Any:
+        """Run an action that uses the tokenizer, on a thread and while nothing else uses it."""
+        return await asyncio.to_thread(self._locked, action, self._llm.tokenizer)
 
     def _locked(self, action: Callable[..., Any], *args: Any) -> Any:
         with self._encoding:

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self, final
 
 from draftree.completion import Completion, completions_of
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.core.errors import GenerationError
+from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.engine.serving.listening import Request
 
 
@@ -57,9 +58,13 @@ class Submission:
         """Return the n completions, in the order of their index; call it after the last update.
 
         Raises:
+            GenerationError: the updates were not read to the end, or the request was aborted.
             DraftreeError: as `AsyncLLM.generate`.
         """
-        assert self._request.is_over, "completions exist after the last update"
+        if not self._request.is_over or any(s.finish_reason is FinishReason.ABORT for s in self.sequences):
+            raise GenerationError(
+                f"request {self.request_id} is not finished, or was aborted: read its updates to the end first"
+            )
         return completions_of([self.sequences])
 
     async def aclose(self) -> None:

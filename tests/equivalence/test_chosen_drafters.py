@@ -8,6 +8,7 @@ import pytest
 
 from async_samples import asynchronous
 from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.completion import completions_of
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.sequence import WritingSequence
@@ -146,6 +147,17 @@ def test_a_cached_prefix_of_another_drafter_is_used_without_its_state() -> None:
         ids = ids if len(ids) < 150 else ids[:60]
     llm.forget()
     assert llm.model.num_open == 0
+
+
+def test_log_probabilities_are_those_of_plain_decoding_with_every_choice_of_one_batch() -> None:
+    llm, ids = opened(), PROMPTS[3]
+    given_params = {choice: given(choice, 1, logprobs=2, prompt_logprobs=1) for choice in CHOICES}
+    (wanted,) = LLM(model(), tokenizer=TOKENIZER).generate([ids], given_params[None])
+    added = [add(llm, ids, params, choice) for choice, params in given_params.items()]
+    run(llm.engine)
+    for done in completions_of(added):
+        assert done.logprobs == wanted.logprobs
+        assert done.prompt_logprobs == wanted.prompt_logprobs
 
 
 def test_a_draft_model_of_several_choices_is_loaded_once(loads: list[str]) -> None:

@@ -187,3 +187,28 @@ def test_without_a_limit_the_text_fills_the_context(client: openai.OpenAI) -> No
     assert answer.usage is not None
     assert answer.usage.total_tokens == 512
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_an_answer_of_the_client_can_be_sent_back(client: openai.OpenAI) -> None:
+    answer = ask(client, max_tokens=4).choices[0].message
+    history = [*MESSAGES, answer.model_dump(), {"role": "user", "content": "more"}]
+    assert ask(client, messages=history, max_tokens=4).choices[0].message.content
+
+
+def test_fields_that_load_generators_send(http: httpx.Client) -> None:
+    body = {
+        "model": NAME,
+        "messages": MESSAGES,
+        "max_tokens": 5,
+        "max_completion_tokens": 5,
+        "stop": None,
+        "ignore_eos": True,
+        "min_tokens": 5,
+        "repetition_penalty": 1.0,
+        "priority": None,
+        "skip_special_tokens": None,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    *_, last = events(http, "/v1/chat/completions", body)
+    assert last["usage"]["completion_tokens"] == 5

@@ -10,7 +10,9 @@ import httpx
 import openai
 import pytest
 
-from draftree import SamplingParams
+from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.serve.pool import ServedModel
+from real_weights import loaded_float32
 from serving import NAME, Running, running_server, slow_rounds, tiny_llm
 
 PROMPTS = [
@@ -49,6 +51,27 @@ def test_eight_concurrent_streams_equal_the_library(server: Running) -> None:
     for _ in range(2):
         assert asyncio.run(everything()) == expected
     assert server.llm.num_running == 0
+
+
+@pytest.mark.weights
+def test_concurrent_streams_of_a_real_model_equal_the_library() -> None:
+    model = loaded_float32("smollm2-135m-instruct")
+    library = LLM(model)
+    chats: list[Any] = [[{"role": "user", "content": f"Name {count} colours."}] for count in range(2, 8)]
+    expected = [library.chat(chat, SamplingParams(max_tokens=24, seed=seed))[0].text for seed, chat in enumerate(chats)]
+
+    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
+        stream = await client.chat.completions.create(
+            model="real", messages=chats[seed], stream=True, max_tokens=24, seed=seed
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def everything(url: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            return await asyncio.gather(*(ask(client, seed) for seed in range(len(chats))))
+
+    with running_server([ServedModel("real", AsyncLLM(model, ("suffix", "ngram")))]) as running:
+        assert asyncio.run(everything(running.url)) == expected
 
 
 def in_thread(server: Running, body: dict[str, Any]) -> tuple[threading.Thread, list[httpx.Response]]:

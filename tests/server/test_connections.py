@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from asgi import echo
-from draftree.serve.run import TimedProtocol
+from draftree.serve.listening import TimedProtocol
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
 

@@ -157,7 +157,7 @@ async def test_a_full_queue_makes_room_for_a_key_with_fewer_requests() -> None:
     assert (made[3].error.status, made[3].error.code) == (429, "key_limit")
     assert made[4].is_waiting
     late = await clients(gate, "b")
-    assert late[0].error is not None, "two waiting each: nobody makes room"
+    assert late[0].error is not None, "two waiting each: no request makes room"
     assert late[0].error.status == 503
     await end(made + late)
 

@@ -192,6 +192,17 @@ def test_gaps_between_tokens_are_measured_per_sequence() -> None:
     assert gaps.counts[gaps.bounds.index(0.02)] == 3
 
 
+def test_prompts_of_one_request_have_gaps_of_their_own() -> None:
+    clock = FakeClock()
+    meter = ModelMeter("suffix", clock=clock)
+    meter.register("a", "suffix")
+    for clock.now in (0.0, 0.05, 0.1):
+        meter.on_round(round_of(row(1), row(1)))
+    gaps = meter.by_draft["suffix"].token_gaps
+    assert sum(gaps.counts) == 4
+    assert gaps.total == pytest.approx(0.2)
+
+
 def test_rates_are_those_of_the_last_seconds() -> None:
     clock = FakeClock()
     meter = ModelMeter("suffix", clock=clock)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -264,25 +265,46 @@ def test_requests_within_the_limits_are_served() -> None:
 def test_requests_beyond_queue_and_concurrency_are_refused() -> None:
     given = settings(max_concurrent_requests=1, max_queue=1)
     with running_server(settings_given=given) as running:
-        (model,) = running.pool
-        goes_on = threading.Event()
-        remove = model.llm.on_round(lambda record: goes_on.wait(60) and None)
         answers: list[httpx.Response] = []
         threads = [threading.Thread(target=lambda: answers.append(post(running))) for _ in range(2)]
-        try:
+        with paused(running):
             for number, thread in enumerate(threads, 1):
                 thread.start()
                 wait_for(lambda number=number: running.server.num_active == number)
             refused = post(running)
-        finally:
-            goes_on.set()
-            remove()
         assert (refused.status_code, code_of(refused)) == (503, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         for thread in threads:
             thread.join(60)
         assert [answer.status_code for answer in answers] == [200, 200]
         assert running.server.num_active == 0
+
+
+@contextmanager
+def paused(running: Running) -> Iterator[None]:
+    """The engine waits in its first round until the block ends."""
+    (model,) = running.pool
+    goes_on = threading.Event()
+    remove = model.llm.on_round(lambda record: goes_on.wait(60) and None)
+    try:
+        yield
+    finally:
+        goes_on.set()
+        remove()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_takes_no_place(stream: bool) -> None:
+    with running_server(settings_given=settings(max_concurrent_requests=1)) as running, paused(running):
+        first = threading.Thread(target=post, args=(running,))
+        first.start()
+        wait_for(lambda: running.server.gate.num_running == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{running.url}/v1/completions", json=body(stream=stream), timeout=0.5)
+        wait_for(lambda: running.server.gate.num_waiting == 0)
+        wait_for(lambda: running.server.requests.num_disconnected == 1)
+        assert ("/v1/completions", NAME, 499) in running.server.requests.by_status
+    first.join(60)
 
 
 def test_a_client_that_sends_no_request_head_is_not_waited_for_by_others(server: Running) -> None:

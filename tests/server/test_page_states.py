@@ -156,6 +156,24 @@ def test_identical_texts_are_found_identical(browser: Browser, url: str, order: 
     assert ("shared the machine" in browser.text(".verdict")) == (order == "together")
 
 
+def test_a_comparison_that_is_stopped_has_no_verdict(browser: Browser, url: str) -> None:
+    visit(browser, url, "mode=compare&prompt=slow")
+    browser.click("#send")
+    browser.wait("document.querySelectorAll('.side:nth-child(2) .piece').length > 2")
+    assert browser.count(".side:nth-child(1) .piece") == 0
+    browser.press("Escape")
+    browser.wait(IDLE)
+    assert browser.text(".verdict strong") == "No verdict: a text was stopped before its end"
+
+
+def test_a_repeated_comparison_names_the_advantage_of_memory(browser: Browser, url: str) -> None:
+    visit(browser, url, "mode=compare&prompt=again")
+    send(browser)
+    assert "compared before" not in browser.text(".verdict")
+    send(browser)
+    assert "compared before" in browser.text(".verdict")
+
+
 def test_stop_ends_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
     visit(browser, url, "prompt=slow")
     browser.click("#send")

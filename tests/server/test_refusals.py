@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from draftree.core.errors import ModelLoadError
 from serving import NAME
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -196,3 +197,34 @@ def test_unknown_paths_and_methods(http: httpx.Client) -> None:
 def test_an_error_is_returned_before_a_stream_begins(http: httpx.Client) -> None:
     error = refused(http, CHAT, {"stream": True, "max_tokens": 100000})
     assert error["param"] == "max_tokens"
+
+
+def test_an_unexpected_error_shows_no_details(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("/home/secret/path")
+
+    monkeypatch.setattr("draftree.serve.api.chat.chat_params", fail)
+    for stream in (False, True):
+        answer = http.post(CHAT, json={"model": NAME, "messages": MESSAGES, "stream": stream})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert "Traceback" not in answer.text
+    assert "/home/secret/path" in caplog.text
+
+
+def test_an_error_that_names_files_shows_no_details(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ModelLoadError("the weights in /home/secret/path are damaged")
+
+    monkeypatch.setattr("draftree.serve.api.completions.completion_params", fail)
+    answer = http.post(PLAIN, json={"model": NAME, "prompt": "hello"})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+
+
+def test_the_first_model_is_the_default(http: httpx.Client) -> None:
+    answer = http.post(PLAIN, json={"prompt": "hello", "max_tokens": 1})
+    assert answer.json()["model"] == NAME

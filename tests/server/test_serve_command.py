@@ -17,7 +17,7 @@ from draftree.cli.main import run
 from draftree.cli.serving_flags import serving_flags
 from draftree.core import extras
 from draftree.core.errors import ConfigurationError
-from draftree.serve.run import listen, url_of
+from draftree.serve.listening import listen, url_of
 from draftree.serve.served import choose_models
 from draftree.serve.settings import ServerSettings
 

@@ -46,7 +46,9 @@ def test_wrong_tools_are_refused_by_field(tools: Any, options: dict[str, Any], p
     assert caught.value.param == (param or "tools[0].function.parameters")
 
 
-@pytest.mark.parametrize("template", [CHAT_ONLY, "{{ tools }}{{ messages }}"])
+@pytest.mark.parametrize(
+    "template", [CHAT_ONLY, "{{ tools }}{{ messages }}", "{{ tools }}<tool_call>x<arg_key>y", "{{ tools"]
+)
 def test_templates_without_tools_or_without_a_known_format_refuse_them(template: str) -> None:
     with pytest.raises(ApiError, match="leave 'tools' out") as caught:
         ToolPlan.of(tokenizer_of(template), TOOLS)

@@ -12,7 +12,7 @@ import pytest
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
 from cli_samples import save_tiny_model
 from draftree import AsyncLLM
-from draftree.core.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError, QueueFullError
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
@@ -49,6 +49,22 @@ async def test_texts_arrive_interleaved() -> None:
     first_end, second_end = (max(i for i, index in enumerate(order) if index == text) for text in (0, 1))
     assert min(first_end, second_end) > order.index(1)
     assert order.index(0) < second_end
+
+
+@asynchronous
+async def test_a_reader_that_comes_late_gets_one_update_of_each_text() -> None:
+    async with opened() as llm:
+        submission = await llm.submit([1], params(1, 40, n=2), trace=True)
+        while not all(sequence.is_finished for sequence in submission.sequences) or llm.num_running:
+            await asyncio.sleep(0.001)
+        await llm.forget()  # the engine's thread has sent the last updates before
+        updates = [update async for update in submission]
+        done = submission.completions()
+    assert sorted(update.sequence.index for update in updates) == [0, 1]
+    for update in updates:
+        assert update.is_last
+        assert update.token_ids == done[update.sequence.index].token_ids
+        assert len(update.rounds) == len(update.drafted) == 40
 
 
 @asynchronous
@@ -107,10 +123,15 @@ async def test_leaving_a_submission_aborts_its_unfinished_texts() -> None:
     async with opened() as llm:
         async with await llm.submit([1], params(1, 4000, n=2)) as submission:
             assert (await anext(submission)).token_ids
+            with pytest.raises(GenerationError, match="not finished"):
+                submission.completions()
         while llm.num_running:
             await asyncio.sleep(0.001)
         assert [str(sequence.finish_reason) for sequence in submission.sequences] == ["abort", "abort"]
         assert all(sequence.history.num_output_tokens < 4000 for sequence in submission.sequences)
+        assert [update.is_last async for update in submission][-1]
+        with pytest.raises(GenerationError, match="was aborted"):
+            submission.completions()
 
 
 @asynchronous

@@ -92,7 +92,7 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
     if not settings.is_loopback and not keys and not settings.allow_no_key:
         raise ConfigurationError(
             f"--host {settings.host} lets other machines connect, and there are no API keys: "
-            "give --api-key-file, or --allow-no-key to serve everybody"
+            "give --api-key-file, or --allow-no-key to serve without keys"
         )
     if settings.allow_no_key and keys:
         raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
@@ -102,7 +102,8 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
     from draftree.bench.settings import apply_threads
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import say
-    from draftree.serve.run import listen, run_server
+    from draftree.serve.listening import listen
+    from draftree.serve.run import run_server
 
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
@@ -119,8 +120,8 @@ def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) ->
     require_extra("ray", "'draftree serve --replicas' needs", error=ConfigurationError)
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import say
+    from draftree.serve.listening import listen
     from draftree.serve.ray.options import ReplicaOptions
-    from draftree.serve.run import listen
 
     replicas = ReplicaOptions.parse(number)
     replicas.require_fit(settings)

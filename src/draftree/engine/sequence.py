@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from draftree.core.types import SequenceRecord
@@ -78,17 +79,14 @@ class Update:
     logprobs: tuple[TokenLogprob, ...] = ()
     rounds: tuple[SequenceRecord, ...] = ()
 
-    def joined(self, later: Update) -> Update:
-        """Return this update and a later one of the same sequence as one."""
-        return Update(
-            self.sequence,
-            self.pieces + later.pieces,
-            later.is_last,
-            self.token_ids + later.token_ids,
-            self.drafted + later.drafted,
-            self.logprobs + later.logprobs,
-            self.rounds + later.rounds,
-        )
+    @classmethod
+    def joined(cls, updates: Series[Update]) -> Update:
+        """Return successive updates of one sequence as one."""
+        if len(updates) == 1:
+            return updates[0]
+        names = ("pieces", "token_ids", "drafted", "logprobs", "rounds")
+        whole = {name: tuple(chain.from_iterable(getattr(one, name) for one in updates)) for name in names}
+        return cls(updates[-1].sequence, is_last=updates[-1].is_last, **whole)
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Models behind one seam: a slot holds a committed prefix and a tentative tree."""
+"""Models: the model seam and its implementations in torch and C."""

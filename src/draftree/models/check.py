@@ -219,11 +219,11 @@ def _is_as_alone(model: LanguageModel, slot: Any, pieces: Any, *, job: Extend) -
 def _beside_others(model: LanguageModel, job: Extend) -> Tensor:
     """Return logits of a job between one that reads several tokens and one that reads one."""
     ids, length = exact_tokens(model.vocab_size), job.slot.length
-    before, behind = (model.fork(job.slot, length // share) for share in (8, 2))
-    jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(behind, ids[:1], [-1])]
+    before, after = (model.fork(job.slot, length // share) for share in (8, 2))
+    jobs = [Extend(before, ids[:5], range(-1, 4)), job, Extend(after, ids[:1], [-1])]
     found = model.run(Pass(jobs)).of(1).tensor().clone()
     model.commit(job.slot, ())
-    for other in (before, behind):
+    for other in (before, after):
         model.close(other)
     return found
 

@@ -83,6 +83,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._can_prune = True
         self._prefix = 0
         self._batch = 1
+        self._others = self._other_rows = 0
+        """Sequences of the round that others plan, and their rows."""
         self._asked: list[list[int]] = []
         self._scored: list[list[float]] | None = None
         self._round = 0
@@ -95,6 +97,12 @@ class AutoPlanner(Planner[SequenceEstimates]):
         """Set the measured passes of the target."""
         super().learn_costs(pass_seconds)
         self._passes.learn(pass_seconds)
+
+    def note_others(self, num_sequences: int, num_rows: int) -> None:
+        """Count others' sequences in the costs of passes; they write one token each, as far as is known."""
+        if num_sequences != self._others:
+            self._next_decision = 0
+        self._others, self._other_rows = num_sequences, num_rows
 
     def open(self) -> SequenceEstimates:
         """Estimates without an observation: the sequence is planned by those of all others.
@@ -125,7 +133,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
     def _choose_depths(self, states: Sequence[SequenceEstimates], curve: Sequence[float]) -> list[list[int]]:
         """Levels by drafter and sequence: cheap drafters first, the others by what they add to these."""
         batch, costly = len(states), self._costly()
-        expected = Depth(0, float(batch), curve[batch])
+        expected = Depth(0, float(batch + self._others), curve[batch])
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         for index in sorted(range(len(costly)), key=costly.__getitem__):
             plan, owns = self._plans[index], [state.parts[index] for state in states]
@@ -155,8 +163,11 @@ class AutoPlanner(Planner[SequenceEstimates]):
         return asked
 
     def _curve(self, batch: int) -> Sequence[float]:
-        rows = min(batch * (1 + self._limit), MAX_ROWS)
-        return self._passes.curve(batch, self._prefix, max_rows=rows)
+        """Seconds of a pass by rows of this planner's own sequences."""
+        others = self._others
+        rows = min(others + batch * (1 + self._limit), MAX_ROWS)
+        curve = self._passes.curve(others + batch, self._prefix, max_rows=rows)
+        return curve[others:] if others else curve
 
     def _costly(self) -> list[bool]:
         """Which drafters are judged before they draft: they cost time, or their trees must not be pruned."""
@@ -185,7 +196,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
             for state, tree in zip(states, trees, strict=True)
         ]
         batch, curve = len(states), self._curve(len(states))
-        kept = list(choose_nodes(survivals, curve, sunk=draft_seconds).nodes)
+        kept = list(choose_nodes(survivals, curve, sunk=draft_seconds, others=self._others).nodes)
         if any(kept):
             self._row_trials.restart()
         elif self._must_score(curve, batch):
@@ -209,10 +220,13 @@ class AutoPlanner(Planner[SequenceEstimates]):
         if self._is_idle and self._round % AUTO.idle_sample_rounds:
             return
         self._batch, self._prefix = batch, sum(row.prefix_length for row in record.sequences) // max(1, batch)
-        if batch and record.num_rows == batch + sum(row.num_drafted for row in record.sequences):
+        if batch and record.num_rows == self._other_rows + batch + sum(row.num_drafted for row in record.sequences):
             # rounds that read a prompt do not measure a pass
             self._passes.observe(
-                record.num_rows, batch, self._prefix, seconds=record.total_seconds - record.draft_seconds
+                record.num_rows,
+                self._others + batch,
+                self._prefix,
+                seconds=record.total_seconds - record.draft_seconds,
             )
         if self._is_idle or not any(plan.depth for plan in self._plans):
             return
@@ -276,5 +290,5 @@ class AutoPlanner(Planner[SequenceEstimates]):
 
     def explain(self) -> str:
         """The costs and gains that the last budgets follow from."""
-        curve = self._passes.curve(self._batch, self._prefix, max_rows=2 * self._batch)
+        curve = self._curve(self._batch)
         return sentence(self._plans, curve, self._batch, now=self._round)

@@ -68,6 +68,14 @@ class Planner(ABC, Generic[State]):
         """Why the last budget of one sequence is as it is."""
         return self.explain()
 
+    def note_others(self, num_sequences: int, num_rows: int) -> None:
+        """Note the sequences of the round that this planner does not plan; called before `budgets` and `observe`.
+
+        Args:
+            num_sequences: their number.
+            num_rows: their rows in the target's pass, drafts included where they are known.
+        """
+
     @abstractmethod
     def open(self) -> State:
         """Return the state of a new sequence."""

@@ -38,7 +38,8 @@ class BodyLimit:
             return
         try:
             self._require_length(scope)
-            body = await asyncio.wait_for(self._read(receive), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                body = await self._read(receive)
         except TimeoutError:
             await refuse(scope, receive, send, error=self._too_slow())
             return
@@ -123,7 +124,7 @@ class TimeLimit:
                 await send({"type": "http.response.body", "body": last_event(started, error)})
 
     def _error(self) -> ApiError:
-        text = f"the request took longer than {self._timeout:g} s, the limit of this server: ask for fewer tokens"
+        text = f"the request took longer than {self._timeout:g} s, the limit of this server: request fewer tokens"
         return ApiError(504, text, type="timeout_error", code="request_timeout")
 
 

@@ -89,10 +89,23 @@ class DraftTotals:
 
 @dataclass(slots=True)
 class _Active:
-    """A request in the engine: its drafter, and when each of its sequences was last written."""
+    """A request in the engine: its drafter, and when its sequences of each index were written.
+
+    Attributes:
+        draft: the drafter.
+        times: the last two rounds by index, the earlier None at first; prompts of one request share their indices.
+    """
 
     draft: str
-    last: dict[int, float] = field(default_factory=dict)
+    times: dict[int, tuple[float | None, float]] = field(default_factory=dict)
+
+    def gap(self, index: int, now: float) -> float | None:
+        """Note a round, and return the seconds since the round before."""
+        before, last = self.times.get(index, (None, now))
+        if last != now:
+            before = last
+        self.times[index] = before, now
+        return None if before is None else now - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +175,9 @@ class ModelMeter:
             totals = self.by_draft[draft] = DraftTotals()
         totals.count(row)
         if active is not None and row.num_written:
-            before = active.last.get(row.index)
-            active.last[row.index] = now
-            if before is not None:
-                totals.token_gaps.observe((now - before) / row.num_written, row.num_written)
+            seconds = active.gap(row.index, now)
+            if seconds is not None:
+                totals.token_gaps.observe(seconds / row.num_written, row.num_written)
 
     def rates(self) -> Rates:
         """Return the rates of the last seconds."""

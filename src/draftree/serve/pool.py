@@ -59,8 +59,12 @@ class ServedModel:
 
     @property
     def texts(self) -> TokenTexts:
-        """Written form of its tokens."""
+        """Written form of its tokens. The first call takes up to a second: see `prepare_texts`."""
         return token_texts(self.tokenizer)
+
+    async def prepare_texts(self) -> None:
+        """Make `texts` on another thread, if they do not exist yet."""
+        await self.llm.with_tokenizer(token_texts)
 
     @property
     def max_context(self) -> int:
@@ -121,14 +125,16 @@ class ModelPool:
         """Return the models that the client may use; all without a viewer."""
         return [model for model in self._models if viewer is None or viewer.allows(model.names)]
 
-    def get(self, name: str, viewer: Viewer | None = None) -> ServedModel:
-        """Return a model by name or alias.
+    def get(self, name: str | None, viewer: Viewer | None = None) -> ServedModel:
+        """Return a model by name or alias; for None the first one that the client may use.
 
         Raises:
             ApiError: 404 if there is none that the client may use; 503 while models are loading.
         """
         if not self.is_open:
             raise loading_error()
+        if name is None:
+            name = next((model.name for model in self.visible(viewer)), "")
         model = self._by_name.get(name)
         if model is None or (viewer is not None and not viewer.allows(model.names)):
             known = ", ".join(repr(other.name) for other in self.visible(viewer))

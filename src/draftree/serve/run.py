@@ -1,26 +1,22 @@
-"""A server as a process: its socket, its signals, the loading of models while it listens, and the drain."""
+"""A server as a process: its signals, the loading of models while it listens, and the drain."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
-import stat
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from draftree.core.errors import ConfigurationError
+from draftree.sampling.params import SamplingParams
 from draftree.serve.app import create_app
+from draftree.serve.listening import TimedProtocol, url_of
 from draftree.serve.loading import load_models
 from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
@@ -28,125 +24,18 @@ from draftree.serve.security import KeyRing
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 
-__all__ = ["DrainingServer", "listen", "run_server"]
+__all__ = ["DrainingServer", "run_server"]
 
 logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
-BACKLOG = 2048
+WARM_UP_TOKENS = 8
 MAX_HEAD_BYTES = 65536
 POLL_SECONDS = 0.05
 LAST_BYTES_SECONDS = 1
 """Seconds for connections to send the end of their responses after a drain."""
-SOCKET_MODE = 0o660
-
-
-@contextmanager
-def listen(settings: ServerSettings) -> Iterator[socket.socket]:
-    """Return the socket of a server, bound but not yet accepting.
-
-    Raises:
-        ConfigurationError: the address is in use, or cannot be used.
-    """
-    if settings.uds is not None:
-        with _unix_socket(Path(settings.uds)) as listener:
-            yield listener
-        return
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(f"--host {settings.host}", error) from error
-    with contextlib.closing(listener):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigurationError(
-                    f"port {settings.port} of {settings.host} is in use: choose another with --port; 0 takes a free one"
-                ) from error
-            raise _cannot_listen(f"--host {settings.host} --port {settings.port}", error) from error
-        yield listener
-
-
-@contextmanager
-def _unix_socket(path: Path) -> Iterator[socket.socket]:
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
-        if path.exists():
-            _remove_stale(path)
-        try:
-            listener.bind(str(path))
-            path.chmod(SOCKET_MODE)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise _cannot_listen(f"--uds {path}", error) from error
-        try:
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket that a server left, but no other file."""
-    if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigurationError(f"--uds {path} is a file that is not a socket: choose another path")
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except OSError as error:
-            raise _cannot_listen(f"--uds {path}", error) from error
-    raise ConfigurationError(f"--uds {path} is in use by another process: choose another path")
-
-
-def _cannot_listen(what: str, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{what} cannot be listened on: {error.strerror}; choose another address")
-
-
-class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections whose request head does not arrive in time."""
-
-    head_timeout = 30.0
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
-        self._stop()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._stop()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self.head_timeout, self._give_up)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()
 
 
 class DrainingServer(uvicorn.Server):
@@ -280,6 +169,7 @@ class Loading:
         def work() -> None:
             try:
                 models = self._load()
+                asyncio.run(warm_up(models))
             except BaseException as error:
                 self.error = error
                 self._server.should_exit = True
@@ -295,10 +185,11 @@ class Loading:
         on_ready()
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the URL of a socket."""
-    address = listener.getsockname()
-    if isinstance(address, str):
-        return f"unix:{address}:"
-    host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+async def warm_up(models: Sequence[ServedModel]) -> None:
+    """Generate a few tokens with every model: its first passes are slower than all others."""
+    for model in models:
+        room = model.max_context
+        count = max(1, min(WARM_UP_TOKENS, room - 2))
+        params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        await model.llm.generate([0] * min(2, room - 1), params)
+        await model.llm.forget()

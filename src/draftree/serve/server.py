@@ -104,7 +104,7 @@ class Server:
     async def metered(self, request: Request, model: ServedModel, options: JobOptions) -> AsyncIterator[None]:
         """Count the rounds of a request under its model and drafter."""
         record, meter = self.record_of(request), self.meters[model.name]
-        record.model, record.response_id = model.name, options.request_id
+        record.response_id = options.request_id
         draft = options.draft if options.draft in ("none", *model.drafts) else default_draft(model)
         record.draft = draft
         if options.request_id is not None:

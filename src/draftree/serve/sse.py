@@ -107,11 +107,6 @@ def _part(data: bytes) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
-def event_stream(events: AsyncGenerator[bytes, None]) -> EventStream:
-    """Return the response that sends these events and `[DONE]`."""
-    return EventStream(events)
-
-
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """Await work, and cancel it if the client leaves.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.sampling.params import SamplingParams
@@ -12,8 +12,13 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.settings import ServerSettings
 
 
-def require_choices(settings: ServerSettings, params: SamplingParams) -> None:
+def require_choices(settings: ServerSettings, params: SamplingParams, names: Mapping[str, str]) -> None:
     """Refuse more texts, or longer ones, than the server allows.
+
+    Args:
+        settings: of the server.
+        params: sampling parameters.
+        names: body field of a library parameter, where it differs.
 
     Raises:
         ApiError: 400.
@@ -22,7 +27,8 @@ def require_choices(settings: ServerSettings, params: SamplingParams) -> None:
         raise invalid(f"n={params.n}: this server allows at most {settings.max_choices} texts per request", "n")
     limit = settings.max_completion_tokens
     if limit is not None and params.max_tokens is not None and params.max_tokens > limit:
-        raise invalid(f"max_tokens={params.max_tokens}: this server allows at most {limit}", "max_tokens")
+        name = names.get("max_tokens", "max_tokens")
+        raise invalid(f"{name}={params.max_tokens}: this server allows at most {limit}", name)
 
 
 async def within_limits(

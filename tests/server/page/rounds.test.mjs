@@ -81,7 +81,7 @@ test("the accepted path is straight, and no two boxes overlap", () => {
   assert.equal(new Set(path.map((box) => box.x)).size, 1);
   assert.equal(boxes.at(-1).parent, 3, "the pick follows the last accepted node");
   for (const [i, a] of boxes.entries()) {
-    assert.ok(a.x >= 0 && a.x + a.width <= width && a.y + 24 <= height);
+    assert.ok(a.x >= 0 && a.x + a.width <= width && a.y + 22 <= height);
     for (const b of boxes.slice(i + 1)) assert.ok(a.y !== b.y || a.x + a.width <= b.x || b.x + b.width <= a.x);
   }
 });

@@ -34,7 +34,8 @@ test("whole sentences are spoken, the rest waits", () => {
 
 test("errors become words for the user", () => {
   const error = errorFrom({ error: { message: "temperature is -1", param: "temperature" } }, 400);
-  assert.equal(wordsFor(error), "temperature is -1");
+  assert.equal(wordsFor(error), "temperature is -1.");
+  assert.equal(wordsFor(errorFrom({ error: { message: "the key is wrong" } }, 400)), "The key is wrong.");
   const long = errorFrom({ error: { message: "Too long.", param: "prompt" } }, 400);
   assert.equal(wordsFor(long), "Too long. Field: prompt.");
   assert.match(wordsFor(errorFrom({ error: { message: "No." } }, 401)), /API key/);

@@ -9,7 +9,7 @@ from draftree.core.types import RoundRecord
 from draftree.engine.costs import costs_of, measure_costs
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, listed
-from paced import TICK, FakeClock, PacedModel, compute_bound, memory_bound, paced_llm
+from paced import PASS_SECONDS, TICK, FakeClock, PacedModel, compute_bound, memory_bound, paced_llm
 
 PARAMS = SamplingParams(max_tokens=60, temperature=0.0)
 VOCAB = 6
@@ -101,3 +101,23 @@ def test_the_system_clock_is_the_default() -> None:
     records: list[RoundRecord] = []
     LLM(cycle(), "ngram", on_round=records.append).generate([[0, 1]], SamplingParams(max_tokens=4))
     assert all(0 < record.total_seconds < 60 for record in records)
+
+
+def crowded(rows: int) -> float:
+    """Up to eight rows take as long as one; beyond them each takes a pass more."""
+    return PASS_SECONDS * max(1, rows - 7)
+
+
+@pytest.mark.parametrize(("num_others", "drafts"), [(0, True), (7, False)])
+def test_sequences_of_other_drafters_count_in_the_cost_of_a_pass(num_others: int, drafts: bool) -> None:
+    records: list[RoundRecord] = []
+    llm = paced_llm(cycle(), ("ngram", "suffix"), cost=crowded, on_round=records.append)
+    for _ in range(2):
+        records.clear()
+        for index in range(1 + num_others):
+            choice = "none" if index else None
+            llm.engine.add(*llm.requests.sequences([0, 1, 2, 3, 4, 5, 0, 1], PARAMS, draft=choice))
+        while not llm.engine.is_idle:
+            llm.engine.step()
+    scored = sum(row.num_drafted for record in records for row in record.sequences)
+    assert (scored > 30) if drafts else (scored < 15)

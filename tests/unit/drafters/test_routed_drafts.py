@@ -163,6 +163,9 @@ class Watching(Planner[str]):
     class Config:
         """Takes no options."""
 
+    def note_others(self, num_sequences: int, num_rows: int) -> None:
+        self.others = num_sequences, num_rows
+
     def open(self) -> str:
         return "state"
 
@@ -176,8 +179,8 @@ class Watching(Planner[str]):
         return f"depth {self.default_depth}"
 
 
-def row(name: str) -> SequenceRecord:
-    return SequenceRecord(name, 4, 0, 0, 0, 1, 0)
+def row(name: str, num_drafted: int = 0) -> SequenceRecord:
+    return SequenceRecord(name, 4, num_drafted, 0, 0, 1, 0)
 
 
 def test_each_planner_sees_its_own_sequences_and_its_drafters_seconds() -> None:
@@ -187,13 +190,16 @@ def test_each_planner_sees_its_own_sequences_and_its_drafters_seconds() -> None:
     assert planner.default_depth == 3
     states = [planner.open_for(name) for name in ("one", "other", "none", "")]
     assert [budget.depth for budget in planner.budgets(states)] == [2, 3, 0, 2]
-    rows = tuple(map(row, "abcd"))
+    assert (one.others, other.others) == ((2, 2), (3, 3))
+    rows = tuple(row(name, count) for name, count in zip("abcd", (2, 3, 0, 1), strict=True))
     record = RoundRecord(0.0, 6.0, 0.0, 0.0, 0.0, 9.0, 7, rows, part_seconds=(1.0, 2.0, 3.0))
     planner.observe(states, record)
     assert [r.request_id for r in one.seen.sequences] == ["a", "d"]
     assert (one.seen.draft_seconds, one.seen.part_seconds) == (1.0, ())
     assert [r.request_id for r in other.seen.sequences] == ["b"]
     assert (other.seen.draft_seconds, other.seen.part_seconds) == (5.0, (2.0, 3.0))
+    assert (one.others, other.others) == ((2, 5), (3, 6)), "others' drafts are rows of the pass"
+    assert one.seen.total_seconds - one.seen.draft_seconds == record.total_seconds - record.draft_seconds
     assert [planner.explain_of(state) for state in states] == ["depth 2", "depth 3", "", "depth 2"]
     assert planner.explain() == "one: depth 2; other: depth 3"
 
@@ -215,6 +221,8 @@ def test_one_planner_gets_the_record_as_it_is() -> None:
     record = RoundRecord(0.0, 6.0, 0.0, 0.0, 0.0, 9.0, 7, (row("a"), row("b")), part_seconds=(1.0, 2.0))
     planner.observe([planner.open(), planner.open_for("one")], record)
     assert own.seen is record
+    planner.budgets([planner.open()])
+    assert own.others == (0, 0)
     planner.observe([planner.open_for("none"), planner.open()], record)
     assert own.seen.sequences == record.sequences[1:]
     assert own.seen.part_seconds == record.part_seconds

@@ -95,7 +95,7 @@ def test_fork_shares_the_prefix_and_nothing_else() -> None:
     assert (other.length, slot.length) == (2, 1)
 
 
-def test_batch_gives_each_job_its_asked_rows() -> None:
+def test_batch_returns_the_requested_rows_of_each_job() -> None:
     lm = model()
     first, second = lm.open(), lm.open()
     scores = lm.run(Pass([Extend(first, [1, 2, 3], [-1, 0, 1], logits_at=[2]), Extend(second, [4], [-1])]))

@@ -28,7 +28,7 @@ class Request:
         self.untold = list(sequences)
         """Sequences whose last update has not been sent; for the thread that sends."""
         self._loop = loop
-        self._unread: dict[int, Update] = {}
+        self._unread: dict[int, list[Update]] = {}
         self._num_open = len(self.sequences)
         self._has_answer, self._has_update = asyncio.Event(), asyncio.Event()
         self._refusal: Exception | None = None
@@ -87,9 +87,7 @@ class Request:
 
     def _arrive(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            index = update.sequence.index
-            earlier = self._unread.get(index)
-            self._unread[index] = update if earlier is None else earlier.joined(update)
+            self._unread.setdefault(update.sequence.index, []).append(update)
             self._num_open -= update.is_last
         self._has_update.set()
 
@@ -100,4 +98,4 @@ class Request:
                 return None
             self._has_update.clear()
             await self._has_update.wait()
-        return self._unread.pop(next(iter(self._unread)))
+        return Update.joined(self._unread.pop(next(iter(self._unread))))

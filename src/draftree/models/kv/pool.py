@@ -87,8 +87,8 @@ class SlotPool:
         else:
             num_slots, length = max(num_slots, known), memory.length
         # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
-        behind = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
-        used = {index: min(memory.length, slot.length + behind[index]) for index, slot in self._open.items()}
+        after = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
+        used = {index: min(memory.length, slot.length + after[index]) for index, slot in self._open.items()}
         memory.reserve(num_slots, length, used=used)
         self._free = [index for index in range(num_slots) if index not in self._open]
 

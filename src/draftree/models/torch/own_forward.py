@@ -83,9 +83,9 @@ def padding_counts(model: Any) -> bool:
     mask = torch.cat([torch.zeros_like(pads), torch.ones_like(ids)], dim=1)
     alone = model(**prompt_inputs(model, ids, use_cache=False)).logits[0].float()
     inputs = prompt_inputs(model, torch.cat([pads, ids], dim=1), mask=mask, use_cache=False)
-    behind = model(**inputs).logits[0, CHECKED_PADS:].float()
+    padded = model(**inputs).logits[0, CHECKED_PADS:].float()
     accepted = TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else 8e-2
-    return not float((behind - alone).abs().max()) <= accepted * float(alone.amax() - alone.amin())
+    return not float((padded - alone).abs().max()) <= accepted * float(alone.amax() - alone.amin())
 
 
 def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:

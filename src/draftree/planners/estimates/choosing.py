@@ -27,13 +27,16 @@ class Chosen:
         return self.tokens / self.seconds
 
 
-def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float], *, sunk: float = 0.0) -> Chosen:
+def choose_nodes(
+    survivals: Sequence[Sequence[float]], seconds: Sequence[float], *, sunk: float = 0.0, others: int = 0
+) -> Chosen:
     """Choose the nodes that are worth a row of the pass.
 
     Args:
         survivals: of every tree's nodes; no node's is above its parent's.
         seconds: time of a pass over 0, 1, 2, … rows, roots included.
         sunk: seconds that the round has taken so far.
+        others: sequences of the pass without a tree here; each writes a token, and `seconds` include their rows.
     """
     batch = len(survivals)
     ranked = sorted(
@@ -43,7 +46,7 @@ def choose_nodes(survivals: Sequence[Sequence[float]], seconds: Sequence[float],
         if survival >= AUTO.min_survival
     )
     del ranked[max(0, len(seconds) - 1 - batch) :]
-    tokens = float(batch)
+    tokens = float(batch + others)
     plain = Chosen(((),) * batch, tokens, sunk + seconds[batch])
     best_speed, best, best_tokens = AUTO.node_margin * plain.speed, 0, tokens
     for count, (negative, _, _) in enumerate(ranked, 1):

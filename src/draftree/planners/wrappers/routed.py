@@ -1,7 +1,7 @@
 """A planner for each of several drafters: every sequence is planned by that of the drafter that its request chose.
 
-Each planner sees the sequences of its own drafter only. In a mixed batch it therefore counts fewer rows than the
-target's pass has, and does not learn the seconds of that pass.
+Each planner sees the sequences of its own drafter, and is told how many others there are. It plans as if these drafted
+nothing, so planners of one batch do not take their budgets from each other.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class RoutedPlanner(Planner[Routed]):
         """The budgets of each planner for its sequences."""
         budgets = [NOTHING] * len(states)
         for choice, rows in rows_by_choice(states).items():
+            others = len(states) - len(rows)
+            self._planners[choice].note_others(others, others)
             found = self._planners[choice].budgets([states[row].own for row in rows])
             for row, budget in zip(rows, found, strict=True):
                 budgets[row] = budget
@@ -81,22 +83,31 @@ class RoutedPlanner(Planner[Routed]):
         """Tell each planner what came of its budgets."""
         for choice, rows in rows_by_choice(states).items():
             own = self._own_record(choice, rows, record)
+            others = len(states) - len(rows)
+            if others:
+                all_drafted, drafted = (sum(row.num_drafted for row in one.sequences) for one in (record, own))
+                self._planners[choice].note_others(others, others + all_drafted - drafted)
             self._planners[choice].observe([states[row].own for row in rows], own)
 
     def _own_record(self, choice: int, rows: Sequence[int], record: RoundRecord) -> RoundRecord:
         """The record with the planner's own sequences, and its drafter's seconds."""
         if len(self._planners) == 1 and len(rows) == len(record.sequences):
             return record
-        sequences = tuple([record.sequences[row] for row in rows])
+        own = replace(record, sequences=tuple([record.sequences[row] for row in rows]))
         if len(self._planners) == 1:
-            return replace(record, sequences=sequences)
-        if not record.part_seconds:
-            share = len(rows) / len(record.sequences)
-            return replace(record, sequences=sequences, draft_seconds=share * record.draft_seconds)
-        start = sum(len(own.parts) for own in self._planners[:choice])
-        seconds = record.part_seconds[start : start + len(self._planners[choice].parts)]
-        parts = seconds if len(seconds) > 1 else ()
-        return replace(record, sequences=sequences, draft_seconds=sum(seconds), part_seconds=parts)
+            return own
+        if record.part_seconds:
+            start = sum(len(planner.parts) for planner in self._planners[:choice])
+            parts = record.part_seconds[start : start + len(self._planners[choice].parts)]
+            seconds = sum(parts)
+        else:
+            parts, seconds = (), len(rows) / len(record.sequences) * record.draft_seconds
+        return replace(
+            own,
+            draft_seconds=seconds,
+            total_seconds=record.total_seconds - record.draft_seconds + seconds,
+            part_seconds=parts if len(parts) > 1 else (),
+        )
 
     def explain(self) -> str:
         """The reasons of all planners, each with its drafter's name."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -27,7 +27,7 @@ ROLES = {"developer": "system"}
 """Roles of the API that templates know under another name."""
 
 
-@router.post("/chat/completions", summary="Answer a conversation")
+@router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
     if body.stream:
@@ -61,7 +61,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     model = model_of(request, body.model)
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    plan = ToolPlan.of(
+    plan = await ToolPlan.load(
         model.tokenizer,
         body.tools,
         tool_choice=body.tool_choice,
@@ -70,14 +70,14 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     params, names = chat_params(body)
     head = Head.of("chatcmpl", body, model)
     options = JobOptions(
-        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+        draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
     )
     encode = partial(
         model.llm.encode_chat,
         tools=plan.tools,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=_adds_prompt(body),
-        continue_final_message=body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
     )
     async with running_job(
         request,

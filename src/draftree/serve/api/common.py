@@ -51,6 +51,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 """Documented error responses of all endpoints."""
+GENERATED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The texts: one JSON object, or server-sent events for stream=true",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
+"""Documented response of the endpoints that generate."""
 
 
 def server_of(request: Request) -> Server:
@@ -59,14 +66,16 @@ def server_of(request: Request) -> Server:
     return server
 
 
-def model_of(request: Request, name: str) -> ServedModel:
-    """Return a model by name or alias, if the request's key may use it.
+def model_of(request: Request, name: str | None) -> ServedModel:
+    """Return a model by name or alias, if the request's key may use it; for None the first.
 
     Raises:
         ApiError: 404.
     """
     server = server_of(request)
-    return server.pool.get(name, server.key_of(request))
+    model = server.pool.get(name, server.key_of(request))
+    server.record_of(request).model = model.name
+    return model
 
 
 @asynccontextmanager
@@ -93,13 +102,15 @@ async def running_job(
         ApiError: refused by the server or the engine.
     """
     server = server_of(request)
-    require_choices(server.settings, params)
+    require_choices(server.settings, params, options.names)
     async with server.admit(request), server.metered(request, model, options):
         try:
             given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
         except InvalidRequestError as error:
             raise named_error(error, options.names) from error
         limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
+        if options.trace or params.logprobs is not None or params.prompt_logprobs is not None:
+            await model.prepare_texts()
         async with await Job.start(model, ids, limited, options) as job:
             try:
                 yield job

@@ -77,22 +77,22 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     model = model_of(request, body.model)
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    plan = _plan(body, model)
+    plan = await _plan(body, model)
     params, names = _params(body, plan)
     head = Head.of("resp", body, model)
     options = JobOptions(
-        draft_of(body, model), body.priority, request_id=head.id, trace=body.reports.rounds, names=names
+        draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
     )
     messages, encode = messages_of(body), partial(model.llm.encode_chat, tools=plan.tools)
     async with running_job(request, model, prompts=[messages], params=params, options=options, encode=encode) as job:
         yield job, ResponseWriter(body, head, job, plan=plan)
 
 
-def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
+async def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
     parallel = body.parallel_tool_calls is not False
     choice = chat_tool_choice(body.tool_choice)
     try:
-        return ToolPlan.of(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
+        return await ToolPlan.load(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
     except ApiError as error:
         # in this API the fields of a function are those of the tool
         message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")

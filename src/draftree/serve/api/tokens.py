@@ -77,10 +77,11 @@ async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
     if body.add_special_tokens:
         message = "the chat template writes the special tokens: leave 'add_special_tokens' out"
         raise invalid(message, "add_special_tokens")
+    plan = await ToolPlan.load(_tokenizer(model), body.tools)
     try:
         return await model.llm.encode_chat(
             _messages(body),
-            tools=ToolPlan.of(_tokenizer(model), body.tools).tools,
+            tools=plan.tools,
             template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt is not False,
         )

@@ -47,11 +47,20 @@ export function wordsFor(error) {
   if (!(error instanceof ApiError)) {
     return error instanceof TypeError ? "The server cannot be reached. Check that it is running." : String(error);
   }
-  const words = [error.message];
+  const words = [sentence(error.message, error.param)];
   if (error.param && !error.message.includes(error.param)) words.push(`Field: ${error.param}.`);
   if (error.status === 401) words.push("Enter a valid API key in the settings.");
   if (error.retryAfter) words.push(`Try again in ${error.retryAfter} s.`);
   return words.join(" ");
+}
+
+/**
+ * @param {string} text
+ * @param {string | null} name of a field, which keeps its case
+ */
+function sentence(text, name) {
+  const ended = /[.!?…]$/.test(text) ? text : `${text}.`;
+  return name && text.startsWith(name) ? ended : ended[0].toUpperCase() + ended.slice(1);
 }
 
 /** Client of one server. */

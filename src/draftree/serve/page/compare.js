@@ -11,9 +11,14 @@ const SIDES = [
   { name: "Drafted", origin: "drafted" },
 ];
 
+const REPEATED =
+  "This prompt was compared before. A drafter that keeps earlier answers, such as suffix, can copy them.";
+
 /** View of the two sides. */
 export class CompareView {
   #host = byId("comparison");
+  /** @type {Set<string>} prompts that were compared before */
+  #sent = new Set();
 
   /** @param {import("./write.js").Context} context */
   constructor(context) {
@@ -37,6 +42,8 @@ export class CompareView {
   async send(prompt, signal) {
     const { state } = this.context;
     const seed = seedOf(state);
+    const wasSent = this.#sent.has(prompt);
+    this.#sent.add(prompt);
     const cards = SIDES.map(({ name }) => el("article", { class: "panel card side" }, el("h2", {}, name)));
     const result = el("div", { class: "panel verdict" }, el("strong", {}, "Writing…"));
     const echo = el("p", { class: "prompt-echo" }, prompt);
@@ -51,6 +58,7 @@ export class CompareView {
     try {
       const runs = await this.#both(start, signal);
       this.#conclude(result, runs);
+      if (wasSent) result.append(el("p", { class: "hint" }, REPEATED));
     } catch (error) {
       result.replaceChildren(el("strong", {}, "No verdict: a request failed"));
       throw error;
@@ -62,29 +70,32 @@ export class CompareView {
   }
 
   /**
+   * Plain decoding comes second: otherwise a drafter that keeps earlier answers could copy its text.
+   *
    * @param {(side: number) => Promise<import("./run.js").Run>} start
    * @param {AbortSignal} signal
+   * @returns {Promise<(import("./run.js").Run | null)[]>} the plain and the drafted run; null for one not started
    */
   async #both(start, signal) {
     if (this.context.state.order === "together") return Promise.all([start(0), start(1)]);
-    const plain = await start(0);
-    return signal.aborted ? [plain] : [plain, await start(1)];
+    const drafted = await start(1);
+    return [signal.aborted ? null : await start(0), drafted];
   }
 
   /**
    * @param {HTMLElement} result
-   * @param {import("./run.js").Run[]} runs
+   * @param {(import("./run.js").Run | null)[]} runs
    */
   #conclude(result, runs) {
     const [plain, drafted] = runs;
-    const isComplete = runs.length === 2 && runs.every((run) => run.status === "done");
-    const { kind, title, index } = verdict(plain.text, drafted?.text ?? "", isComplete);
+    const isComplete = runs.every((run) => run?.status === "done");
+    const { kind, title, index } = verdict(plain?.text ?? "", drafted.text, isComplete);
     result.className = `panel verdict ${kind}`;
     result.replaceChildren(el("strong", {}, title));
     if (kind === "different") {
       result.append(side("Plain", plain.text, index), side("Drafted", drafted.text, index));
     }
-    if (!drafted) return;
+    if (!plain) return;
     const speeds = SIDES.map(({ name, origin }, i) => ({ name, origin, speed: runs[i].speed }));
     result.append(el("p", {}, ratioWords(speeds, this.context.state.order)), speedBars(speeds));
     this.context.announcer.say(title);

@@ -2,6 +2,16 @@
 
 import { byId, el } from "./dom.js";
 
+const CODE = `class Point:
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def add(self, other):
+        return Point(self.x + other.x, self.y + other.y)
+
+    def subtract(self, other):`;
+
 const EXAMPLES = {
   chat: [
     ["Explain a cache", "Explain in a few sentences what a cache is and why it makes programs faster."],
@@ -10,7 +20,7 @@ const EXAMPLES = {
   ],
   complete: [
     ["A story", "Once upon a time, a small robot found a garden at the end of the street."],
-    ["Python code", "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n"],
+    ["Python code", CODE],
   ],
 };
 

@@ -57,7 +57,8 @@ export class Settings {
       api.get("v1/models"),
       api.get("draftree/status").catch(() => ({ models: [] })),
     ]);
-    const served = new Map(status.models.map((model) => [model.name, model]));
+    const named = (model) => [model.name, ...(model.aliases ?? [])].map((name) => [name, model]);
+    const served = new Map(status.models.flatMap(named));
     this.#models = listed.data.map(({ id }) => ({ id, drafts: served.get(id)?.drafts ?? [] }));
     const wanted = { model: this.state.model, draft: this.state.draft };
     this.#fillModels();

@@ -5,8 +5,8 @@ import { acceptedNodes, depthsOf, describeRound, isPickCut, outcomesOf, visible 
 
 const CHAR = 7.3;
 const PADDING = 20;
-const HEIGHT = 24;
-const STEP = 42;
+const HEIGHT = 22;
+const STEP = 37;
 const GAP = 10;
 const LONGEST = 12;
 
@@ -102,8 +102,8 @@ export function drawTree(round) {
         "g",
         { class: `node ${box.kind}` },
         svg("title", {}, box.title),
-        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "pick" ? 12 : 6 }),
-        svg("text", { x: box.x + box.width / 2, y: box.y + 16.5, "text-anchor": "middle" }, box.label),
+        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "pick" ? 11 : 6 }),
+        svg("text", { x: box.x + box.width / 2, y: box.y + 15.5, "text-anchor": "middle" }, box.label),
       ),
     );
   }

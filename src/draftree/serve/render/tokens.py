@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, final
 
 from draftree.core.errors import VocabularyMismatchError
@@ -49,7 +49,7 @@ class TokenTexts:
         return name or f"token_id:{token_id}"
 
 
-@cache
+@lru_cache(maxsize=16)
 def token_texts(tokenizer: Tokenizer | None) -> TokenTexts:
     """Return the written form of a tokenizer's tokens; made once."""
     return TokenTexts(tokenizer)
@@ -105,11 +105,19 @@ class OffsetLogprobs:
     Args:
         texts: of the model.
         detokenizer: a fresh one for this text; None without a tokenizer.
+        first: entries and ids that the next result begins with.
     """
 
-    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        detokenizer: Detokenizer | None,
+        *,
+        first: tuple[tuple[TokenLogprob | None, ...], tuple[int, ...]] = ((), ()),
+    ) -> None:
         self._texts = texts
         self._detokenizer = detokenizer
+        self._first = first
         self._offset = 0
 
     def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...]) -> dict[str, Any]:
@@ -119,6 +127,8 @@ class OffsetLogprobs:
             entries: one for each token; None for a token without a prediction.
             ids: the tokens.
         """
+        entries, ids = (*self._first[0], *entries), (*self._first[1], *ids)
+        self._first = ((), ())
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from draftree.serve.schema.common import NOT_SUPPORTED, Body, Refused, SamplingBody
+from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, Body, Refused, SamplingBody
 
 
 class TextPart(Body):
@@ -23,6 +23,9 @@ class Message(Body):
         "audio": ((), "only text is supported"),
         "refusal": ((), "send it as 'content'"),
         "function_call": ((), "use 'tool_calls'"),
+        "annotations": (([],), "only text is supported"),
+        "reasoning": (("",), "send it as a part of 'content'"),
+        "reasoning_content": (("",), "send it as a part of 'content'"),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -56,10 +59,10 @@ class ChatBody(SamplingBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

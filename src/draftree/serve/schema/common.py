@@ -16,6 +16,11 @@ TokenId = Annotated[int, Field(ge=0)]
 Refused = dict[str, tuple[tuple[Any, ...], str]]
 """Field name to the values that ask for nothing, and what to do instead."""
 MAX_STOPS = 64
+"""Stop strings of one request."""
+MAX_BAD_WORDS = 1024
+"""Words of `bad_words`: each is encoded several times."""
+MAX_LOGPROBS = 20
+"""Most likely tokens per position."""
 
 
 class Body(BaseModel):
@@ -129,12 +134,12 @@ class DraftreeOptions(Body):
 class SamplingBody(Body):
     """Sampling fields of OpenAI and vLLM that chat and plain completions share."""
 
-    model: str = Field(description="name or alias of a served model")
+    model: str | None = Field(None, description="name or alias of a served model; the first one by default")
     max_tokens: int | None = Field(None, ge=0)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = Field(None)
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -147,15 +152,15 @@ class SamplingBody(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
     stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    prompt_logprobs: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
-    bad_words: list[str] | None = None
+    bad_words: list[str] | None = Field(None, max_length=MAX_BAD_WORDS)
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -166,7 +171,7 @@ class SamplingBody(Body):
 
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
-    priority: int = Field(0, description="lower numbers are served first")
+    priority: int | None = Field(None, description="lower numbers are served first")
     prediction: Prediction | None = None
     draft: str | None = Field(None, description="'none', or one of the model's loaded drafters")
     draftree: DraftreeOptions | None = None

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from draftree.serve.schema.common import NOT_SUPPORTED, Refused, SamplingBody, TokenId
+from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, Refused, SamplingBody, TokenId
 
 
 class CompletionBody(SamplingBody):
@@ -21,7 +21,7 @@ class CompletionBody(SamplingBody):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     best_of: int | None = Field(None, ge=1)
     echo: bool | None = False
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, one for each text or row of ids."""

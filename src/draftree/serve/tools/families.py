@@ -31,6 +31,7 @@ class Family:
         marks: all of these texts are in the templates of the family.
         opening: markers before a call.
         closing: marker after a call.
+        foreign: a template with one of these texts is of another family.
         arguments_key: key of the arguments in a JSON call.
         allows_list: whether one marker may have a JSON list of calls.
         is_bare: whether calls may stand without a marker.
@@ -43,12 +44,18 @@ class Family:
     marks: tuple[str, ...]
     opening: tuple[str, ...]
     closing: str = ""
+    foreign: tuple[str, ...] = ()
     arguments_key: str = "arguments"
     allows_list: bool = False
     is_bare: bool = False
     is_xml: bool = False
     is_named: bool = False
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
+
+    def matches(self, template: str) -> bool:
+        """Return whether a chat template is of this family."""
+        has_marks = all(mark in template for mark in self.marks)
+        return has_marks and not any(mark in template for mark in self.foreign)
 
     def format(self, functions: Sequence[Function], *, is_forced: bool, hidden: frozenset[str]) -> CallFormat:
         """Return the format for a parser.
@@ -108,7 +115,7 @@ def _short_id() -> str:
 
 FAMILIES = (
     Family("qwen3-coder", ("<tool_call>", "<function="), ("<tool_call>",), "</tool_call>", is_xml=True),
-    Family("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", allows_list=True),
+    Family("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", ("<arg_key>",), allows_list=True),
     Family("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), allows_list=True, is_named=True, new_id=_short_id),
     Family(
         "llama",
@@ -123,4 +130,4 @@ FAMILIES = (
 
 def family_of(template: str) -> Family | None:
     """Return the family of a chat template; None if it is not known."""
-    return next((family for family in FAMILIES if all(mark in template for mark in family.marks)), None)
+    return next((family for family in FAMILIES if family.matches(template)), None)

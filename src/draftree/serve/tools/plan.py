@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
@@ -70,6 +72,18 @@ class ToolPlan:
         shown = {tokenizer.added_tokens[token] for token in tokenizer.special_ids}
         hidden = frozenset(shown) if grammar is None and shown.intersection(family.opening) else frozenset()
         return cls(functions, family, grammar, is_parallel, hidden)
+
+    @classmethod
+    async def load(
+        cls, tokenizer: Tokenizer | None, tools: object, *, tool_choice: object = None, is_parallel: bool = True
+    ) -> Self:
+        """Return `of` these arguments without blocking the event loop: schemas of many tools take a while.
+
+        Raises:
+            ApiError: as `of`.
+        """
+        make = partial(cls.of, tokenizer, tools, tool_choice=tool_choice, is_parallel=is_parallel)
+        return await asyncio.to_thread(make) if tools else make()
 
     @property
     def is_active(self) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.core.errors import InvalidRequestError, blaming, suggestion
 from draftree.text.chat.conversation import Conversation
 
 __all__ = ["MESSAGE_KEYS", "Messages", "check_messages", "conversation_of", "require_unicode"]
@@ -34,10 +34,14 @@ def conversation_of(
     """
     check_messages(messages)
     assert isinstance(messages, Sequence)
+    with blaming("tools"):
+        checked_tools = _checked_tools(tools)
+    with blaming("template_kwargs"):
+        checked_variables = _checked_variables(variables or {})
     return Conversation(
         [_template_message(message) for message in messages],
-        _checked_tools(tools),
-        _checked_variables(variables or {}),
+        checked_tools,
+        checked_variables,
         add_generation_prompt,
     )
 

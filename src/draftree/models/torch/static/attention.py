@@ -57,14 +57,14 @@ class StaticAttention:
         """Return which keys are visible to each cell, bool of shape (slots, nodes, length): prefix and ancestors."""
         inputs, bucket = self._inputs, self._bucket
         place = torch.arange(bucket.length, device=inputs.prefixes.device)
-        behind = place - inputs.prefixes[:, None]
-        node = behind.clamp(0, bucket.tree_size - 1)
+        offset = place - inputs.prefixes[:, None]
+        node = offset.clamp(0, bucket.tree_size - 1)
         word = (node // WORD_BITS)[:, None, :].expand(-1, bucket.nodes, -1)
         bits = inputs.seen if bucket.words == 1 else inputs.seen.gather(2, word)
-        is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (behind < bucket.tree_size)[:, None, :]
-        visible = (behind < 0)[:, None, :] | is_ancestor
+        is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (offset < bucket.tree_size)[:, None, :]
+        visible = (offset < 0)[:, None, :] | is_ancestor
         if window is None:
             return visible
         # windows go by depth: siblings share a position
-        position = torch.where(behind < 0, place, inputs.tree_positions.gather(1, node))
+        position = torch.where(offset < 0, place, inputs.tree_positions.gather(1, node))
         return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)
