@@ -1,163 +1,22 @@
-"""Repeated requests and resumed streams of lost replicas, with scripted replicas and without ray."""
+"""Requests that are repeated after the loss of a replica, with scripted replicas and without ray."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncGenerator, Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from draftree.core.errors import ConfigurationError
 from draftree.serve.ray.exposition import merged_metrics
-from draftree.serve.ray.options import ReplicaOptions, from_environment
 from draftree.serve.ray.prefixes import prefix_blocks
 from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy, prepared
-from draftree.serve.ray.resume import DivergedError, StreamRecord
 from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, call_app
-from draftree.serve.served import ModelChoice
-from draftree.serve.settings import ServerSettings
+from replica_streams import TEXTS, chat_events, data_of, sse, summary_of
 
-TEXTS = ["Once upon a time, there was a “red” ball. 🙂 It rolled\u2028down\x85the hill", "Tom saw it.\n\nTom ran."]
 STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 QUICK = RetryPolicy(window=0.5, first_pause=0.01, longest_pause=0.02)
-
-
-def cut(text: str, rng: random.Random) -> list[str]:
-    places = sorted({0, len(text), *(rng.randrange(len(text)) for _ in range(rng.randrange(1, 9)))})
-    return [text[start:end] for start, end in pairwise(places)]
-
-
-def sse(data: dict[str, Any], name: str = "") -> str:
-    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}"
-
-
-def chat_events(seed: int, texts: list[str] = TEXTS) -> list[str]:
-    """The events of one chat with two answers; the seed draws ids, times and the borders of the pieces."""
-    rng = random.Random(seed)
-    head = {"id": f"chatcmpl-{rng.random()}", "object": "chat.completion.chunk", "created": seed, "model": "m"}
-
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None} | more
-        return head | {"choices": [choice], "usage": None}
-
-    queues = []
-    for index, text in enumerate(texts):
-        events = [chunk(index, {"role": "assistant", "content": ""})]
-        for piece in cut(text, rng):
-            logprobs = {"content": [{"token": letter, "logprob": rng.random()} for letter in piece]}
-            made = chunk(index, {"content": piece}, logprobs=logprobs)
-            events.append(made | {"draftree": {"pieces": [{"index": index, "text": piece, "origin": "drafted"}]}})
-        call = {"index": 0, "id": f"call_{rng.random()}", "type": "function"}
-        events.append(chunk(index, {"tool_calls": [call | {"function": {"name": "f", "arguments": ""}}]}))
-        for piece in cut('{"city": "Bern"}', rng):
-            events.append(chunk(index, {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}))
-        queues.append([*events, chunk(index, {}, finish_reason="stop")])
-    order = [index for index, queue in enumerate(queues) for _ in queue]
-    rng.shuffle(order)
-    mixed = [sse(queues[index].pop(0)) for index in order]
-    usage = head | {"choices": [], "usage": {"completion_tokens": 9}}
-    return [*mixed, sse(usage), "data: [DONE]"]
-
-
-def response_events(seed: int) -> list[str]:
-    """The events of the responses API for one text."""
-    rng = random.Random(seed)
-    response, item = {"id": f"resp_{rng.random()}", "created_at": seed}, {"id": f"msg_{rng.random()}"}
-    place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-    events: list[dict[str, Any]] = [
-        {"type": "response.created", "response": response},
-        {"type": "response.output_item.added", "output_index": 0, "item": item},
-        *({"type": "response.output_text.delta", **place, "delta": piece} for piece in cut(TEXTS[0], rng)),
-        {"type": "response.output_text.done", **place, "text": TEXTS[0]},
-        {"type": "response.completed", "response": response | {"output": [item | {"text": TEXTS[0]}]}},
-    ]
-    return [sse(event | {"sequence_number": n}, event["type"]) for n, event in enumerate(events)]
-
-
-def data_of(events: list[str]) -> list[Any]:
-    lines = [line.removeprefix("data: ") for event in events for line in event.splitlines() if line.startswith("data")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-def summary_of(events: list[str]) -> Any:
-    """What a client composes of a chat: strings are appended, as official clients do."""
-    answers: dict[int, dict[str, Any]] = {}
-    usages, ids = [], set()
-    for chunk in data_of(events):
-        ids.add((chunk["id"], chunk["created"]))
-        usages += [chunk["usage"]] if chunk["usage"] else []
-        for choice in chunk["choices"]:
-            answer = answers.setdefault(
-                choice["index"], {"role": "", "content": "", "tokens": "", "name": "", "type": "", "arguments": ""}
-            )
-            answer["role"] += choice["delta"].get("role") or ""
-            answer["content"] += choice["delta"].get("content") or ""
-            answer["tokens"] += "".join(t["token"] for t in (choice.get("logprobs") or {}).get("content") or [])
-            for call in choice["delta"].get("tool_calls") or []:
-                answer.setdefault("ids", []).extend([call["id"]] if "id" in call else [])
-                answer["type"] += call.get("type", "")
-                answer["name"] += call["function"].get("name", "")
-                answer["arguments"] += call["function"].get("arguments", "")
-            answer.setdefault("ends", []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
-        for piece in chunk.get("draftree", {}).get("pieces", []):
-            answers[piece["index"]].setdefault("pieces", []).append(piece["text"])
-    for answer in answers.values():
-        answer["pieces"] = "".join(answer.get("pieces", []))
-    return answers, usages, ids, events[-1]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_a_stream_cut_anywhere_is_completed_by_other_streams_of_the_same_texts(seed: int) -> None:
-    rng = random.Random(seed)
-    record, received = StreamRecord(), []
-    streams = [chat_events(1000 * seed + n) for n in range(3)]
-    for number, events in enumerate(streams):
-        if number:
-            record.restart()
-        is_last = number == len(streams) - 1
-        for event in events if is_last else events[: rng.randrange(1, len(events) - 2)]:
-            kept = record.push(event)
-            received += [kept] if kept is not None else []
-    whole = summary_of(streams[0])
-    assert summary_of(received)[0][0]["content"] == TEXTS[0]
-    assert "".join(received).isascii()
-    composed = summary_of(received)
-    for answers in (whole[0], composed[0]):
-        for answer in answers.values():
-            assert len(answer.pop("ids")) == 1
-    assert composed == whole
-
-
-@pytest.mark.parametrize("cut_at", range(1, 6))
-def test_a_stream_of_the_responses_api_is_completed_with_one_numbering_and_one_set_of_ids(cut_at: int) -> None:
-    record = StreamRecord()
-    first, second = response_events(1), response_events(2)
-    received = [kept for event in first[:cut_at] if (kept := record.push(event)) is not None]
-    assert received == first[:cut_at]
-    record.restart()
-    received += [kept for event in second if (kept := record.push(event)) is not None]
-    events = data_of(received)
-    assert "".join(event.get("delta", "") for event in events) == TEXTS[0]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
-    items = {event.get("item_id") or event["item"]["id"] for event in events if "item_id" in event or "item" in event}
-    assert len(items) == 1
-    assert [e["type"] for e in events if "delta" not in e] == [e["type"] for e in data_of(first) if "delta" not in e]
-    assert all(event.startswith("event: response.") for event in received)
-
-
-def test_a_repeated_stream_with_another_text_is_refused() -> None:
-    record = StreamRecord()
-    for event in chat_events(1)[:-5]:
-        record.push(event)
-    record.restart()
-    with pytest.raises(DivergedError):
-        for event in chat_events(2, ["Once upon a night", TEXTS[1]]):
-            record.push(event)
 
 
 class Scripted:
@@ -334,10 +193,8 @@ def test_streams_without_text_are_forwarded_as_they_are() -> None:
 
 
 def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
-    closed = asyncio.Event
-
     async def run() -> bool:
-        is_closed = closed()
+        is_closed = asyncio.Event()
 
         class Endless:
             async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
@@ -457,59 +314,3 @@ def test_a_slow_body_is_refused() -> None:
     proxy = Proxy(Scripted(), max_body_bytes=100, body_timeout=0.01)
     asyncio.run(proxy(scope_of("/v1/chat/completions"), receive, send))
     assert messages[0]["status"] == 408
-
-
-@pytest.mark.parametrize(("text", "found"), [("3", (3, 1, 4)), ("2-6", (None, 2, 6))])
-def test_a_number_of_replicas_or_a_range_is_read(text: str, found: tuple[int | None, int, int]) -> None:
-    options = ReplicaOptions.parse(text)
-    assert (options.num_replicas, options.min_replicas, options.max_replicas) == found
-
-
-@pytest.mark.parametrize("text", ["", "two", "0", "3-1", "-1", "1-2-3"])
-def test_other_numbers_of_replicas_are_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError):
-        ReplicaOptions.parse(text)
-
-
-def test_settings_and_options_are_read_from_the_environment() -> None:
-    settings, options = from_environment(
-        {
-            "DRAFTREE_SERVE_MODELS": "tiny=a/b other",
-            "DRAFTREE_SERVE_DRAFTS": "ngram",
-            "DRAFTREE_SERVE_MAX_BODY_BYTES": "2MiB",
-            "DRAFTREE_SERVE_REQUEST_TIMEOUT": "7.5",
-            "DRAFTREE_SERVE_EXACT": "1",
-            "DRAFTREE_SERVE_CORS_ORIGINS": "https://a.org https://b.org",
-            "DRAFTREE_SERVE_NUM_REPLICAS": "none",
-            "DRAFTREE_SERVE_MAX_REPLICAS": "6",
-            "HOME": "/",
-        }
-    )
-    assert [choice.name for choice in settings.models] == ["tiny", "other"]
-    assert settings.models[0].drafts == ("ngram",)
-    assert (settings.max_body_bytes, settings.request_timeout, settings.exact) == (2 << 20, 7.5, True)
-    assert settings.cors_origins == ("https://a.org", "https://b.org")
-    assert (options.num_replicas, options.max_replicas, options.most_replicas) == (None, 6, 6)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "part"),
-    [
-        ("MODEL", "x", "DRAFTREE_SERVE_MODELS"),
-        ("EXACT", "maybe", "flag"),
-        ("MAX_QUEUE", "ten", "whole number"),
-        ("NUM_REPLICAS", "0", "at least 1"),
-        ("MIN_REPLICAS", "9", "max_replicas"),
-        ("HEALTH_CHECK_PERIOD", "0", "above 0"),
-    ],
-)
-def test_wrong_variables_are_refused(name: str, value: str, part: str) -> None:
-    with pytest.raises(ConfigurationError, match=part):
-        from_environment({"DRAFTREE_SERVE_MODELS": "tiny", f"DRAFTREE_SERVE_{name}": value})
-
-
-def test_replicas_need_a_port() -> None:
-    for change in ({"port": 0}, {"uds": "/tmp/x"}):
-        settings = ServerSettings(models=(ModelChoice("m", "m"),), **change)
-        with pytest.raises(ConfigurationError, match="replicas"):
-            ReplicaOptions().require_fit(settings)

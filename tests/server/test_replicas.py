@@ -157,8 +157,10 @@ def test_the_request_of_a_client_that_leaves_is_aborted(cluster: Cluster, url: s
         json={"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 1800, "ignore_eos": True, "stream": True},
         timeout=SECONDS,
     ) as response:
-        next(response.iter_lines())
-        assert sum(each["num_running"] for each in cluster.replicas()) == 1
+        assert response.status_code == 200
+        lines = response.iter_lines()  # kept: its end would close the connection
+        assert next(lines).startswith("data: {")
+        until(lambda: sum(each["num_running"] for each in cluster.replicas()) == 1, "the request runs")
     until(lambda: sum(each["num_running"] for each in cluster.replicas()) == 0, "the replica aborts the request")
 
 
