@@ -39,7 +39,8 @@ TOOLS = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter"}
 def test_every_package_is_used(requirement: Requirement) -> None:
     folders = ("src", "tests", "benchmarks")
     sources = "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    imported = re.search(rf"^\s*(import|from) {requirement.name.replace("-", "_")}\b", sources, re.MULTILINE)
+    module = requirement.name.replace("-", "_")
+    imported = re.search(rf"^\s*(import|from) {module}\b", sources, re.MULTILINE)
     found = imported or requirement.name in {*TOOLS, *EXTRAS.values()}
     assert found, f"{requirement.name} is not used: remove it from pyproject.toml"
 
