@@ -126,7 +126,10 @@ def test_fresh_seeds_differ() -> None:
 
 
 def test_an_answer_that_is_no_stream_is_repeated_as_a_whole() -> None:
-    replicas = Scripted([started(), b'{"half"', LOST], [started(200, (b"x-replica", b"b")), b'{"who', b'le": 1}'])
+    replicas = Scripted(
+        [started(), b'{"half"', LOST],
+        [started(200, (b"x-replica", b"b"), (b"X-Request-Id", b"7")), b'{"who', b'le": 1}'],
+    )
     status, headers, body = ask(replicas, CHAT | {"stream": False})
     assert (status, headers, body) == (200, {b"x-replica": b"b", b"x-draftree-replica": b"a"}, b'{"whole": 1}')
     assert replicas.num_closed == 2

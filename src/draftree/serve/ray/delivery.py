@@ -15,7 +15,8 @@ BUSY_STATUS = 429
 SHUTTING_DOWN = "shutting_down"
 REPLICA_HEADER = b"x-draftree-replica"
 """Header with the id of the replica that began the answer."""
-CONNECTION_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server"})
+REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server", b"x-request-id"})
+"""Headers that Ray's HTTP proxy adds to every answer; the request id is the one that the replica got."""
 
 
 class RefusedError(Exception):
@@ -126,7 +127,7 @@ class Delivery:
 
     async def _send_start(self, start: AnswerStart) -> None:
         self._has_started = True
-        headers: Headers = [item for item in start.headers if item[0].lower() not in CONNECTION_HEADERS]
+        headers: Headers = [item for item in start.headers if item[0].lower() not in REPLACED_HEADERS]
         if start.replica:
             headers.append((REPLICA_HEADER, start.replica.encode()))
         await self._send({"type": "http.response.start", "status": start.status, "headers": headers})
