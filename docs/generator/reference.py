@@ -13,6 +13,7 @@ from typing import Any
 import draftree
 from draftree import requests as front
 from draftree.async_llm import AsyncLLM
+from draftree.async_prompts import AsyncPromptEncoder
 from draftree.cli import main as entry_point
 from draftree.cli.commands import COMMANDS
 from draftree.completion import Completion, CompletionStats
@@ -31,8 +32,9 @@ __all__ = ["make"]
 METHODS = ("generate", "chat", "stream", "stream_updates")
 ASYNC_METHODS = (
     *("submit", "generate", "chat", "stream", "stream_updates"),
-    *("encode", "decode", "on_round", "forget", "drain", "close"),
+    *("on_round", "forget", "drain", "close"),
 )
+PROMPT_METHODS = ("encode", "encode_chat", "encode_text", "decode")
 RESULTS = (
     *(Completion, CompletionStats, TokenLogprob, Submission, Update, Piece),
     *(PrefixStats, RoundRecord, SequenceRecord),
@@ -83,6 +85,7 @@ def async_language_model() -> Iterator[str]:
     properties = {n: parse(value.__doc__).text for n, value in vars(AsyncLLM).items() if isinstance(value, property)}
     yield "### Properties of AsyncLLM"
     yield entries_table("property", properties)
+    yield from methods_of(AsyncPromptEncoder, PROMPT_METHODS)
 
 
 def methods_of(cls: type, names: Iterable[str]) -> Iterator[str]:

@@ -161,10 +161,10 @@ class Requests:
     def _check_prediction(self, params: SamplingParams, draft: str) -> None:
         traits = self._parts.traits_of(draft)
         if params.prediction is not None and not traits.reads_predictions:
+            lack = "there is no drafter that uses it" if traits is NO_DRAFTS else "the drafter does not use it"
             raise InvalidRequestError(
-                f"a prediction was given, but {'there is no drafter' if traits is NO_DRAFTS else 'the drafter'} "
-                "that uses it: use draft='prediction', alone or merged with another ('prediction+suffix'), "
-                "or leave the prediction out",
+                f"a prediction was given, but {lack}: use draft='prediction', alone or merged with another "
+                "('prediction+suffix'), or leave the prediction out",
                 param="prediction",
             )
 

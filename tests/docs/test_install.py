@@ -15,6 +15,8 @@ NEEDS = {
     "gguf": [*(name for name, entry in CATALOGUE.items() if entry.form == "gguf"), ".gguf"],
     "grammar": ["json_schema", "--json-schema", "regex=", "--regex", "grammar=", "--grammar"],
     "plots": ["--plots"],
+    "ray": ["--replicas"],
+    "serve": ["draftree serve"],
     "tune": ["draftree tune"],
 }
 
@@ -43,7 +45,8 @@ def test_the_install_command_brings_the_extras_of_all_that_is_shown() -> None:
 
 def test_every_extra_is_named_in_readme_and_guides() -> None:
     guides = "".join(
-        (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8") for name in ("command-line", "library")
+        (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8")
+        for name in ("command-line", "library", "operating", "replicas")
     )
     for extra in EXTRAS:
         assert f"| `{extra}` |" in README.read_text(encoding="utf-8")
