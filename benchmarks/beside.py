@@ -233,7 +233,8 @@ def main() -> None:
                 for engine in engines[turn:] + engines[:turn]:
                     found = engine.write(encode(task, tokenizer)[0], given.max_tokens)
                     facts = {"engine": engine.name, "task": task.id, "category": task.category, "repeat": repeat}
-                    found["tokens_sha256"] = sha256_of(found.pop("ids"))
+                    tokens = found.pop("ids")  # some versions of a peer return none
+                    found["tokens_sha256"] = None if tokens is None else sha256_of(tokens)
                     records.append({"kind": "record", **facts, **found})
                 print(f"\r{repeat * len(tasks) + number + 1}/{given.repeats * len(tasks)}", end="", file=sys.stderr)
     finally:

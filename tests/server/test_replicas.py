@@ -24,7 +24,6 @@ from draftree import LLM, SamplingParams
 from replicas import SECONDS, Cluster, free_port, running_cluster, save_exact_model, until
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray: pip install 'draftree[ray]'"),
 ]

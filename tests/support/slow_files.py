@@ -35,6 +35,7 @@ SLOW = frozenset(
         "test_native_library_files",
         "test_planner_auto",
         "test_remote_code",
+        "test_replicas",
         "test_simulator",
         "test_soak",
         "test_stepping",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from draftree.cli.render import Style, say
@@ -13,6 +16,7 @@ __all__ = ["MessageReader", "PipeReader", "TerminalReader"]
 
 BLOCK = '"""'
 CONTINUES = "\\"
+SIGNAL_SECONDS = 0.2
 PROMPT, MORE = ">>> ", "... "
 
 
@@ -105,7 +109,8 @@ class TerminalReader(MessageReader):
         """
         prompt = PROMPT if is_first else MORE
         try:
-            return input(self._shown(prompt))
+            with noticing_signals():
+                return input(self._shown(prompt))
         except EOFError:
             say("\n")
             return None
@@ -123,6 +128,25 @@ class TerminalReader(MessageReader):
         # readline counts columns: escapes are marked as having no width
         before, after = self._style.bold("\0").split("\0")
         return f"\1{before}\2{prompt}\1{after}\2"
+
+
+@contextmanager
+def noticing_signals() -> Iterator[None]:
+    """Handle signals within a fraction of a second while `input` waits.
+
+    Python's readline module handles signals only when one interrupts its wait. One that arrives while it processes a
+    key would stay unhandled until the next; a timer brings the next one.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_SECONDS, SIGNAL_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _readline() -> Any:
