@@ -30,6 +30,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from draftree.bench.provenance import machine, now, versions
 
 READY_SECONDS = 600.0
@@ -155,7 +157,7 @@ def main() -> int:
     parser.add_argument("--model", help="name of the model in requests; the first that a server lists if not given")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = [{"date": now(), "machine": machine("cpu"), "versions": versions()}]
+    rows: list[dict[str, Any]] = [{"date": now(), "machine": machine(torch.device("cpu")), "versions": versions()}]
     servers = [text.split("=", 1) for text in given.server]
     for repeat in range(given.repeats):
         for name, command in servers if repeat % 2 == 0 else servers[::-1]:

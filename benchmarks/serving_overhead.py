@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from soak_server import free_port, wait_until_ready
 
 from draftree import AsyncLLM, SamplingParams
@@ -135,7 +136,7 @@ def main() -> int:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
     if given.out is not None:
-        header = {"date": now(), "machine": machine("cpu"), "versions": versions()}
+        header = {"date": now(), "machine": machine(torch.device("cpu")), "versions": versions()}
         given.out.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), "utf-8")
     return 0
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
 WARM_UP_TOKENS = 8
 MAX_HEAD_BYTES = 65536
+SWITCH_SECONDS = 1e-4
+"""Longest time for which the event loop keeps the engine's thread from Python's lock; Python's own is 5 ms."""
 POLL_SECONDS = 0.05
 LAST_BYTES_SECONDS = 1
 """Seconds for connections to send the end of their responses after a drain."""
@@ -133,6 +136,7 @@ def run_server(
         timeout_graceful_shutdown=LAST_BYTES_SECONDS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = DrainingServer(config, app.state.server, drain_timeout=settings.drain_timeout)
     loading = Loading(lambda: load_models(settings), server)
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
