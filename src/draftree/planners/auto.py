@@ -107,10 +107,11 @@ class AutoPlanner(Planner[SequenceEstimates]):
     def open(self) -> SequenceEstimates:
         """Estimates without an observation: the sequence is planned by those of all others.
 
-        Trials of a cheap drafter start anew with every text: what earlier texts lacked, this one may repeat.
+        Trials of a cheap drafter start anew with every text: what earlier texts lacked, this one may repeat. In a batch
+        they go on, since texts open all the time and a trial drafts for all sequences.
         """
         for plan, is_costly in zip(self._plans, self._costly(), strict=True):
-            if not is_costly:
+            if not is_costly and self._batch <= 1:
                 plan.trials.open_text()
                 self._next_decision = 0
         parts = tuple(SequenceLevels(Levels.of_depth(part.depth)) for part in self.parts)

@@ -109,6 +109,17 @@ def test_a_cheap_drafter_is_used_early_in_a_text_after_texts_in_which_it_was_use
     assert next(place for place, scored in enumerate(table.scored) if scored) <= 3 * barren
 
 
+def test_texts_that_join_a_batch_start_no_trials() -> None:
+    table = lone(FLAT, 0.0, level=0.0001, batch=8)
+    table.planning = 0.005
+    table.play(100)
+    drafts = 0
+    for _ in range(60):
+        table.states = [*table.states[1:], table.planner.open()]
+        drafts += sum(budget.num_nodes > 0 for budget in table.play(3).budgets)
+    assert 0 < drafts < 30
+
+
 def test_of_merged_drafters_the_useless_one_is_switched_off() -> None:
     table = Table(FLAT, {"bad": (0.0,), "good": (0.8,)}, {"bad": 0.02, "good": 0.004})
     table.play(100).play(300)
