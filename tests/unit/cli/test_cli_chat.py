@@ -233,9 +233,6 @@ def test_parameters_of_other_commands_do_not_exist(capfd: pytest.CaptureFixture[
     assert "leave --stream out" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="Ctrl-C is ignored, as in commands in the background"
-)
 def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     first, second = answers(model, "ab", "line one\n\nline two")
@@ -266,6 +263,7 @@ def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
         chat.wait_for(PROMPT)
         chat.enter("/undo")
         chat.wait_for("took back: line one line two")
+        chat.wait_for(PROMPT)
         chat.type(CTRL_D)
         assert chat.end() == 0
         assert chat.settings() == before
