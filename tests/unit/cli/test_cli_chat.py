@@ -133,6 +133,7 @@ def test_a_drafter_that_fails_to_load_leaves_the_current_one(model: str, tmp_pat
         chat.wait_for(PROMPT)
         chat.enter("ab")
         assert answers(model, "ab")[0] in chat.wait_for("acceptance length")
+        chat.wait_for(PROMPT)
         chat.type(CTRL_D)
         assert chat.end() == 0
 
