@@ -132,7 +132,9 @@ def test_a_focused_piece_shows_the_round_that_wrote_it(browser: Browser, url: st
             break
         browser.press("Right")
     piece = browser.text(f"{TEXT} .piece.current")
-    walked = "return [...document.querySelectorAll('.node:is(.root, .accepted, .pick) title')].map((e) => e.textContent)"
+    walked = (
+        "return [...document.querySelectorAll('.node:is(.root, .accepted, .pick) title')].map((e) => e.textContent)"
+    )
     (_, first), *nodes, (bonus,) = (title.split("\n") for title in browser.run(walked))
     accepted = [token for token, _ in nodes]
     picks = [words.removeprefix("the target’s pick after it: ") for words in (first, *(pick for _, pick in nodes))]

@@ -231,7 +231,14 @@ def test_load_shows_queue_models_and_history(browser: Browser, url: str) -> None
     visit(browser, url, "mode=load")
     browser.wait("document.querySelectorAll('.sparkline polyline').length === 2")
     text = browser.text("#load")
-    for word in ("Running requests2", "Waiting requests5 of 64", "fake-model", "Running texts1", "Waiting texts3"):
+    for word in (
+        "Running requests2",
+        "Places taken4 of 32",
+        "Waiting requests5 of 64",
+        "fake-model",
+        "Running texts1",
+        "Waiting texts3",
+    ):
         assert word in text
     for word in ("Tokens per drafted round3.90", "Drafts accepted58 %"):
         assert word in text

@@ -47,6 +47,7 @@ MODEL = {
 }
 METRICS = """# TYPE draftree_requests_running gauge
 draftree_requests_running 2.0
+draftree_places_taken 4.0
 draftree_requests_waiting 5.0
 draftree_sequences_running{{model="fake-model"}} 1.0
 draftree_sequences_waiting{{model="fake-model"}} 3.0
@@ -103,7 +104,7 @@ def fake_app(*, delay: float, key: str | None, hides_metrics: bool = False) -> F
 
     @app.get("/draftree/status")
     async def status(request: Request) -> Any:
-        queue = {"running": 1, "waiting": 3, "max_running": None, "max_waiting": 64}
+        queue = {"running": 1, "waiting": 3, "places": 4, "max_places": 32, "max_waiting": 64}
         return refused(request) or {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
 
     readings = itertools.count(1)

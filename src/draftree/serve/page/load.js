@@ -119,11 +119,12 @@ export class LoadView {
    */
   #draw(status, now, loads) {
     const limit = (name) => (Number.isFinite(status.queue?.[name]) ? ` of ${status.queue[name]}` : "");
-    const gauge = (name) => shown(now?.sum(`draftree_requests_${name}`) ?? null);
+    const gauge = (name) => shown(now?.sum(`draftree_${name}`) ?? null);
     const sum = (name) => shown(total([...loads.values()].map((load) => load?.[name] ?? null)));
     const tiles = [
-      ["Running requests", gauge("running") + limit("max_running")],
-      ["Waiting requests", gauge("waiting") + limit("max_waiting")],
+      ["Running requests", gauge("requests_running")],
+      ["Places taken", gauge("places_taken") + limit("max_places")],
+      ["Waiting requests", gauge("requests_waiting") + limit("max_waiting")],
       ["Tokens/s", sum("tokensPerSecond")],
       ["Requests/s", sum("requestsPerSecond")],
       ["Up", duration(status.uptime_seconds ?? 0)],
