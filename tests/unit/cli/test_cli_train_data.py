@@ -38,7 +38,7 @@ def test_prompts_of_a_file_are_answered(
     printed = capfd.readouterr()
     assert printed.out == f"{folder}: 8 texts, {TrainingData(folder).num_tokens} tokens\n"
     assert "prompts: own.jsonl (8); layers 0, 1, 2; teacher hidden; " in printed.err
-    assert "at most 8 texts" in printed.err
+    assert "8 texts of full length: at most" in printed.err
     data = TrainingData(folder)
     assert data.recipe.chat
     assert data.recipe.temperatures == (0.0, 0.8)

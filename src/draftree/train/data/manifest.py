@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -216,12 +216,12 @@ def _manifest_of(content: Mapping[str, Any]) -> Manifest:
     )
 
 
-def write_atomically(path: Path, write: Any) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path in the same folder, flush the file to disk and rename it to `path`."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         write(temporary)
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

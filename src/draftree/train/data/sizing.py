@@ -24,10 +24,11 @@ DISK_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Upper bounds of a capture: texts may end before their limit.
+    """Size of a capture whose texts are all as long as allowed.
 
     Attributes:
-        texts: number of texts.
+        texts: number of texts if all of them are as long as allowed; with a limit of tokens there are more if some end
+            early.
         tokens: number of rows.
         num_bytes: size on disk.
         seconds: duration.
@@ -44,8 +45,8 @@ class Estimate:
         minutes = self.seconds / 60
         duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
         return (
-            f"at most {self.texts:,} texts, {self.tokens:,} tokens, {self.num_bytes / 1e6:,.0f} MB, about {duration} "
-            f"({self.tokens_per_second:,.0f} new tokens/s measured)"
+            f"{self.texts:,} texts of full length: at most {self.tokens:,} tokens, {self.num_bytes / 1e6:,.0f} MB, about "
+            f"{duration} ({self.tokens_per_second:,.0f} new tokens/s measured)"
         )
 
 
@@ -76,6 +77,8 @@ def estimate(
     if settings.limit_tokens is not None:
         tokens = min(tokens, max(0, settings.limit_tokens - done_tokens))
         texts = min(texts, -(-tokens // round(rows)))
+    if not texts:
+        return Estimate(0, 0, 0, 0.0, 0.0)
     read_seconds, pass_seconds, batch = _probe(capture, _sequences(capture, done_prompts, settings.batch), clock)
     speed = batch / pass_seconds
     seconds = texts * (prompt * read_seconds + settings.max_tokens / speed)
