@@ -45,8 +45,8 @@ class Estimate:
         minutes = self.seconds / 60
         duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
         return (
-            f"{self.texts:,} texts of full length: at most {self.tokens:,} tokens, {self.num_bytes / 1e6:,.0f} MB, about "
-            f"{duration} ({self.tokens_per_second:,.0f} new tokens/s measured)"
+            f"{self.texts:,} texts of full length: at most {self.tokens:,} tokens, {self.num_bytes / 1e6:,.0f} MB, "
+            f"about {duration} ({self.tokens_per_second:,.0f} new tokens/s measured)"
         )
 
 
