@@ -1,0 +1,1 @@
+"""Training of drafters from the target's own texts: data, losses, loops, evaluation, plots and export."""
