@@ -1,1 +1,1 @@
-"""Training of drafters from the target's own texts: data, losses, loops, evaluation, plots and export."""
+"""Training of drafters: data from the target's own texts, losses, loops, evaluation and export."""
