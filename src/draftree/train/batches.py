@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "TrainingText", "collate", "pack"]
+from draftree.train.data.texts import Text, TopRows
 
-
-class TrainingText(Protocol):
-    """A text that the target wrote, with its hidden states."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """Token ids of prompt and answer, shape (tokens,)."""
-
-    @property
-    def prompt_length(self) -> int:
-        """Number of tokens of the prompt."""
-
-    @property
-    def features(self) -> Tensor:
-        """Hidden states at each token, shape (tokens, features, target hidden)."""
+__all__ = ["Batch", "Layout", "collate", "cut", "first_chain", "is_usable", "pack"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +47,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of some texts. A row is a token of a text other than the first; it predicts the next token.
+    """Rows of some texts. A row is a token of a text other than its first and last; it predicts the next token.
 
     Chains are the rows from which drafts start in training: those that predict tokens of the answer. Step s of the
     chain of token t drafts from the tokens up to t + s, of which the last s are read as a drafter reads its own.
@@ -75,16 +60,18 @@ class Batch:
         rows: layout of the rows.
         chains: row of each chain, ascending, shape (chains,).
         chain_rows: layout of the chains.
+        picks: the target's token after the start of each chain, shape (chains,), int64.
         room: for each chain the number of steps that its text has room for, shape (chains,); at least 1.
     """
 
-    texts: Sequence[TrainingText]
+    texts: Sequence[Text]
     tokens: Tensor
     features: Tensor
     positions: Tensor
     rows: Layout
     chains: Tensor
     chain_rows: Layout
+    picks: Tensor
     room: Tensor
 
     @property
@@ -106,24 +93,24 @@ class Batch:
         return chains + torch.minimum(self.room - 1, torch.full_like(self.room, step))
 
 
-def collate(texts: Sequence[TrainingText], *, device: torch.device, dtype: torch.dtype) -> Batch:
+def collate(texts: Sequence[Text], *, device: torch.device, dtype: torch.dtype) -> Batch:
     """Return the batch of texts.
 
     Args:
-        texts: each of at least two tokens, one of them in the answer or before it.
+        texts: at least one; `is_usable` holds for each.
         device: where the batch is used.
         dtype: of the features.
     """
-    counts, chain_counts, tokens, positions, chains, room = [], [], [], [], [], []
+    counts, chain_counts, tokens, positions, chains, picks, room = [], [], [], [], [], [], []
     total = 0
     for text in texts:
-        length = len(text.tokens)
-        first = first_chain(text)
+        length, first = text.num_rows, first_chain(text)
         counts.append(length - 1)
         chain_counts.append(length - first)
-        tokens.append(text.tokens[1:].long())
+        tokens.append(text.tokens[1:length])
         positions.append(torch.arange(1, length))
         chains.append(torch.arange(first - 1, length - 1) + total)
+        picks.append(text.tokens[first + 1 : length + 1])
         room.append(torch.arange(length - first, 0, -1))
         total += length - 1
     return Batch(
@@ -134,18 +121,39 @@ def collate(texts: Sequence[TrainingText], *, device: torch.device, dtype: torch
         rows=Layout.of(counts, device),
         chains=torch.cat(chains).to(device),
         chain_rows=Layout.of(chain_counts, device),
+        picks=torch.cat(picks).to(device),
         room=torch.cat(room).to(device),
     )
 
 
-def first_chain(text: TrainingText) -> int:
+def first_chain(text: Text) -> int:
     """Return the first token whose row predicts a token of the answer: the prompt's last, but not a text's first."""
     return max(1, text.prompt_length - 1)
 
 
-def is_usable(text: TrainingText) -> bool:
+def is_usable(text: Text) -> bool:
     """Return whether a text has a row that predicts a token of the answer."""
-    return len(text.tokens) > first_chain(text)
+    return text.num_rows > first_chain(text)
+
+
+def cut(text: Text, max_length: int | None) -> Text:
+    """Return the first tokens of a text.
+
+    Args:
+        text: the text.
+        max_length: maximum number of tokens; None for no limit.
+    """
+    if max_length is None or len(text.tokens) <= max_length:
+        return text
+    rows = max_length - 1
+    top = text.top
+    return replace(
+        text,
+        tokens=text.tokens[:max_length],
+        features=text.features[:rows],
+        last=None if text.last is None else text.last[:rows],
+        top=None if top is None else TopRows(top.ids[:rows], top.logits[:rows], top.lse[:rows]),
+    )
 
 
 def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, window: int = 64) -> Iterator[list[int]]:

@@ -43,18 +43,17 @@ class FullTeacher:
         self._log_p, self._log_outside, self._temperature = log_p, log_outside, temperature
 
     @classmethod
-    def from_logits(cls, logits: Tensor, total: Tensor, temperature: float = 1.0) -> FullTeacher:
+    def from_logits(cls, logits: Tensor, outside: Tensor, temperature: float = 1.0) -> FullTeacher:
         """Return the teacher of logits on the draft vocabulary.
 
         Args:
             logits: of the target over the temperature, shape (rows, draft vocabulary).
-            total: log of the sum of exponentials over the whole vocabulary, shape (rows,).
+            outside: log of the sum of exponentials of its other logits over the temperature, shape (rows,).
             temperature: see the class.
         """
-        log_p = (logits - total[:, None]).clamp(LEAST_LOG, 0.0)
-        inside = log_p.logsumexp(dim=-1).double().clamp_max(0.0)
-        outside = torch.log((-torch.expm1(inside)).clamp_min(math.exp(LEAST_LOG))).to(logits.dtype)
-        return cls(log_p, outside, temperature)
+        total = torch.logaddexp(logits.logsumexp(dim=-1), outside)
+        log_p = (logits - total[:, None]).clamp_min(LEAST_LOG)
+        return cls(log_p, (outside - total).clamp_min(LEAST_LOG), temperature)
 
     def rows(self, logits: Tensor) -> Rows:
         """Return the distributions beside the drafter's, one column for each token of the draft vocabulary."""

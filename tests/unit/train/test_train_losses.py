@@ -135,8 +135,8 @@ def test_certain_and_impossible_tokens_have_finite_gradients(name: str, dtype: t
     logits = torch.tensor([[-300.0, 0.0, 90.0, 300.0], [80.0, 0.0, -80.0, -80.0], [0.0, 0.0, 0.0, 0.0]], dtype=dtype)
     logits.requires_grad_()
     # the third row of the target is almost wholly outside the draft vocabulary
-    total = target.logsumexp(-1) + torch.tensor([0.0, 1.0, 60.0], dtype=dtype)
-    found = LOSSES[name](FullTeacher.from_logits(target, total).rows(logits))
+    outside = target.logsumexp(-1) + torch.tensor([-torch.inf, 0.0, 60.0], dtype=dtype)
+    found = LOSSES[name](FullTeacher.from_logits(target, outside).rows(logits))
     found.sum().backward()
     assert found.isfinite().all()
     assert logits.grad is not None
