@@ -90,7 +90,7 @@ class Head(nn.Module, ABC):
                     f"the head was made for a target{wanted} with {name} of {made_for}, and this one has {found}: "
                     "choose the target that it was made for, or another head"
                 )
-        missing = [layer for layer in config.features if layer > parts.num_layers]
+        missing = [layer for layer in config.features if not -parts.num_layers <= layer + 1 <= parts.num_layers + 1]
         if missing:
             raise ConfigurationError(
                 f"the head reads hidden state {missing[0]}, and the target has {parts.num_layers} layers: choose the "

@@ -16,7 +16,7 @@ BLOCK_KINDS = (DFLASH, DSPARK, MEDUSA)
 """Kinds that draft all levels in one pass."""
 KINDS = (*FEATURE_KINDS, *BLOCK_KINDS)
 LAST_LAYER = -1
-"""Index in `features` of the output of the last layer, before the final norm."""
+"""Index in `features` of the output of the last layer, before the final norm; others count back from it."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 MAX_SIZE = 1 << 24
 """Upper limit of every size: a damaged file must not allocate memory without end."""
@@ -35,7 +35,7 @@ class HeadConfig:
         kind: one of `KINDS`.
         features: hidden states of the target that are read, as in `DraftTraits.features`: index l is the residual
             stream that enters layer l (`hidden_states[l]` of transformers for l below the number of layers); the number
-            of layers, or -1, is the output of the last layer before the final norm.
+            of layers, or -1, is the output of the last layer before the final norm, and -2, -3, ... count back from it.
         target_hidden: width of the target's hidden states.
         hidden: width of the head's states.
         vocab_size: width of the target's logits.
@@ -66,7 +66,8 @@ class HeadConfig:
         markov_rank: rank of the bias by the token before; 0 without it.
         has_confidence: whether it estimates the probability of acceptance.
         anchor_predicts: whether the first row of a block, that of the last known token, predicts a token.
-        target_name: name or path of the target, for messages; empty if unknown.
+        target_name: name or path of the target, for messages and exports; empty if unknown.
+        target_architecture: class of the target in transformers, for exports; empty if unknown.
 
     Raises:
         ConfigurationError: a value is out of range, or values contradict each other.
@@ -104,6 +105,7 @@ class HeadConfig:
     has_confidence: bool = False
     anchor_predicts: bool = True
     target_name: str = ""
+    target_architecture: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -153,8 +155,8 @@ class HeadConfig:
             raise ConfigurationError(f"head: epsilon is {self.epsilon!r}: it must be between 0 and 1")
 
     def _require_features(self) -> None:
-        if any(isinstance(layer, bool) or not isinstance(layer, int) or layer < LAST_LAYER for layer in self.features):
-            raise ConfigurationError(f"head: features is {self.features!r}: layers are integers from {LAST_LAYER}")
+        if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.features):
+            raise ConfigurationError(f"head: features is {self.features!r}: layers are integers")
         if not self.features or len(set(self.features)) < len(self.features):
             raise ConfigurationError(f"head: features is {self.features!r}: name at least one layer, each once")
         if self.kind in (EAGLE, MTP, MEDUSA) and len(self.features) != 1:

@@ -42,7 +42,7 @@ def test_a_valid_configuration_is_kept() -> None:
         ({"epsilon": 0.0}, "epsilon is 0.0"),
         ({"features": ()}, "at least one layer"),
         ({"features": (2, 2, 3)}, "each once"),
-        ({"features": (-2,)}, "integers from -1"),
+        ({"features": (2.0,)}, "layers are integers"),
         ({"num_kv_heads": 3}, "not a multiple"),
         ({"num_heads": 0}, "num_heads is 0"),
         ({"head_dim": 5}, "even number"),
