@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from draftree.train.data.texts import Text, TopRows
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -15,7 +16,6 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.train.data.texts import Text, TopRows
 from draftree.train.fresh_head import HeadShape, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.settings import Limits, TrainSettings
@@ -38,12 +38,17 @@ def tiny_target() -> Any:
         num_key_value_heads=1,
         max_position_embeddings=96,
         tie_word_embeddings=False,
-        initializer_range=0.4,
+        initializer_range=0.2,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        # large embeddings and a sharp output: texts do not fall into a cycle at once, and can be learned
+        model.model.embed_tokens.weight.mul_(2)
+        model.lm_head.weight.mul_(2)
+    return model
 
 
 def target_parts() -> TargetParts:
@@ -151,7 +156,9 @@ def settings(**more: Any) -> TrainSettings:
     return TrainSettings(**(given | more))
 
 
-def trainee(head: FeatureHead, own: TrainSettings, *, data: Sequence[Text] | None = None, unseen: int = 12) -> HeadTrainee:
+def trainee(
+    head: FeatureHead, own: TrainSettings, *, data: Sequence[Text] | None = None, unseen: int = 12
+) -> HeadTrainee:
     """The head with texts of the tiny target; the last ones are unseen."""
     data = texts(60) if data is None else data
     seen = len(data) - unseen

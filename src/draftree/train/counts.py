@@ -47,9 +47,7 @@ class DepthCounts:
     @property
     def conditional(self) -> list[float]:
         """Acceptance at each depth of the drafts that reached it; 0 if none did."""
-        return [
-            sum(self.runs[depth + 1 :]) / reached if reached else 0.0 for depth, reached in enumerate(self.reached)
-        ]
+        return [sum(self.runs[depth + 1 :]) / reached if reached else 0.0 for depth, reached in enumerate(self.reached)]
 
     @property
     def survival(self) -> list[float]:

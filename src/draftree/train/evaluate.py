@@ -131,7 +131,9 @@ def _count(mode: ModeCounts, category: str, matches: Tensor, first: JudgedStep, 
     # the first round of decoding reads the prompt, so that drafts start after the first token of the answer
     visited = [1 + place for place in walk(runs[1:])]
     for name in (ALL, category) if category else (ALL,):
-        mode.rounds.setdefault(name, DepthCounts(mode.depth)).add([runs[place] for place in visited if place < has_room])
+        mode.rounds.setdefault(name, DepthCounts(mode.depth)).add(
+            [runs[place] for place in visited if place < has_room]
+        )
 
 
 def _facts(counts: DepthCounts) -> dict[str, Any]:

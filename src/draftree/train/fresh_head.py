@@ -15,10 +15,12 @@ from draftree.heads.eagle import Eagle3Head
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 
-__all__ = ["HeadShape", "fresh_head", "head_config"]
+__all__ = ["HeadShape", "fill_fresh", "fresh_head", "head_config"]
 
 SMALL = 0.1
 """Factor of the first weights of products that add to the residual stream."""
+ADDING = ("o_proj.weight", "down_proj.weight", "markov_w2.weight")
+"""Ends of the names of those products."""
 SPREAD = 0.02
 """Standard deviation of random first weights."""
 
@@ -43,7 +45,14 @@ class HeadShape:
 
 
 def head_config(
-    model_config: Any, parts: TargetParts, features: Sequence[int], shape: HeadShape, *, draft_vocab: int, depth: int, name: str
+    model_config: Any,
+    parts: TargetParts,
+    features: Sequence[int],
+    shape: HeadShape,
+    *,
+    draft_vocab: int,
+    depth: int,
+    name: str,
 ) -> HeadConfig:
     """Return the configuration of a new head of kind `eagle3`.
 
@@ -102,27 +111,37 @@ def fresh_head(
     Raises:
         ConfigurationError: the target's logits are no plain product with its output head.
     """
+    head = Eagle3Head(config, vocabulary)
+    fill_fresh(head, parts, trains_output=trains_output, seed=seed)
+    return head
+
+
+def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: bool, seed: int) -> None:
+    """Set the first weights of a head with `fc`, `norm` and `lm_head`, and bind it; as `fresh_head`.
+
+    Raises:
+        ConfigurationError: the target's logits are no plain product with its output head.
+    """
     facts = parts.facts
     if facts.bias is not None or facts.soft_cap is not None:
         raise ConfigurationError(
-            "the target adds a bias to its logits or caps them, which the layout of heads cannot express: choose another target"
+            "the target adds a bias to its logits or caps them, which the layout of heads cannot express: choose "
+            "another target"
         )
-    head = Eagle3Head(config, vocabulary)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if parameter.dim() > 1:
                 parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                if name.endswith(ADDING):
                     parameter.mul_(SMALL)
-        _pass_through(head.fc, config)
+        _pass_through(head.fc, head.config)
         head.norm.weight.copy_(norm_gain(parts))
         assert head.lm_head is not None, "new heads have an output head of their own"
-        rows = parts.output[vocabulary.ids.to(parts.output.device)]
+        rows = parts.output[head.vocabulary.ids.to(parts.output.device)]
         head.lm_head.weight.copy_(rows.float() * facts.logit_scale)
         head.lm_head.weight.requires_grad_(trains_output)
     head.bind(parts)
-    return head
 
 
 def _pass_through(fc: nn.Linear, config: HeadConfig) -> None:

@@ -29,22 +29,18 @@ class JudgedStep:
     Attributes:
         has_room: whether the text has room for the step, shape (chains,); otherwise the values mean nothing.
         match: column of the target's pick among the candidates, -1 if it is none of them, shape (chains,).
-        log_probs: log-probabilities of the candidates at the text's temperature, without noise, in the order in which
-            they would be drafted, shape (chains, candidates).
-        entropy: entropy of the drafter's distribution, shape (chains,).
+        log_shares: logarithms of the candidates' shares of the softmax of perturbed scores, in the order in which they
+            would be drafted, shape (chains, candidates); the scores of drafted nodes.
         is_covered: whether the draft vocabulary has the target's pick, shape (chains,).
     """
 
     has_room: Tensor
     match: Tensor
-    log_probs: Tensor
-    entropy: Tensor
+    log_shares: Tensor
     is_covered: Tensor
 
 
-def judge(
-    batch: Batch, steps: Iterable[StepLogits], vocabulary: DraftVocabulary
-) -> Iterator[JudgedStep]:
+def judge(batch: Batch, steps: Iterable[StepLogits], vocabulary: DraftVocabulary) -> Iterator[JudgedStep]:
     """Yield the best tokens of every step, ranked with the noise with which the target wrote the text.
 
     Args:
@@ -65,11 +61,11 @@ def judge(
             _best(logits_of(part), temperatures[part], [keys[row] for row in part.tolist()], ids)
             for part in torch.arange(batch.num_chains, device=device).split(CHUNK_ROWS)
         ]
-        chosen, log_probs, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+        chosen, log_shares = (torch.cat(values) for values in zip(*parts, strict=True))
         places = vocabulary.places(picks)
         equal = chosen == places[:, None]
         match = torch.where(equal.any(-1), equal.int().argmax(-1), -1)
-        yield JudgedStep(batch.room > step, match, log_probs, entropy, places >= 0)
+        yield JudgedStep(batch.room > step, match, log_shares, places >= 0)
 
 
 def _chain_counts(batch: Batch) -> Tensor:
@@ -78,12 +74,11 @@ def _chain_counts(batch: Batch) -> Tensor:
 
 
 def _best(logits: Tensor, temperatures: Tensor, keys: Sequence[tuple[int, int]], ids: Tensor) -> tuple[Tensor, ...]:
-    """Return rows of the best tokens, their log-probabilities and the entropy."""
+    """Return rows of the best tokens and logarithms of their shares."""
     is_noisy = temperatures > 0
-    log_q = torch.log_softmax(logits.float() / torch.where(is_noisy, temperatures, 1.0)[:, None], dim=-1)
-    scores = log_q.clone()
+    scores = logits.float() / torch.where(is_noisy, temperatures, 1.0)[:, None]
     noisy = is_noisy.nonzero()[:, 0]
     if len(noisy):
         scores[noisy] += gumbel([keys[row] for row in noisy.tolist()], ids)
-    chosen = scores.topk(min(CANDIDATES, len(ids)), dim=-1).indices
-    return chosen, log_q.gather(-1, chosen), -(log_q.exp() * log_q).sum(dim=-1)
+    values, chosen = scores.topk(min(CANDIDATES, len(ids)), dim=-1)
+    return chosen, values - scores.logsumexp(dim=-1, keepdim=True)

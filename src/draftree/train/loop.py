@@ -6,117 +6,32 @@ a limit in minutes depends on the machine.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.exhaustion import is_out_of_memory
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
-from draftree.train.evaluate import Evaluation
 from draftree.train.losses import Loss, loss_named
 from draftree.train.optimizer import MasterAdamW, learning_rate
 from draftree.train.processes import Processes
+from draftree.train.run_state import Progress, RunState, Trainee, append_line, trim_log
 from draftree.train.settings import TrainSettings
 from draftree.train.unroll import StepTotals
 
-__all__ = ["BEST", "CHECKPOINT", "LOG", "Progress", "Trainee", "TrainingRun"]
+__all__ = ["BEST", "CHECKPOINT", "LOG", "TrainingRun"]
 
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 LEAST_GAIN = 1e-4
 """Smallest increase of the score that counts as better."""
-
-
-class Trainee(Protocol):
-    """What is trained, and its data."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The module whose parameters are trained."""
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each text of training."""
-
-    def count(self, texts: Sequence[int]) -> int:
-        """Return the number of predictions of texts of training that the loss counts."""
-
-    def gradients(self, texts: Sequence[int], *, total: float, loss: Loss, levels: int) -> list[StepTotals]:
-        """Add the gradients of texts, given by index, and return sums by level; the loss is divided by `total`."""
-
-    def check(self, texts: Sequence[int]) -> None:
-        """Raise TrainingError if the data of these texts is damaged."""
-
-    def evaluate(self, limit: int | None) -> Evaluation:
-        """Return the acceptance on unseen texts, at most `limit` of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """Progress of a run, as stored in checkpoints.
-
-    Attributes:
-        step: updates so far, skipped ones included.
-        tokens: predictions so far.
-        seconds: duration so far.
-        epoch: number of the current epoch.
-        batch: batches of the epoch that are used up.
-        splits: parts into which a batch is cut to fit in memory.
-        skips: updates in a row that were skipped.
-        best_score: best score of an evaluation; -1 before the first.
-        best_step: its step.
-        stale: evaluations since then.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    epoch: int = 0
-    batch: int = 0
-    splits: int = 1
-    skips: int = 0
-    best_score: float = -1.0
-    best_step: int = 0
-    stale: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Report of an update or an evaluation.
-
-    Attributes:
-        step: number of the update, from 1.
-        share: used share of the budget.
-        tokens: predictions so far.
-        tokens_per_second: of the run so far.
-        minutes_left: estimate; None before the first update.
-        loss: name of the loss.
-        losses: mean loss by level.
-        acceptance: mean of sum min(p, q) by level.
-        score: score of the evaluation; None for an update.
-        note: one line about an event; empty if there is none.
-    """
-
-    step: int
-    share: float
-    tokens: int
-    tokens_per_second: float
-    minutes_left: float | None
-    loss: str = ""
-    losses: tuple[float, ...] = ()
-    acceptance: tuple[float, ...] = ()
-    score: float | None = None
-    note: str = ""
 
 
 class TrainingRun:
@@ -186,7 +101,7 @@ class TrainingRun:
         """
         self._start = self._clock() - self._state.seconds
         self._saved_at = self._clock()
-        self._trim_log()
+        self._open_log()
         try:
             while self._progress() < 1 and not self._is_stale():
                 self._update()
@@ -206,6 +121,14 @@ class TrainingRun:
     def _progress(self) -> float:
         state = self._state
         return self._settings.limits.progress(state.step, state.tokens, state.seconds / 60)
+
+    def _seconds(self) -> float:
+        """Return the duration so far, in all processes that of the first: they end at the same update."""
+        own = self._clock() - self._start
+        if self._processes.count == 1:
+            return own
+        shared = torch.tensor(own if self._is_first else 0.0, device=self._processes.device)
+        return float(self._processes.total(shared))
 
     def _is_stale(self) -> bool:
         patience = self._settings.patience
@@ -242,7 +165,7 @@ class TrainingRun:
             self._state,
             step=state.step + 1,
             tokens=state.tokens + int(count),
-            seconds=self._clock() - self._start,
+            seconds=self._seconds(),
             skips=state.skips + 1 if is_skipped else 0,
         )
         self._log({"kind": "update", "loss_name": name, "norm": norm, "levels": [asdict(one) for one in totals]})
@@ -294,7 +217,7 @@ class TrainingRun:
         is_better = score > state.best_score + LEAST_GAIN
         self._state = replace(
             state,
-            seconds=self._clock() - self._start,
+            seconds=self._seconds(),
             best_score=score if is_better else state.best_score,
             best_step=state.step if is_better else state.best_step,
             stale=0 if is_better else state.stale + 1,
@@ -325,7 +248,9 @@ class TrainingRun:
         return self._processes.index == 0
 
     def _sum(self, value: int) -> int:
-        tensor = torch.tensor(float(value), dtype=torch.float64 if self._processes.device.type == "cpu" else torch.float32)
+        tensor = torch.tensor(
+            float(value), dtype=torch.float64 if self._processes.device.type == "cpu" else torch.float32
+        )
         return round(float(self._processes.total(tensor.to(self._processes.device))))
 
     def _tell(
@@ -355,30 +280,13 @@ class TrainingRun:
 
     def _log(self, facts: dict[str, Any]) -> None:
         if self._is_first:
-            state = self._state
-            line = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)} | facts
-            with (self._folder / LOG).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(self._folder / LOG, self._state, facts)
 
-    def _trim_log(self) -> None:
-        """Create the folder; drop lines of the log that are newer than the checkpoint."""
+    def _open_log(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / LOG
         if self._is_first:
-            kept = [json.dumps(line) for line in read_log(path) if line["step"] <= self._state.step and self._state.step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            trim_log(self._folder / LOG, self._state)
         self._processes.wait()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log; an unfinished last line is left out."""
-    return list(_lines(path)) if path.exists() else []
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
 
 
 def _parts(texts: Sequence[int], count: int) -> Iterator[Sequence[int]]:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.train.acceptance import LEAST_LOG, coupled_acceptance, overlap
+from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
 
 __all__ = ["LOSSES", "Rows", "loss_named"]
 
 LEAST_ACCEPTANCE = 1e-6
+MOST_TOKENS = 256
+"""Tokens that `coupled` tells apart; all others count as one."""
 HYBRID_RATE = 3.0
 """Rate at which `lk_hybrid` moves from the divergence to the acceptance."""
 
@@ -78,7 +80,7 @@ def lk_hybrid(rows: Rows) -> Tensor:
 
 def coupled(rows: Rows) -> Tensor:
     """Negative log-acceptance -log J of the rule `coupled`, which shares the noise of target and drafter."""
-    accepted = coupled_acceptance(rows.log_p, rows.log_q, rows.log_outside)
+    accepted = coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
     return -accepted.clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
 
 

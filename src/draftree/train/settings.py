@@ -101,7 +101,16 @@ class TrainSettings:
     max_skips: int = 5
 
     def __post_init__(self) -> None:
-        names = ("batch_tokens", "max_length", "levels", "evaluate_every", "evaluate_texts", "patience", "depth", "max_skips")
+        names = (
+            "batch_tokens",
+            "max_length",
+            "levels",
+            "evaluate_every",
+            "evaluate_texts",
+            "patience",
+            "depth",
+            "max_skips",
+        )
         require_positive(self, *names)
         for name in ("learning_rate", "clip", "temperature"):
             if not getattr(self, name) > 0:

@@ -57,7 +57,8 @@ class TargetRows:
         if len(tops) == len(texts):
             return self._top(texts, tops)
         raise TrainingError(
-            "the data has neither the last layer's states nor the most likely tokens: make it with 'draftree train data'"
+            "the data has neither the last layer's states nor the most likely tokens: make it with "
+            "'draftree train data'"
         )
 
     def _full(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
@@ -65,7 +66,9 @@ class TargetRows:
         logits, outside = [], []
         for text, key in zip(texts, keys, strict=True):
             assert text.last is not None, "checked by the caller"
-            states = self._parts.finish(text.last[first_chain(text) :].to(device=device, dtype=self._parts.output.dtype))
+            states = self._parts.finish(
+                text.last[first_chain(text) :].to(device=device, dtype=self._parts.output.dtype)
+            )
             if key not in self._totals:
                 self._totals[key] = self._outside_total(states).cpu()
             outside.append(self._totals[key].to(device))
@@ -96,7 +99,7 @@ class TargetRows:
         return TopTeacher(torch.cat(ids), torch.cat(log_probs), self._temperature)
 
     def _tempered(self, log_p: Tensor) -> Tensor:
-        """Return log-probabilities at the temperature, from those at 1; the rest is taken as spread evenly over the other tokens."""
+        """Return log-probabilities at the temperature, from those at 1; other tokens count as equally likely."""
         if self._temperature == 1.0:
             return log_p
         count = max(1, self._parts.vocab_size - log_p.shape[1])

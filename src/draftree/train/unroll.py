@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from draftree.train.teacher import Teacher
 
 __all__ = ["StepTotals", "StepWeights", "backward", "unroll"]
 
+Logits = Callable[[int, Tensor, Tensor], Tensor]
+"""Step, indices of chains and their states to logits, shape (chains, draft vocabulary), float32."""
 CHUNK_ROWS = 512
 """Rows whose logits exist at the same time: memory is this times the draft vocabulary, some times over."""
 
@@ -100,26 +102,26 @@ class StepTotals:
 
 
 def backward(
-    head: FeatureHead,
+    states_of_steps: Iterable[Tensor],
+    logits: Logits,
     batch: Batch,
     teacher: Teacher,
     *,
-    steps: int,
     loss: Loss,
     weights: StepWeights,
     total: float,
     token_weights: Tensor | None = None,
 ) -> list[StepTotals]:
-    """Add the gradients of the weighted loss over all steps to the head's parameters; return sums by step.
+    """Add the gradients of the weighted loss over all steps to the parameters; return sums by step.
 
     Logits exist for `CHUNK_ROWS` rows at a time: the gradient of each chunk flows to the states at once, and from the
     states through the steps at the end.
 
     Args:
-        head: the head.
+        states_of_steps: states of all chains for each step, shape (chains, hidden), as `unroll` yields them.
+        logits: makes logits from states.
         batch: the texts.
         teacher: the target's distributions, one row for each chain: those after the token where it starts.
-        steps: number of steps.
         loss: the loss of a row.
         weights: weights of the steps.
         total: divisor of the summed loss, the number of chains of all batches of an update.
@@ -130,7 +132,7 @@ def backward(
     gradients: list[Tensor] = []
     found: list[StepTotals] = []
     survival = torch.ones(batch.num_chains, device=batch.chains.device)
-    for step, states in enumerate(unroll(head, batch, steps)):
+    for step, states in enumerate(states_of_steps):
         _, has_room = batch.step_rows(step)
         chosen = has_room.nonzero()[:, 0]
         if not len(chosen):
@@ -141,7 +143,7 @@ def backward(
         totals = StepTotals()
         accepted = torch.zeros_like(survival)
         for part in torch.arange(len(chosen), device=chosen.device).split(CHUNK_ROWS):
-            rows = teacher.part(targets[part]).rows(head.logits(leaf[chosen[part]]))
+            rows = teacher.part(targets[part]).rows(logits(step, chosen[part], leaf[chosen[part]]))
             sums, accepted[chosen[part]] = _chunk(rows, loss, scale[part], total)
             totals.add(sums)
         assert leaf.grad is not None

@@ -1,4 +1,4 @@
-"""The training loop: acceptance rises, runs resume to the same weights, and failures of memory and numbers are handled."""
+"""The training loop: acceptance rises, runs resume to the same weights, failures of memory and numbers are handled."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from draftree.core.errors import ConfigurationError
 from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import BEST, CHECKPOINT, LOG, Progress, TrainingRun, read_log
+from draftree.train.loop import BEST, CHECKPOINT, LOG, TrainingRun
 from draftree.train.optimizer import MasterAdamW, learning_rate
 from draftree.train.processes import Alone
+from draftree.train.run_state import Progress, read_log
 from draftree.train.settings import Limits, TrainSettings
 from train_samples import settings, shorter, texts, tiny_head, trainee
 
@@ -33,7 +34,7 @@ def weights_of(own: HeadTrainee) -> dict[str, torch.Tensor]:
 
 
 def test_training_raises_acceptance_markedly(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=300), evaluate_every=100, learning_rate=1e-2)
+    chosen = settings(limits=Limits(steps=120), evaluate_every=60, learning_rate=1e-2, batch_tokens=512)
     data = texts(240)
     own = trainee(tiny_head(), chosen, data=data, unseen=40)
     before = own.evaluate(None).modes[0.0].starts
@@ -47,11 +48,18 @@ def test_multi_step_training_raises_acceptance_of_late_levels(tmp_path: Path) ->
     """Against the same updates at the first level only."""
     found = []
     for levels in (1, 3):
-        chosen = settings(limits=Limits(steps=300), evaluate_every=300, learning_rate=1e-2, levels=levels, levels_from=0.0)
+        chosen = settings(
+            limits=Limits(steps=120),
+            evaluate_every=120,
+            learning_rate=1e-2,
+            batch_tokens=512,
+            levels=levels,
+            levels_from=0.0,
+        )
         own = trainee(tiny_head(), chosen, data=texts(240), unseen=40)
         started(own, chosen, tmp_path / str(levels)).run()
         found.append(own.evaluate(None).modes[0.0].starts.conditional[2])
-    assert found[1] > found[0] + 0.02
+    assert found[1] > found[0] + 0.1
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -237,7 +245,7 @@ def test_a_limit_in_tokens_ends_the_run(tmp_path: Path) -> None:
     assert sum(line["levels"][0]["count"] for line in updates) == state.tokens
     assert updates[0]["loss_name"] == "kl"
     assert updates[-1]["loss_name"] == "coupled"
-    assert [len(line["levels"]) for line in updates][0] == 1
+    assert len(updates[0]["levels"]) == 1
     assert len(updates[-1]["levels"]) == 3
 
 
@@ -314,4 +322,3 @@ def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str
 def test_a_run_without_answers_is_refused() -> None:
     with pytest.raises(TrainingError, match="no text of training has an answer"):
         trainee(tiny_head(), settings(), data=[shorter(text, 6) for text in texts(4)], unseen=1)
-

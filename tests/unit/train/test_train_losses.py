@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
-from draftree.train.acceptance import coupled_acceptance, overlap
+from draftree.train.acceptance import condensed, coupled_acceptance, overlap
 from draftree.train.losses import LOSSES, Rows, loss_named
 from draftree.train.teacher import FullTeacher, TopTeacher
 
@@ -180,6 +180,32 @@ def test_most_likely_tokens_outside_the_draft_vocabulary_are_mass_outside() -> N
     rows = TopTeacher(draft_ids, values).rows(q[:, :12].log())
     assert rows.log_outside.exp().item() == pytest.approx(p[0, tokens[0][tokens[0] >= 12]].sum().item(), rel=1e-9)
     assert rows.log_p.exp().sum().item() + rows.log_outside.exp().item() == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [VOCAB, 64])
+def test_condensed_rows_have_nearly_the_same_acceptance_and_gradient(size: int) -> None:
+    p, q = distributions(41, rows=50, tokens=size)
+    logits = q.log().requires_grad_()
+    exact = coupled_acceptance(p.log(), logits.log_softmax(-1))
+    wanted = torch.autograd.grad(exact.sum(), logits)[0]
+    log_p, log_q = condensed(p.log(), logits.log_softmax(-1), 24)
+    assert log_p.shape[-1] == min(size, 25)
+    assert log_p.exp().sum(-1).allclose(p.sum(-1))
+    found = coupled_acceptance(log_p, log_q)
+    rest = torch.minimum(p, q).sort(-1).values[:, : max(0, size - 24)].sum(-1)
+    assert (found - exact >= -1e-9).all()
+    assert (found - exact <= rest + 1e-7).all()
+    gradient = torch.autograd.grad(found.sum(), logits)[0]
+    assert (gradient - wanted).abs().max() < 0.1 * wanted.abs().max() + 1e-9
+
+
+def test_the_loss_condenses_large_vocabularies_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = subset(*distributions(43, tokens=64), 40)
+    exact = LOSSES["coupled"](rows)
+    monkeypatch.setattr("draftree.train.losses.MOST_TOKENS", 20)
+    close = LOSSES["coupled"](rows)
+    assert not torch.equal(exact, close)
+    assert close.allclose(exact, atol=0.1)
 
 
 def test_parts_of_a_teacher_are_its_rows() -> None:

@@ -148,7 +148,14 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(
     teacher = TargetRows(target_parts(), head.vocabulary, 0.9).of(batch.texts, [0, 1, 2])
     token_weights = torch.rand(batch.num_chains, generator=torch.Generator().manual_seed(2))
     sums = backward(
-        head, batch, teacher, steps=STEPS, loss=LOSSES[loss], weights=weights, total=10.0, token_weights=token_weights
+        unroll(head, batch, STEPS),
+        lambda step, chains, states: head.logits(states),
+        batch,
+        teacher,
+        loss=LOSSES[loss],
+        weights=weights,
+        total=10.0,
+        token_weights=token_weights,
     )
     found = {name: p.grad.clone() for name, p in head.named_parameters() if p.grad is not None}
     head.zero_grad()
@@ -164,7 +171,9 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(
         accepted = torch.zeros(batch.num_chains)
         accepted[chains] = overlap(rows.log_p, rows.log_q).detach()
         assert sums[step].accepted == pytest.approx(float(accepted.sum()), rel=1e-4)
-        scale = scale * (weights.decay if weights.decay is not None else weights.smoothing + (1 - weights.smoothing) * accepted)
+        scale = scale * (
+            weights.decay if weights.decay is not None else weights.smoothing + (1 - weights.smoothing) * accepted
+        )
     total.backward()
     wanted = {name: p.grad for name, p in head.named_parameters() if p.grad is not None}
     assert found.keys() == wanted.keys() >= {"fc.weight", "layers.0.self_attn.q_proj.weight"}
@@ -177,7 +186,15 @@ def test_texts_without_room_for_a_step_end_the_unroll() -> None:
     head = tiny_head()
     batch = collate([shorter(texts(1)[0], PROMPT + 2)], device=CPU, dtype=torch.float32)
     teacher = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0])
-    sums = backward(head, batch, teacher, steps=STEPS, loss=LOSSES["kl"], weights=StepWeights(), total=1.0)
+    sums = backward(
+        unroll(head, batch, STEPS),
+        lambda step, chains, states: head.logits(states),
+        batch,
+        teacher,
+        loss=LOSSES["kl"],
+        weights=StepWeights(),
+        total=1.0,
+    )
     assert [one.count for one in sums] == [2, 1]
 
 
