@@ -5,7 +5,11 @@ from __future__ import annotations
 import typer
 
 from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.train.block import block
+from draftree.cli.train.boost import boost
 from draftree.cli.train.data import data
+from draftree.cli.train.distill import distill
+from draftree.cli.train.head import head
 
 __all__ = ["train"]
 
@@ -17,5 +21,5 @@ def about() -> None:
     """Make training data from a target's own texts, and train drafters on them."""
 
 
-for _name, _command in (("data", data),):
+for _name, _command in (("data", data), ("head", head), ("block", block), ("distill", distill), ("boost", boost)):
     train.command(_name, cls=PlainCommand)(_command)
