@@ -44,6 +44,8 @@ class Turn:
     """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
     verdict: Verdict | None = None
     """None until there is one, and where the sequence failed."""
+    picks: tuple[int, ...] = ()
+    """The target's pick at every row of `tree`, if the request is traced."""
 
     @property
     def verdict_on_drafted(self) -> Verdict:
@@ -217,9 +219,11 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
     finite = distributions.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
-    for turn, verdict, is_finite in zip(turns, found, finite, strict=True):
+    for turn, verdict, is_finite, own in zip(turns, found, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
+            if turn.sequence.rounds is not None:
+                turn.picks = tuple(own.picks())
         else:
             _fail(turn.sequence)
 
@@ -260,6 +264,7 @@ def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceReco
         path=path,
         bonus=None if verdict is None else verdict.bonus,
         room=room,
+        picks=turn.picks,
     )
 
 

@@ -146,6 +146,22 @@ class LanguageModel(ABC):
         """
         raise UnsupportedModelError(f"{type(self).__name__} has no output head: choose a drafter that needs none")
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return outputs of the last layer after the final norm, computed in float32.
+
+        `embedding_facts().logits(final_norm(hidden), output_head())` gives the logits of a pass within rounding.
+
+        Args:
+            hidden: captured outputs of the last layer, shape (..., hidden), any floating dtype.
+
+        Returns:
+            The same shape, float32.
+
+        Raises:
+            UnsupportedModelError: what follows the last layer is not one norm, or is unknown.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} has no final norm: choose a drafter that needs none")
+
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the hidden states of these layers can be captured.
 

@@ -1,0 +1,1 @@
+"""Learned heads: small networks that draft from hidden states of the target."""

@@ -1,0 +1,185 @@
+"""Heads of the EAGLE family that draft level by level: EAGLE-1 and 2 (`eagle`), EAGLE-3 and 3.1 (`eagle3`).
+
+`eagle`: a product of the embedding of a token and the target's last hidden state before it, followed by decoder layers
+of which the first has no input norm. The states are those of the target's last layer after its norm, so the target's
+output head makes the logits.
+
+`eagle3`: a product of several hidden states of the target; the attention of the first layer reads it beside the
+embedding. The states have a norm and an output head of their own, or the target's rows.
+
+Source: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftree.core.errors import ConfigurationError
+from draftree.heads.base import Attend, FeatureHead
+from draftree.heads.config import HeadConfig
+from draftree.heads.layers import Layer, Norm
+from draftree.heads.rotary import Rotary, rotate
+from draftree.heads.target_parts import TargetParts
+from draftree.heads.vocabulary import DraftVocabulary
+
+
+class EagleFamilyHead(FeatureHead):
+    """Common parts of heads with decoder layers: embedding, rotary positions, output head.
+
+    Args:
+        config: its configuration.
+        vocabulary: the tokens that it can propose.
+        joins: whether the first layer reads embeddings beside the state before.
+        has_input_norm: whether the first layer has an input norm.
+    """
+
+    def __init__(
+        self, config: HeadConfig, vocabulary: DraftVocabulary, *, joins: bool, has_input_norm: bool = True
+    ) -> None:
+        super().__init__(config, vocabulary)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden) if config.own_embedding else None
+        self.lm_head = nn.Linear(config.hidden, config.draft_vocab_size, bias=False) if config.own_output else None
+        self.layers = nn.ModuleList(
+            Layer(config, index, joins=joins and index == 0, has_input_norm=has_input_norm or index > 0)
+            for index in range(config.num_layers)
+        )
+        self._rotary = Rotary(config.rope, config.head_dim, config.max_length)
+        self._embedding: Tensor | None = None
+        self._output: Tensor | None = None
+        self._finish: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights and of all states."""
+        return next(self.parameters()).dtype
+
+    def bind(self, parts: TargetParts) -> None:
+        """Set the parts that are shared with the target.
+
+        Raises:
+            ConfigurationError: the head was made for a target of other sizes.
+        """
+        self.require_target(parts)
+        shares = [
+            name for name, own in (("embedding", self.embed_tokens), ("output head", self.lm_head)) if own is None
+        ]
+        if shares and parts.hidden != self.config.hidden:
+            raise ConfigurationError(
+                f"the head has states of width {self.config.hidden} and no {shares[0]} of its own, and the target's "
+                f"has width {parts.hidden}: choose the target that it was made for, or another head"
+            )
+        if self.embed_tokens is None:
+            self._embedding = parts.embedding
+        if self.lm_head is None:
+            ids = self.vocabulary.ids.to(parts.output.device)
+            self._output = parts.output if self.vocabulary.is_full else parts.output[ids]
+        self._finish = parts.finish
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return embeddings of tokens, not scaled, shape (..., rows, hidden), in the head's dtype."""
+        if self.embed_tokens is not None:
+            found: Tensor = self.embed_tokens(tokens)
+            return found
+        assert self._embedding is not None, "a head without its own embedding is bound to a target before it runs"
+        return F.embedding(tokens, self._embedding).to(self.dtype)
+
+    def through_layers(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the residual stream after all layers, from that before the first."""
+        cosines, sines = self._rotary.tables(int(positions.max()) + 1 if positions.numel() else 1, states)
+        rotated = partial(rotate, cosines=cosines[positions].unsqueeze(-2), sines=sines[positions].unsqueeze(-2))
+        for layer in self.layers:
+            states = layer(states, embedded, rotated, attend)
+        return states
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """Return the product of states with the output head, float32."""
+        if self.lm_head is not None:
+            found: Tensor = self.lm_head(states)
+            return found.float()
+        assert self._output is not None, "a head without its own output is bound to a target before it runs"
+        return F.linear(states.to(self._output.dtype), self._output).float()
+
+
+@final
+class EagleHead(EagleFamilyHead):
+    """EAGLE-1 and EAGLE-2.
+
+    Args:
+        config: its configuration, of kind `eagle`.
+        vocabulary: the tokens that it can propose.
+    """
+
+    def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, vocabulary, joins=False, has_input_norm=False)
+        self.fc = nn.Linear(config.hidden + config.target_hidden, config.hidden, bias=config.fc_bias)
+        if config.hidden != config.target_hidden:
+            raise ConfigurationError(
+                f"head: hidden is {config.hidden} and target_hidden {config.target_hidden}: they are equal for kind "
+                "'eagle', whose states are those of the target"
+            )
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return the target's last hidden states after its final norm."""
+        assert self._finish is not None, "the head is bound to a target before it reads hidden states"
+        return self._finish(features[..., 0, :]).to(self.dtype)
+
+    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the state of each row."""
+        embedded = self.embedded(tokens)
+        return self.through_layers(self.fc(torch.cat((embedded, before), dim=-1)), embedded, positions, attend)
+
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states: they stand for the target's."""
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the product of the states with the output head."""
+        return self.outputs(states)
+
+
+@final
+class Eagle3Head(EagleFamilyHead):
+    """EAGLE-3 and EAGLE-3.1.
+
+    Args:
+        config: its configuration, of kind `eagle3`.
+        vocabulary: the tokens that it can propose.
+    """
+
+    def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, vocabulary, joins=True)
+        count, width, epsilon = len(config.features), config.target_hidden, config.epsilon
+        self.fc = nn.Linear(count * width, config.hidden, bias=config.fc_bias)
+        self.input_norm = Norm(count * width, epsilon) if config.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(Norm(width, epsilon) for _ in range(count)) if config.fc_norm else None
+        self.norm = Norm(config.hidden, epsilon)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return the product of the hidden states of all layers."""
+        features = features.to(self.dtype)
+        if self.fc_norm is not None:
+            features = torch.stack([norm(features[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-2)
+        joined = features.flatten(-2)
+        found: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
+        return found
+
+    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the state of each row."""
+        return self.through_layers(before, self.embedded(tokens), positions, attend)
+
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states, after the final norm in EAGLE-3.1."""
+        if not self.config.norm_output:
+            return states
+        found: Tensor = self.norm(states)
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the product of the normed states with the output head."""
+        return self.outputs(self.norm(states))

@@ -1,0 +1,1 @@
+"""Layouts of folders in which heads are stored, one per file."""

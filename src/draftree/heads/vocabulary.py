@@ -1,0 +1,125 @@
+"""Draft vocabulary: the target's tokens that a head can propose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, ModelLoadError
+
+
+@final
+class DraftVocabulary:
+    """Ascending token ids of the target, one for each row of a head's logits.
+
+    Args:
+        ids: shape (draft vocabulary,), integers, ascending, each once.
+        vocab_size: width of the target's logits.
+
+    Attributes:
+        ids: int64.
+        vocab_size: as above.
+
+    Raises:
+        ModelLoadError: the ids are not ascending, or not tokens of the target.
+    """
+
+    def __init__(self, ids: Tensor, vocab_size: int) -> None:
+        ids = ids.to(torch.int64)
+        if ids.dim() != 1 or not ids.numel():
+            raise ModelLoadError(f"a draft vocabulary has shape {tuple(ids.shape)}: it must name at least one token")
+        if bool((ids[1:] <= ids[:-1]).any()):
+            raise ModelLoadError("the token ids of a draft vocabulary must ascend, each once: its map is damaged")
+        if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+            raise ModelLoadError(
+                f"a draft vocabulary names tokens {int(ids[0])} to {int(ids[-1])}, and the target has {vocab_size}: "
+                "the head was made for another target, or its map is damaged"
+            )
+        self.ids = ids
+        self.vocab_size = vocab_size
+        self._places: Tensor | None = None
+
+    @classmethod
+    def full(cls, vocab_size: int) -> DraftVocabulary:
+        """Return the vocabulary of all tokens."""
+        return cls(torch.arange(vocab_size), vocab_size)
+
+    @classmethod
+    def from_offsets(cls, offsets: Tensor, vocab_size: int) -> DraftVocabulary:
+        """Return the vocabulary of a tensor `d2t`: entry i is the token id of row i, minus i.
+
+        Raises:
+            ModelLoadError: the offsets do not name ascending tokens of the target.
+        """
+        if offsets.dim() != 1 or offsets.is_floating_point():
+            raise ModelLoadError(f"d2t has shape {tuple(offsets.shape)} and {offsets.dtype}: it must be integers")
+        return cls(offsets.to(torch.int64) + torch.arange(offsets.numel(), device=offsets.device), vocab_size)
+
+    @classmethod
+    def from_counts(
+        cls, counts: Tensor, size: int, *, always: Iterable[int] = (), vocab_size: int | None = None
+    ) -> DraftVocabulary:
+        """Return the most frequent tokens; of equal counts, those with the lowest ids.
+
+        Args:
+            counts: occurrences of each token, shape (tokens,).
+            size: number of tokens.
+            always: tokens that are included whatever their count, such as end of text.
+            vocab_size: width of the target's logits; None for the length of `counts`.
+
+        Raises:
+            ConfigurationError: `size` or a token of `always` is out of range.
+        """
+        total = counts.numel() if vocab_size is None else vocab_size
+        forced = sorted(set(always))
+        if not max(1, len(forced)) <= size <= total or counts.numel() > total:
+            raise ConfigurationError(
+                f"a draft vocabulary of {size} tokens is out of range: it must hold {max(1, len(forced))} to {total}"
+            )
+        if forced and not 0 <= forced[0] <= forced[-1] < total:
+            raise ConfigurationError(f"tokens {forced[0]} to {forced[-1]} are to be drafted: the target has {total}")
+        weights = torch.zeros(total, dtype=torch.float64)
+        weights[: counts.numel()] = counts.double().cpu()
+        weights[forced] = torch.inf
+        order = torch.sort(weights, descending=True, stable=True).indices[:size]
+        return cls(order.sort().values, total)
+
+    def __len__(self) -> int:
+        return self.ids.numel()
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, DraftVocabulary):
+            return NotImplemented
+        return self.vocab_size == other.vocab_size and torch.equal(self.ids.cpu(), other.ids.cpu())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has every token, so that rows are token ids."""
+        return len(self) == self.vocab_size
+
+    def offsets(self) -> Tensor:
+        """Return the tensor `d2t`: token ids minus their row, shape (draft vocabulary,), int64."""
+        return self.ids - torch.arange(len(self), device=self.ids.device)
+
+    def mask(self) -> Tensor:
+        """Return the tensor `t2d`: whether a token can be drafted, shape (vocabulary,), bool."""
+        found = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.ids.device)
+        found[self.ids] = True
+        return found
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Return the rows of tokens, -1 for tokens that cannot be drafted; int64, shape of `tokens`."""
+        if self._places is None or self._places.device != tokens.device:
+            table = torch.full((self.vocab_size,), -1, dtype=torch.int64, device=tokens.device)
+            table[self.ids.to(tokens.device)] = torch.arange(len(self), device=tokens.device)
+            self._places = table
+        return self._places[tokens.long()]
+
+    def to(self, device: torch.device) -> DraftVocabulary:
+        """Return the same vocabulary on a device."""
+        return self if self.ids.device == device else DraftVocabulary(self.ids.to(device), self.vocab_size)

@@ -1,0 +1,1 @@
+"""Training of drafters: data from the target's own texts, losses, loops, evaluation and export."""
