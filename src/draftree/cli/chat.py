@@ -27,7 +27,6 @@ from draftree.cli.options import (
     When,
 )
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -38,16 +37,20 @@ __all__ = ["chat"]
 
 MAX_TOKENS = 1024
 """Default maximum length of an answer."""
+DEFAULT_DRAFT = "suffix"
+"""Default drafter: lossless, without a second model, and off where it does not pay."""
+DEFAULTS = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "top_p": 0.95}
+"""Default sampling: unrestricted draws at temperature 1 make the answers of small models incoherent."""
 NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "truncate_prompt_tokens", "prediction"})
 """Sampling parameters that a conversation has no use for."""
 
 
-@functools.partial(takes_sampling, without=NOT_OF_CHATS, defaults={"max_tokens": MAX_TOKENS})
+@functools.partial(takes_sampling, without=NOT_OF_CHATS, defaults=DEFAULTS)
 def chat(
     context: typer.Context,
     model: Model,
     *,
-    draft: Draft = NO_DRAFT,
+    draft: Draft = DEFAULT_DRAFT,
     verify: Verify = "coupled",
     plan: Plan = None,
     system: System = None,

@@ -27,7 +27,7 @@ Chat = Callable[..., tuple[int, str, str]]
 
 PROMPT = ">>> "
 LETTERS = [1 + sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter) for letter in "abcdefghijklmnop"]
-SAMPLED = SamplingParams(temperature=1, seed=3, max_tokens=12, allowed_token_ids=LETTERS)
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, seed=3, max_tokens=12, allowed_token_ids=LETTERS)
 """The tiny model sees one token; with a seed its answers depend on the length of the conversation."""
 COMMON = ("--seed", "3", *(word for letter in LETTERS for word in ("--allowed-token-ids", str(letter))))
 OPTIONS = (*COMMON, "--max-tokens", "12")
@@ -133,6 +133,7 @@ def test_a_drafter_that_fails_to_load_leaves_the_current_one(model: str, tmp_pat
         chat.wait_for(PROMPT)
         chat.enter("ab")
         assert answers(model, "ab")[0] in chat.wait_for("acceptance length")
+        chat.wait_for(PROMPT)
         chat.type(CTRL_D)
         assert chat.end() == 0
 
@@ -342,6 +343,7 @@ def test_drafted_tokens_are_coloured(model: str) -> None:
         chat.wait_for(PROMPT)
         chat.enter("/retry")
         chat.wait_for("cut at the limit")
+        chat.wait_for(PROMPT)
         assert chat.screen.count("\x1b[32m") >= 2  # the legend, and accepted tokens
         chat.type(CTRL_D)
         assert chat.end() == 0
