@@ -27,7 +27,8 @@ in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a
 
 
 def head_folder(where: Path, variant: str = "eagle3", *, width: int = WIDTH, **values: Any) -> Path:
-    folder = where / "-".join([variant, str(width), *map(str, values.values())])
+    name = "-".join([variant, str(width), *map(str, values.values())])
+    folder = where / name.replace(", ", "_")  # a comma begins an option of a spec
     sizes: dict[str, Any] = {"target_hidden": width, "hidden": width, "vocab_size": VOCAB_SIZE, "max_length": 128}
     full = variant in ("eagle", "eagle-own", "eagle3-full")
     sizes["draft_vocab_size"] = VOCAB_SIZE if full else 60

@@ -72,7 +72,7 @@ class HeadDecoder:
         return Footprint(
             weights=sum(tensor.numel() * tensor.element_size() for tensor in self.head.state_dict().values()),
             token=self.pool.memory.token_bytes,
-            logits=config.draft_vocab_size * LOGIT_BYTES,
+            logits=config.vocab_size * LOGIT_BYTES,
             row=(8 * config.hidden + 3 * config.intermediate) * self.dtype.itemsize,
         )
 
