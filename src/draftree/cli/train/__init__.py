@@ -1,0 +1,21 @@
+"""`draftree train`: training data of a target, and drafters trained on them."""
+
+from __future__ import annotations
+
+import typer
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.train.export import export
+
+__all__ = ["train"]
+
+train = typer.Typer(cls=PlainGroup, no_args_is_help=True)
+
+
+@train.callback()
+def about() -> None:
+    """Make training data from a target's own texts, and train drafters on them."""
+
+
+for _name, _command in (("export", export),):
+    train.command(_name, cls=PlainCommand)(_command)
