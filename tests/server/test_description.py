@@ -37,3 +37,14 @@ def test_every_endpoint_is_described(description: dict, path: str) -> None:
 def test_refusals_of_generation_are_described(description: dict, path: str) -> None:
     responses = description["paths"][path]["post"]["responses"]
     assert {"400", "401", "404", "413", "429", "500", "503"} <= set(responses)
+
+
+def test_bounds_of_integers_are_exact(description: dict) -> None:
+    for name in ("ChatBody", "CompletionBody", "ResponsesBody"):
+        integer, _ = description["components"]["schemas"][name]["properties"]["seed"]["anyOf"]
+        assert integer == {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 2**64}
+        assert isinstance(integer["exclusiveMaximum"], int)
+
+
+def test_the_refusal_of_readers_is_described(description: dict) -> None:
+    assert "429" in description["paths"]["/draftree/rounds"]["get"]["responses"]

@@ -1,85 +1,13 @@
-"""Admission: limits, a bounded queue, Retry-After, fairness between keys, cancellation."""
+"""Admission: limits, a bounded queue, Retry-After, cancellation."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from draftree.serve.errors import ApiError
 from draftree.serve.gate import Gate
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Client:
-    """One request that stays at the gate until it is released."""
-
-    def __init__(self, gate: Gate, key: str) -> None:
-        self.key = key
-        self.waited: float | None = None
-        self.error: ApiError | None = None
-        self._done = asyncio.Event()
-        self.task = asyncio.ensure_future(self._run(gate))
-
-    async def _run(self, gate: Gate) -> None:
-        try:
-            async with gate.enter(self.key) as ticket:
-                self.waited = ticket.waited
-                await self._done.wait()
-        except ApiError as error:
-            self.error = error
-
-    @property
-    def is_running(self) -> bool:
-        return self.waited is not None and not self.task.done()
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.waited is None and not self.task.done()
-
-    def release(self) -> None:
-        self._done.set()
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def call() -> None:
-        asyncio.run(asyncio.wait_for(test(), 60))
-
-    call.__name__ = test.__name__
-    return call
-
-
-async def clients(gate: Gate, keys: str) -> list[Client]:
-    """One client for each letter, in this order."""
-    made = []
-    for key in keys:
-        made.append(Client(gate, key))
-        await settle()
-    return made
-
-
-async def end(made: list[Client]) -> None:
-    for client in made:
-        client.release()
-    await asyncio.gather(*(client.task for client in made), return_exceptions=True)
+from gate_clients import FakeClock, clients, end, in_loop, settle
 
 
 @in_loop
@@ -113,53 +41,6 @@ async def test_without_a_queue_requests_run_or_are_refused() -> None:
     assert made[1].error is not None
     assert made[1].error.status == 503
     await end(made)
-
-
-@in_loop
-async def test_a_key_that_holds_its_share_of_the_queue_is_refused_with_429() -> None:
-    gate = Gate(max_running=1, max_waiting=4, key_share=0.5)
-    made = await clients(gate, "aaaab")
-    error = made[3].error
-    assert error is not None
-    assert (error.status, error.code) == (429, "key_limit")
-    assert "Retry-After" in error.headers
-    assert made[4].is_waiting
-    await end(made)
-
-
-@in_loop
-async def test_a_key_never_runs_more_than_its_share() -> None:
-    gate = Gate(max_running=4, max_waiting=8, key_share=0.5)
-    made = await clients(gate, "aaaabb")
-    assert [client.is_running for client in made] == [True, True, False, False, True, True]
-    await end(made)
-
-
-@in_loop
-async def test_free_places_alternate_between_keys() -> None:
-    gate = Gate(max_running=1, max_waiting=10)
-    made = await clients(gate, "aaaabbc")
-    order = []
-    for _ in range(len(made)):
-        (running,) = [client for client in made if client.is_running]
-        order.append(running.key)
-        running.release()
-        await settle()
-    assert "".join(order) == "aabcaba"
-    await end(made)
-
-
-@in_loop
-async def test_a_full_queue_makes_room_for_a_key_with_fewer_requests() -> None:
-    gate = Gate(max_running=1, max_waiting=3)
-    made = await clients(gate, "aaaab")
-    assert made[3].error is not None
-    assert (made[3].error.status, made[3].error.code) == (429, "key_limit")
-    assert made[4].is_waiting
-    late = await clients(gate, "b")
-    assert late[0].error is not None, "two waiting each: no request makes room"
-    assert late[0].error.status == 503
-    await end(made + late)
 
 
 @in_loop
@@ -238,72 +119,3 @@ async def test_a_request_that_raises_returns_its_place() -> None:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gate.enter("a"))
     assert gate.num_running == 0
-
-
-ARRIVALS = st.sampled_from("abcd")
-ENDS = st.integers(0, 50)
-EVENTS = st.lists(st.one_of(ARRIVALS, ARRIVALS, ENDS, st.tuples(ENDS)), max_size=60)
-
-
-@given(EVENTS, st.integers(1, 4), st.integers(0, 6), st.sampled_from([0.3, 0.5, 1.0]))
-def test_limits_hold_and_no_key_starves(events: list[Any], max_running: int, max_waiting: int, share: float) -> None:
-    asyncio.run(check(Gate(max_running=max_running, max_waiting=max_waiting, key_share=share), events))
-
-
-async def check(gate: Gate, events: list[Any]) -> None:
-    """Letters arrive, a number ends one of the running requests, a tuple cancels one of the waiting ones."""
-    made: list[Client] = []
-    passed: Counter[str] = Counter()
-    """Admissions of other keys while a key with no running request waits."""
-    for event in events:
-        before = [client for client in made if client.is_running]
-        waiting = [client for client in made if client.is_waiting]
-        if isinstance(event, str):
-            made.append(Client(gate, event))
-        elif isinstance(event, int) and before:
-            before[event % len(before)].release()
-        elif isinstance(event, tuple) and waiting:
-            waiting[event[0] % len(waiting)].task.cancel()
-        await settle()
-        check_limits(gate, made)
-        admitted = [client.key for client in made if client.is_running and client not in before]
-        idle = {client.key for client in made if client.is_waiting} - {c.key for c in made if c.is_running}
-        for key in list(passed):
-            if key not in idle:
-                del passed[key]
-        for key in idle:
-            passed[key] += len(admitted)
-            assert passed[key] <= 4, f"key {key} was passed too often"
-    await end(made)
-    assert (gate.num_running, gate.num_waiting) == (0, 0)
-
-
-def check_limits(gate: Gate, made: list[Client]) -> None:
-    running = Counter(client.key for client in made if client.is_running)
-    waiting = Counter(client.key for client in made if client.is_waiting)
-    assert running.total() == gate.num_running <= gate.max_running
-    assert waiting.total() == gate.num_waiting <= gate.max_waiting
-    assert all(count <= gate.max_running_per_key for count in running.values())
-    if gate.num_running < gate.max_running:
-        assert all(running[key] >= gate.max_running_per_key for key in waiting), "no place stays free"
-
-
-@given(st.lists(st.integers(0, 50), min_size=40, max_size=40), st.integers(1, 6))
-def test_places_are_shared_equally_while_all_keys_have_requests(ends: list[int], max_running: int) -> None:
-    asyncio.run(check_shares(max_running, ends))
-
-
-async def check_shares(max_running: int, ends: list[int]) -> None:
-    gate = Gate(max_running=max_running, max_waiting=300)
-    made = await clients(gate, "a" * 60)  # the first key holds every place
-    made += await clients(gate, "bc" * 60)
-    for number in ends:
-        running = [client for client in made if client.is_running]
-        before = Counter(client.key for client in running)
-        leaver = running[number % len(running)]
-        before[leaver.key] -= 1
-        leaver.release()
-        await settle()
-        (new,) = [client for client in made if client.is_running and client not in running]
-        assert before[new.key] == min(before[key] for key in "abc"), "the place goes to a key with the fewest"
-    await end(made)

@@ -132,7 +132,13 @@ def test_a_focused_piece_shows_the_round_that_wrote_it(browser: Browser, url: st
             break
         browser.press("Right")
     piece = browser.text(f"{TEXT} .piece.current")
-    accepted = browser.run("return [...document.querySelectorAll('.node.accepted title')].map((e) => e.textContent)")
+    walked = (
+        "return [...document.querySelectorAll('.node:is(.root, .accepted, .pick) title')].map((e) => e.textContent)"
+    )
+    (_, first), *nodes, (bonus,) = (title.split("\n") for title in browser.run(walked))
+    accepted = [token for token, _ in nodes]
+    picks = [words.removeprefix("the target’s pick after it: ") for words in (first, *(pick for _, pick in nodes))]
+    assert picks == [*accepted, bonus]
     assert piece.replace(" ", "␣") in accepted
     assert browser.count(".tree .node.pick") == 1
     assert browser.count("#round-table tbody tr.accepted") == len(accepted)

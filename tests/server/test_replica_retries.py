@@ -4,83 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 
-from draftree.serve.ray.exposition import merged_metrics
 from draftree.serve.ray.prefixes import prefix_blocks
-from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy, prepared
-from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, call_app
+from draftree.serve.ray.proxy import Proxy, ReplicaLostError, prepared
+from draftree.serve.ray.wire import HttpRequest, Part
 from replica_streams import TEXTS, chat_events, data_of, sse, summary_of
-
-STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-QUICK = RetryPolicy(window=0.5, first_pause=0.01, longest_pause=0.02)
-
-
-class Scripted:
-    """Replicas whose answers are scripts, one per attempt: parts, or an error to raise."""
-
-    def __init__(self, *scripts: list[Part | Exception]) -> None:
-        self.scripts = list(scripts)
-        self.requests: list[HttpRequest] = []
-        self.num_closed = 0
-
-    async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
-        self.requests.append(request)
-        try:
-            for part in self.scripts.pop(0):
-                if isinstance(part, Exception):
-                    raise part
-                yield part
-                await asyncio.sleep(0)
-        finally:
-            self.num_closed += 1
-
-
-def started(status: int = 200, *headers: tuple[bytes, bytes], replica: str = "a") -> AnswerStart:
-    return AnswerStart(status, list(headers), replica)
-
-
-def streamed(events: list[str], *, replica: str = "a") -> list[Part | Exception]:
-    return [started(200, STREAM, replica=replica), *(f"{event}\n\n".encode() for event in events)]
-
-
-def scope_of(path: str, method: str = "POST") -> dict[str, Any]:
-    fixed = {"type": "http", "http_version": "1.1", "scheme": "http", "raw_path": path.encode(), "query_string": b""}
-    return fixed | {"method": method, "path": path, "headers": [(b"content-length", b"1"), (b"x-request-id", b"7")]}
-
-
-def ask(
-    replicas: Any, body: object, *, path: str = "/v1/chat/completions", method: str = "POST", limit: int = 10**6
-) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Send one request through the proxy."""
-    messages: list[Any] = []
-
-    async def send(message: Any) -> None:
-        messages.append(message)
-
-    async def run() -> None:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        bodies = [
-            {"type": "http.request", "body": raw[:3], "more_body": True},
-            {"type": "http.request", "body": raw[3:]},
-        ]
-
-        async def receive() -> Any:
-            if bodies:
-                return bodies.pop(0)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        await Proxy(replicas, max_body_bytes=limit, body_timeout=5, retry=QUICK)(scope_of(path, method), receive, send)
-
-    asyncio.run(run())
-    assert [m["type"] for m in messages].count("http.response.start") == 1
-    assert [m.get("more_body") for m in messages[1:]] == [True] * (len(messages) - 2) + [False]
-    return messages[0]["status"], dict(messages[0]["headers"]), b"".join(m["body"] for m in messages[1:])
-
+from scripted_replicas import QUICK, STREAM, Scripted, ask, scope_of, started, streamed
 
 CHAT = {"messages": [{"role": "user", "content": "x" * 100}], "stream": True}
 LOST = ReplicaLostError("the actor died")
@@ -223,77 +156,6 @@ def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
         return is_closed.is_set()
 
     assert asyncio.run(run())
-
-
-def in_process(app: Callable[..., Any], *, take: int | None = None) -> list[Part]:
-    """Call an app with one request and return the parts of its answer; leave after `take` of them."""
-
-    async def run() -> list[Part]:
-        parts: list[Part] = []
-        answer = call_app(app, HttpRequest(scope_of("/x"), b"body"), replica="r")
-        async for part in answer:
-            parts.append(part)
-            if len(parts) == take:
-                break
-        await answer.aclose()
-        return parts
-
-    return asyncio.run(run())
-
-
-def test_an_app_gets_the_request_and_its_answer_is_yielded() -> None:
-    async def echo(scope: Any, receive: Any, send: Any) -> None:
-        message = await receive()
-        await send({"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]})
-        await send({"type": "http.response.body", "body": message["body"] + scope["path"].encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"!"})
-
-    assert in_process(echo) == [AnswerStart(201, [(b"a", b"b")], "r"), b"body/x!"]
-
-
-def test_an_app_whose_client_left_is_told_and_ends() -> None:
-    ended = []
-
-    async def endless(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        ended.append((await receive())["type"])
-
-    assert in_process(endless, take=1) == [AnswerStart(200, [], "r")]
-    assert ended == ["http.disconnect"]
-
-
-def test_an_error_of_an_app_is_raised() -> None:
-    async def broken(scope: Any, receive: Any, send: Any) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        in_process(broken)
-
-
-def test_metrics_of_all_replicas_are_merged_by_metric() -> None:
-    head = "# HELP up Works\n# TYPE up gauge\n"
-    texts = {"a": head + "up 1\n", "b": head + 'up{model="m}",key="k"} 0\n# TYPE n counter\nn_total 3\n'}
-    assert merged_metrics(texts, num_repeated=2) == (
-        head
-        + 'up{replica="a"} 1\nup{model="m}",key="k",replica="b"} 0\n'
-        + '# TYPE n counter\nn_total{replica="b"} 3\n'
-        + "# HELP draftree_repeated_requests_total Requests that were repeated on another replica\n"
-        + "# TYPE draftree_repeated_requests_total counter\ndraftree_repeated_requests_total 2\n"
-    )
-
-
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_metrics_are_those_of_all_replicas_or_the_refusal_of_one(is_allowed: bool) -> None:
-    class Two:
-        async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
-            assert dict(request.scope["headers"])[b"x-request-id"] == b"7"
-            second = [started(200, replica="b"), b"up 0\n"] if is_allowed else [started(401, replica="b"), b"no"]
-            return [[started(200, (b"content-length", b"5"), replica="a"), b"up ", b"1\n"], second]
-
-    status, headers, body = ask(Two(), b"", path="/metrics", method="GET")
-    assert (status, headers) == (200 if is_allowed else 401, {})
-    assert body.startswith(b'up{replica="a"} 1\nup{replica="b"} 0\n') if is_allowed else body == b"no"
 
 
 def test_a_request_without_an_id_gets_one_for_all_repetitions() -> None:

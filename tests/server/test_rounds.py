@@ -7,7 +7,10 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.serve.errors import ApiError
 from draftree.serve.rounds import FeedRound, RoundFeed
 
 
@@ -126,3 +129,19 @@ def test_a_reader_whose_loop_is_closed_does_not_stop_the_engine() -> None:
     feed._readers[asyncio.Event()] = loop
     feed.listener("m")(record())
     assert [one.number for one in feed._kept] == [1]
+
+
+def test_a_reader_beyond_the_limit_is_refused_until_another_one_leaves() -> None:
+    async def test() -> None:
+        feed = RoundFeed(max_readers=2)
+        with feed.reader():
+            with feed.reader(), pytest.raises(ApiError, match="2 clients read the rounds") as refused, feed.reader():
+                pass
+            assert (refused.value.status, refused.value.code) == (429, "too_many_readers")
+            assert int(refused.value.headers["Retry-After"]) > 0
+            assert feed.num_readers == 1
+            with feed.reader():
+                assert feed.num_readers == 2
+        assert feed.num_readers == 0
+
+    run(test())

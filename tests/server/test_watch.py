@@ -36,5 +36,5 @@ def test_a_snapshot_of_a_busy_server(server: Running, http: httpx.Client, capfd:
         assert one.rows[0].num_written >= one.rows[0].num_accepted
         assert 0 < sum(one.seconds[phase] for phase in PHASES) <= 1.001 * one.total_seconds
     shown = capfd.readouterr().out
-    assert "running 1 of 32" in shown
+    assert "running 1, waiting 0 of 256, places 1 of 32" in shown
     assert " ms " in shown

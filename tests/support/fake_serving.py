@@ -1,12 +1,14 @@
 """A server with the page and canned answers, for states that a real model does not reach on request.
 
 It writes a fixed text in rounds with branching trees. Prompts select a state: "fail" breaks the stream with an error,
-"busy" is refused with 429, "differ" writes another text without drafts, "slow" pauses before every round.
+"busy" is refused with 429, "differ" writes another text without drafts, "slow" pauses before every round. The counters
+of `/metrics` grow with every reading.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -18,7 +20,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from draftree.serve.page import mount
 
@@ -43,6 +45,19 @@ MODEL = {
     "dtype": "float32",
     "explain": "drafts of 4 tokens: 2.3 tokens per pass, a pass costs 1.2 times a plain one",
 }
+METRICS = """# TYPE draftree_requests_running gauge
+draftree_requests_running 2.0
+draftree_places_taken 4.0
+draftree_requests_waiting 5.0
+draftree_sequences_running{{model="fake-model"}} 1.0
+draftree_sequences_waiting{{model="fake-model"}} 3.0
+draftree_request_seconds_count{{draft="ngram",model="fake-model"}} {requests}
+draftree_generated_tokens_total{{draft="ngram",model="fake-model"}} {tokens}
+draftree_generated_tokens_total{{draft="none",model="another"}} 1e9
+draftree_drafts_total{{draft="ngram",model="fake-model"}} {drafts}
+draftree_draft_tokens_total{{draft="ngram",model="fake-model"}} {drafted}
+draftree_accepted_tokens_total{{draft="ngram",model="fake-model"}} {accepted}
+"""
 OTHERS = (" and", " the", " result", " of", " faster", " a", " copy", " which", " memory", ",")
 
 
@@ -60,7 +75,12 @@ def rounds_of(tokens: list[str], *, is_plain: bool) -> Iterator[dict[str, Any]]:
         for _ in range(0 if is_plain else chance.randint(0, 4)):
             nodes.append(_node(chance.choice(OTHERS), chance.randint(-1, len(nodes) - 1), accepted=False))
         bonus = {"id": at + length, "text": tokens[at + length]}
-        yield {"index": 0, "position": 12 + at, "nodes": nodes, "bonus": bonus, "picks": None}
+        after = {-1: bonus if not length else nodes[0]}
+        for place, node in enumerate(nodes):
+            is_inner = node["accepted"] and place + 1 < length
+            after[place] = nodes[place + 1] if is_inner else bonus if node["accepted"] else {"id": 7, "text": " then"}
+        picks = [{"id": after[row]["id"], "text": after[row]["text"]} for row in range(-1, len(nodes))]
+        yield {"index": 0, "position": 12 + at, "nodes": nodes, "bonus": bonus, "picks": picks}
         at += length + 1
 
 
@@ -68,7 +88,7 @@ def _node(text: str, parent: int, *, accepted: bool) -> dict[str, Any]:
     return {"id": hash(text) % 1000, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
 
 
-def fake_app(*, delay: float, key: str | None) -> FastAPI:
+def fake_app(*, delay: float, key: str | None, hides_metrics: bool = False) -> FastAPI:
     """The application; with a key, requests without it are refused."""
     app = FastAPI()
     mount(app)
@@ -84,8 +104,18 @@ def fake_app(*, delay: float, key: str | None) -> FastAPI:
 
     @app.get("/draftree/status")
     async def status(request: Request) -> Any:
-        queue = {"running": 1, "waiting": 3, "max_waiting": 64}
+        queue = {"running": 1, "waiting": 3, "places": 4, "max_places": 32, "max_waiting": 64}
         return refused(request) or {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
+
+    readings = itertools.count(1)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Any:
+        if hides_metrics:
+            return _error(403, "Metrics are for the operator.")
+        n = next(readings)
+        text = METRICS.format(requests=3 * n, tokens=60 * n, drafts=10 * n, drafted=50 * n, accepted=29 * n)
+        return refused(request) or PlainTextResponse(text)
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
@@ -137,10 +167,13 @@ def _event(data: dict[str, Any]) -> str:
 
 
 @contextmanager
-def fake_server(*, delay: float = 0.0, key: str | None = None, port: int = 0) -> Iterator[str]:
+def fake_server(
+    *, delay: float = 0.0, key: str | None = None, port: int = 0, hides_metrics: bool = False
+) -> Iterator[str]:
     """Run the server in a thread and yield its URL."""
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(fake_app(delay=delay, key=key), log_level="error", lifespan="off"))
+    app = fake_app(delay=delay, key=key, hides_metrics=hides_metrics)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -27,6 +27,7 @@ class Table:
         read: tokens that it has read.
         length: tokens of the text.
         planning: seconds of the planner in a round.
+        runs_model: whether the drafter runs a model.
         barren: drafts that are still empty, such as those of a lookup at the end of a prompt.
     """
 
@@ -39,6 +40,7 @@ class Table:
     read: int = 0
     length: int = 100
     planning: float = 0.0
+    runs_model: bool = True
     barren: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -47,7 +49,10 @@ class Table:
     scored: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        parts = [DraftPart(name, self.depth, self.depth * len(right)) for name, right in self.right.items()]
+        parts = [
+            DraftPart(name, self.depth, self.depth * len(right), runs_model=self.runs_model)
+            for name, right in self.right.items()
+        ]
         nodes = sum(part.nodes for part in parts)
         self.planner = AutoPlanner(AutoPlanner.Config(), default_depth=self.depth, default_nodes=nodes, parts=parts)
         self.planner.learn_costs(self.costs)
@@ -164,5 +169,5 @@ class Table:
         return self.tokens / self.seconds * self.pass_seconds(self.batch) / self.batch
 
 
-def lone(costs: dict[int, float], *right: float, level: float, **more: int) -> Table:
+def lone(costs: dict[int, float], *right: float, level: float, **more: float) -> Table:
     return Table(costs, {"d": right}, {"d": level}, **more)

@@ -26,7 +26,7 @@ STATUS: dict[str, Any] = {
             "explain": "a draft costs little: on",
         }
     ],
-    "queue": {"running": 3, "waiting": 1, "max_running": 32, "max_waiting": 256},
+    "queue": {"running": 3, "waiting": 1, "places": 4, "max_places": 32, "max_waiting": 256},
     "is_ready": True,
     "uptime_seconds": 3725.5,
     "version": "1.2.3",

@@ -113,6 +113,8 @@ class SequenceRecord:
     """The token chosen at the end of the accepted path; None if the sequence failed."""
     room: int = 0
     """Tokens that could still be written before the round."""
+    picks: tuple[int, ...] = ()
+    """The target's pick at every row of `tree`, 0 the root's, 1 + i node i's, if the request is traced; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

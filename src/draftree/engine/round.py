@@ -12,7 +12,7 @@ from draftree.core.node_map import NodeMap
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
-from draftree.engine.observing import Gain, observe
+from draftree.engine.observing import Gain, observe, record
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches, without_distributions
 from draftree.engine.sequence import WritingSequence
@@ -44,6 +44,8 @@ class Turn:
     """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
     verdict: Verdict | None = None
     """None until there is one, and where the sequence failed."""
+    picks: tuple[int, ...] = ()
+    """The target's pick at every row of `tree`, if the request is traced."""
 
     @property
     def verdict_on_drafted(self) -> Verdict:
@@ -217,9 +219,11 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
     finite = distributions.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
-    for turn, verdict, is_finite in zip(turns, found, finite, strict=True):
+    for turn, verdict, is_finite, own in zip(turns, found, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
+            if turn.sequence.rounds is not None:
+                turn.picks = tuple(own.picks())
         else:
             _fail(turn.sequence)
 
@@ -260,6 +264,7 @@ def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceReco
         path=path,
         bonus=None if verdict is None else verdict.bonus,
         room=room,
+        picks=turn.picks,
     )
 
 
@@ -278,9 +283,11 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], result: Pa
     gains = [
         Gain(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
         for job, turn in enumerate(turns)
-        if turn.verdict is not None and not turn.sequence.is_finished
+        if turn.verdict is not None
     ]
     gains += [Gain(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))]
+    record(parts, gains, result)
+    gains = [gain for gain in gains if gain.verdict is None or not gain.sequence.is_finished]
     if gains:
         parts.target.apply([Commit(_slot(gain.sequence), gain.nodes) for gain in gains])
         observe(parts, gains, result)

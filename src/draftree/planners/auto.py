@@ -24,11 +24,13 @@ from draftree.core.tree import TokenTree
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
 from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
+from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, net_gains
 from draftree.planners.estimates.choosing import Depth, choose_nodes
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts
 from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels, net_gain
+from draftree.planners.estimates.drafting import PartPlan
+from draftree.planners.estimates.levels import Levels, SequenceLevels
 from draftree.planners.estimates.reasons import sentence
 from draftree.planners.estimates.trials import TrialSchedule
 
@@ -89,9 +91,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._scored: list[list[float]] | None = None
         self._round = 0
         self._next_decision = 0
-        self._is_idle = False
-        self._planning = 0.0
-        """Seconds of `budgets` and `trim` in a round with a draft."""
+        self._is_idle, self._planning = False, 0.0
+        """`_planning`: seconds of `budgets` and `trim` in a round with a draft."""
 
     def learn_costs(self, pass_seconds: Mapping[int, float]) -> None:
         """Set the measured passes of the target."""
@@ -105,16 +106,9 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._others, self._other_rows = num_sequences, num_rows
 
     def open(self) -> SequenceEstimates:
-        """Estimates without an observation: the sequence is planned by those of all others.
-
-        Trials of a cheap drafter start anew with every text: what earlier texts lacked, this one may repeat. In a batch
-        they go on, since texts open all the time and a trial drafts for all sequences.
-        """
-        for plan, is_costly in zip(self._plans, self._costly(), strict=True):
-            if not is_costly and self._batch <= 1:
-                plan.trials.open_text()
-                self._next_decision = 0
-        parts = tuple(SequenceLevels(Levels.of_depth(part.depth)) for part in self.parts)
+        """Estimates without an observation: the sequence is planned by those of all others."""
+        self._next_decision = 0
+        parts = tuple(SequenceLevels(Levels.of_depth(part.depth), RecentDrafts()) for part in self.parts)
         return SequenceEstimates(SequenceAcceptance(), parts)
 
     def budgets(self, states: Sequence[SequenceEstimates]) -> list[Budget]:
@@ -127,13 +121,22 @@ class AutoPlanner(Planner[SequenceEstimates]):
         curve = self._curve(batch)
         self._scored, self._asked, self._is_row_trial = None, self._choose_depths(states, curve), False
         if not any(plan.depth for plan in self._plans):
-            waits = (p.rounds_until_trial(curve, batch, extra=self._planning, now=self._round) for p in self._plans)
-            self._next_decision = self._round + min(AUTO.max_idle_rounds, *waits)
+            self._next_decision = self._round + min(AUTO.max_idle_rounds, *self._rounds_until_trials(states, curve))
         return [self._budget(depths) for depths in zip(*self._asked, strict=True)]
+
+    def _rounds_until_trials(self, states: Sequence[SequenceEstimates], curve: Sequence[float]) -> list[int]:
+        batch, costly = len(states), self._costly(curve, len(states))
+        owns = [[state.parts[index] for state in states] for index in range(len(self._plans))]
+        return [
+            plan.rounds_until_trial(
+                own, curve, self._prices(plan, curve, batch), is_cheap=not is_costly, now=self._round
+            )
+            for plan, own, is_costly in zip(self._plans, owns, costly, strict=True)
+        ]
 
     def _choose_depths(self, states: Sequence[SequenceEstimates], curve: Sequence[float]) -> list[list[int]]:
         """Levels by drafter and sequence: cheap drafters first, the others by what they add to these."""
-        batch, costly = len(states), self._costly()
+        batch, costly = len(states), self._costly(curve, len(states))
         expected = Depth(0, float(batch + self._others), curve[batch])
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         for index in sorted(range(len(costly)), key=costly.__getitem__):
@@ -153,13 +156,13 @@ class AutoPlanner(Planner[SequenceEstimates]):
                     planning=self._planning,
                     now=self._round,
                 )
-                asked[index] = self._shares(plan, gains, best.speed)
+                asked[index] = plan.shares(gains, best.speed)
                 expected = best if best.levels else expected
             else:
-                plan.choose_cheap(curve, batch=batch, planning=self._planning, now=self._round)
-                asked[index] = [plan.depth] * batch
+                asked[index] = plan.choose_cheap(owns, self._prices(plan, curve, batch), now=self._round)
                 if plan.depth and any(costly):  # these are judged by what it adds
-                    tokens = sum(map(sum, plan.gains(owns, self._round)))
+                    drafted = [own for own, depth in zip(owns, asked[index], strict=True) if depth]
+                    tokens = sum(map(sum, plan.gains(drafted, self._round)))
                     expected = Depth(plan.depth, expected.tokens + tokens, expected.seconds)
         return asked
 
@@ -170,17 +173,12 @@ class AutoPlanner(Planner[SequenceEstimates]):
         curve = self._passes.curve(others + batch, self._prefix, max_rows=rows)
         return curve[others:] if others else curve
 
-    def _costly(self) -> list[bool]:
+    def _costly(self, curve: Sequence[float], batch: int) -> list[bool]:
         """Which drafters are judged before they draft: they cost time, or their trees must not be pruned."""
-        plain_seconds = self._passes.curve(1, self._prefix, max_rows=1)[1]
-        return [not self._can_prune or not plan.is_cheap(plain_seconds) for plan in self._plans]
+        return [not self._can_prune or not plan.is_cheap(curve[batch], batch) for plan in self._plans]
 
-    @staticmethod
-    def _shares(plan: PartPlan, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
-        """The depth for each sequence: half of a draft's cost is common, and each must regain its part of the rest."""
-        batch = len(gains)
-        least = speed * plan.costs.of(plan.depth) / (2 * batch) if batch > 1 and not plan.is_trial else 0.0
-        return [plan.depth if sum(own[: plan.depth]) >= least else 0 for own in gains]
+    def _prices(self, plan: PartPlan, curve: Sequence[float], batch: int) -> Prices:
+        return plan.prices(curve[batch], batch + self._others, planning=self._planning)
 
     def _budget(self, asked: tuple[int, ...]) -> Budget:
         asked = tuple(min(levels, self._limit) for levels in asked)
@@ -209,7 +207,9 @@ class AutoPlanner(Planner[SequenceEstimates]):
 
     def _must_score(self, curve: Sequence[float], batch: int) -> bool:
         """Whether a row is tried that is not expected to pay; without a verdict its estimate would stay as it is."""
-        trials = [plan.is_trial for plan, is_costly in zip(self._plans, self._costly(), strict=True) if is_costly]
+        trials = [
+            plan.is_trial for plan, is_costly in zip(self._plans, self._costly(curve, batch), strict=True) if is_costly
+        ]
         row_cost = (curve[batch + 1] - curve[batch]) / curve[batch]
         return any(trials) or not self._row_trials.rounds_left(row_cost, self._round)
 
@@ -243,13 +243,14 @@ class AutoPlanner(Planner[SequenceEstimates]):
         seconds = record.part_seconds or (record.draft_seconds,)
         self._planning += (record.plan_seconds - self._planning) / AUTO.cost_memory
         for index, plan in enumerate(self._plans):
-            places = self._places(index)
+            # without room for a draft, none was made
+            places = [place for place in self._places(index) if record.sequences[place].room != 1]
             if places and index < len(seconds):
                 rows = [record.sequences[place] for place in places]
                 owns = [states[place].parts[index] for place in places]
-                unread = sum(max(0, row.prefix_length - own.num_read) for row, own in zip(rows, owns, strict=True))
+                unread = [max(0, row.prefix_length - own.num_read) for row, own in zip(rows, owns, strict=True)]
                 depth = max(self._credits.depth_of(index, row.drafted) for row in rows)
-                plan.costs.observe(seconds[index], depth, unread=unread)
+                plan.observe_costs(seconds[index], depth, unread=unread)
 
     def _places(self, index: int) -> list[int]:
         """The sequences for which a drafter drafted."""
@@ -257,7 +258,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
 
     def _observe_gains(self, states: Sequence[SequenceEstimates], rows: Sequence[SequenceRecord]) -> None:
         """Credit each drafter's levels with what their scored nodes were expected to add."""
-        batch, curve, costly = self._batch, self._curve(self._batch), self._costly()
+        batch, curve = self._batch, self._curve(self._batch)
+        costly = self._costly(curve, batch)
         pairs = zip(states, rows, strict=True)
         credits = [self._credits_of(place, state, row, costly) for place, (state, row) in enumerate(pairs)]
         if self._is_row_trial:
@@ -267,18 +269,16 @@ class AutoPlanner(Planner[SequenceEstimates]):
             if not places:
                 continue
             own_credits = [credits[place][index] for place in places]
-            hits = sum(self._credits.has_hit(index, rows[place].tree, rows[place].path) for place in places)
-            plan.observe(self._round, own_credits, hits)
-            for place, credit in zip(places, own_credits, strict=True):
-                own = states[place].parts[index]
+            hits = [self._credits.has_hit(index, rows[place].tree, rows[place].path) for place in places]
+            plan.observe(self._round, own_credits, sum(hits))
+            owns = [states[place].parts[index] for place in places]
+            for place, own, credit in zip(places, owns, own_credits, strict=True):
                 own.num_read = states[place].length
                 if any(costly):  # otherwise no drafter is judged by it
                     own.levels.observe(self._round, [credit], plan.depth)
-            nets = [net_gain(credit, curve, batch) for credit in own_credits]
-            plan.observe_net_gains(nets)
-            if plan.is_trial:
-                paid = plan.pays(max(nets), curve[batch], planning=self._planning)
-                plan.trials.record(self._round, paid=paid, hit=hits > 0)
+            prices = self._prices(plan, curve, batch)
+            nets = net_gains(own_credits, curve, batch, token_seconds=prices.token)
+            plan.observe_net_gains(owns, nets, prices, is_hit=any(hits), is_cheap=not costly[index], now=self._round)
 
     def _credits_of(
         self, place: int, state: SequenceEstimates, row: SequenceRecord, costly: Sequence[bool]

@@ -20,6 +20,8 @@ from draftree.version import __version__
 
 ROUTERS = tuple(module.router for module in (chat, completions, responses, tokens, models, health, metrics, status))
 
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 
 class GuardedApp(FastAPI):
     """An application in which every request passes the log, the limits and the authentication first."""
@@ -63,7 +65,11 @@ def create_app(settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | Non
 
 
 def _describe_truly(app: FastAPI) -> None:
-    """Remove the status 422 from the description, which FastAPI adds and this server never returns."""
+    """Remove the status 422 from the description, which FastAPI adds and this server never returns.
+
+    FastAPI writes bounds of integers as floating-point numbers, rounded to a few digits by many readers: they become
+    integers.
+    """
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -74,7 +80,20 @@ def _describe_truly(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 found.get("components", {}).get("schemas", {}).pop(name, None)
-            app.openapi_schema = found
+            app.openapi_schema = _with_whole_bounds(found)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _with_whole_bounds(node: Any) -> Any:
+    """Return a copy of a part of the description in which bounds of integers are integers."""
+    if isinstance(node, list):
+        return [_with_whole_bounds(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    is_integer = node.get("type") == "integer"
+    return {
+        key: int(value) if is_integer and key in BOUNDS and isinstance(value, float) else _with_whole_bounds(value)
+        for key, value in node.items()
+    }

@@ -1,15 +1,19 @@
-"""Admission of requests: a limit of running ones, a bounded queue, and fairness between API keys.
+"""Admission of requests: a limit of running texts, a bounded queue, and fairness between API keys.
 
-A free place goes to the waiting key with the fewest running requests; among equals, to the one that was served longest
-ago. A key that waits is thus passed at most once by every other key with as few running requests. When the queue is
-full, a key with fewer waiting requests replaces the latest one of the key with the most.
+A request takes one place for each of its texts. Free places go to the waiting key with the fewest running texts; among
+equals, to the one that was served longest ago. A key that waits is thus passed at most once by every other key with as
+few running texts. A request that needs more places than are free keeps its turn: no other request is admitted before
+it. When the queue is full, a key with fewer waiting requests replaces the last one of the key with the most.
+
+A key's own requests are ordered by priority, then by arrival. A priority has no effect on other keys.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,11 +36,15 @@ class Ticket:
     Attributes:
         key: name of its API key.
         arrival: when it came, in seconds of the gate's clock.
+        places: number of places that it takes.
+        priority: lower numbers go first among the requests of the key.
         waited: seconds in the queue.
     """
 
     key: str
     arrival: float
+    places: int = 1
+    priority: int = 0
     waited: float = 0.0
     turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
@@ -46,9 +54,9 @@ class Gate:
     """Admits requests. For one event loop.
 
     Args:
-        max_running: maximum number of running requests.
+        max_running: number of places: running texts.
         max_waiting: maximum number of waiting requests.
-        key_share: largest share of running and of waiting requests that one key may hold.
+        key_share: largest share of places and of waiting requests that one key may hold.
         clock: clock of waiting times and durations.
     """
 
@@ -61,13 +69,20 @@ class Gate:
         self.is_closed = False
         self._clock = clock
         self._running: Counter[str] = Counter()
-        self._queues: dict[str, deque[Ticket]] = {}
-        """Waiting requests by key; the key that was served longest ago first."""
+        """Places taken, by key."""
+        self._num_running = 0
+        self._queues: dict[str, list[Ticket]] = {}
+        """Waiting requests by key, each in order of service; the key that was served longest ago first."""
         self._mean_seconds: float | None = None
 
     @property
     def num_running(self) -> int:
         """Number of running requests."""
+        return self._num_running
+
+    @property
+    def num_places(self) -> int:
+        """Number of places that running requests take."""
         return self._running.total()
 
     @property
@@ -76,20 +91,22 @@ class Gate:
         return sum(map(len, self._queues.values()))
 
     def running_of(self, key: str) -> int:
-        """Return the number of running requests of a key."""
+        """Return the number of places that a key takes."""
         return self._running[key]
 
     @asynccontextmanager
-    async def enter(self, key: str) -> AsyncIterator[Ticket]:
-        """Wait for a place, and hold it.
+    async def enter(self, key: str, *, texts: int = 1, priority: int = 0) -> AsyncIterator[Ticket]:
+        """Wait for places, and hold them.
 
         Args:
             key: name of the API key.
+            texts: number of texts; a request with more of them than a key may run takes all places of the key.
+            priority: lower numbers go first among the requests of the key.
 
         Raises:
             ApiError: 429, the key has too many waiting requests; 503, the queue is full or the gate is closed.
         """
-        ticket = Ticket(key, self._clock())
+        ticket = Ticket(key, self._clock(), min(texts, self.max_running_per_key), priority)
         await self._wait(ticket)
         start = self._clock()
         ticket.waited = start - ticket.arrival
@@ -97,7 +114,7 @@ class Gate:
             yield ticket
         finally:
             self._learn(self._clock() - start)
-            self._leave(key)
+            self._leave(ticket)
 
     def close(self) -> None:
         """Refuse new and waiting requests; running ones continue."""
@@ -108,29 +125,43 @@ class Gate:
         self._queues.clear()
 
     def retry_seconds(self) -> int:
-        """Return the estimated seconds until the queue has moved on: mean duration times requests per place."""
+        """Return the estimated seconds until the queue has moved on: mean duration times waiting texts per place."""
         if self._mean_seconds is None:
             return 1
-        seconds = self._mean_seconds * (self.num_waiting + 1) / self.max_running
+        texts = sum(ticket.places for queue in self._queues.values() for ticket in queue)
+        seconds = self._mean_seconds * (texts + 1) / self.max_running
         return max(1, min(MAX_RETRY_SECONDS, math.ceil(seconds)))
 
     async def _wait(self, ticket: Ticket) -> None:
         if self.is_closed:
             raise closed_error()
-        if not self._queues.get(ticket.key) and self._has_place(ticket.key):
-            self._running[ticket.key] += 1
+        if not self._queues.get(ticket.key) and self._next_key() is None and self._fits(ticket):
+            self._take(ticket)
             return
         self._make_room(ticket.key)
         ticket.turn = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(ticket.key, deque()).append(ticket)
+        bisect.insort(self._queues.setdefault(ticket.key, []), ticket, key=lambda other: other.priority)
+        self._admit()
         try:
             await ticket.turn
         except asyncio.CancelledError:
             self._give_up(ticket)
             raise
 
-    def _has_place(self, key: str) -> bool:
-        return self.num_running < self.max_running and self._running[key] < self.max_running_per_key
+    def _take(self, ticket: Ticket) -> None:
+        self._running[ticket.key] += ticket.places
+        self._num_running += 1
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return self._fits_key(ticket) and self.num_places + ticket.places <= self.max_running
+
+    def _fits_key(self, ticket: Ticket) -> bool:
+        return self._running[ticket.key] + ticket.places <= self.max_running_per_key
+
+    def _next_key(self) -> str | None:
+        """Return the key whose turn it is: one whose first request fits into its share; None if there is none."""
+        eligible = [key for key, queue in self._queues.items() if self._fits_key(queue[0])]
+        return min(eligible, key=lambda other: self._running[other], default=None)  # the first of equals
 
     def _make_room(self, key: str) -> None:
         """Raise unless the queue has room for one more request of a key; another key's latest may have to leave."""
@@ -147,34 +178,32 @@ class Gate:
 
     def _admit(self) -> None:
         """Give free places to waiting requests."""
-        while True:
-            eligible = [key for key in self._queues if self._has_place(key)]
-            if not eligible:
-                return
-            key = min(eligible, key=lambda other: self._running[other])  # the first of equals
+        while (key := self._next_key()) is not None and self._fits(self._queues[key][0]):
             queue = self._queues.pop(key)
-            ticket = queue.popleft()
+            ticket = queue.pop(0)
             if queue:
                 self._queues[key] = queue  # last in turn from now on
             assert ticket.turn is not None
             if not ticket.turn.done():
-                self._running[key] += 1
+                self._take(ticket)
                 ticket.turn.set_result(None)
 
     def _give_up(self, ticket: Ticket) -> None:
-        """Remove a cancelled request from the queue, or return the place that it has just been given."""
-        queue = self._queues.get(ticket.key, deque())
+        """Remove a cancelled request from the queue, or return the places that it has just been given."""
+        queue = self._queues.get(ticket.key, [])
         if ticket in queue:
             queue.remove(ticket)
             if not queue:
                 del self._queues[ticket.key]
+            self._admit()  # it may have kept the turn for more places than are free
         elif _was_admitted(ticket):
-            self._leave(ticket.key)
+            self._leave(ticket)
 
-    def _leave(self, key: str) -> None:
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key]
+    def _leave(self, ticket: Ticket) -> None:
+        self._num_running -= 1
+        self._running[ticket.key] -= ticket.places
+        if not self._running[ticket.key]:
+            del self._running[ticket.key]
         self._admit()
 
     def _learn(self, seconds: float) -> None:

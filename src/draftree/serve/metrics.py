@@ -79,6 +79,7 @@ class Metrics:
         yield _gauge("draftree_info", "Version.", ("version",), {(__version__,): 1})
         yield _gauge("draftree_ready", "1 while requests are accepted.", (), {(): float(self._is_ready())})
         yield _gauge("draftree_requests_running", "Requests that run.", (), {(): self._gate.num_running})
+        yield _gauge("draftree_places_taken", "Places of running requests.", (), {(): self._gate.num_places})
         yield _gauge("draftree_requests_waiting", "Requests in the queue.", (), {(): self._gate.num_waiting})
 
     def _request_metrics(self) -> Iterator[Metric]:

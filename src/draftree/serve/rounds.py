@@ -7,11 +7,12 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.serve.errors import ApiError
 
 __all__ = ["FeedRound", "RoundFeed"]
 
@@ -19,6 +20,8 @@ KEPT = 256
 """Rounds that a reader can be late."""
 PAUSE_SECONDS = 0.02
 """Shortest time between two batches of one reader: many short rounds are sent together."""
+RETRY_SECONDS = 30
+"""`Retry-After` of a refused reader: readers stay for minutes or hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,25 @@ def _sequence(row: SequenceRecord) -> dict[str, Any]:
     }
 
 
+@dataclass(slots=True)
+class Reader:
+    """One reader: an event that is set when there are rounds after `last`."""
+
+    arrived: asyncio.Event
+    last: int
+
+
 @final
 class RoundFeed:
     """The last rounds. `listener` is for engines' threads, the rest for the event loop.
 
     Args:
         size: rounds that are kept.
+        max_readers: maximum number of readers at the same time; None for no limit.
     """
 
-    def __init__(self, size: int = KEPT) -> None:
+    def __init__(self, size: int = KEPT, *, max_readers: int | None = None) -> None:
+        self._max_readers = max_readers
         self._kept: deque[FeedRound] = deque(maxlen=size)
         self._number = 0
         self._readers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
@@ -102,33 +115,54 @@ class RoundFeed:
 
         return push
 
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """Register a reader of the rounds from now on, until the block ends.
+
+        Raises:
+            ApiError: 429, there are as many readers as allowed.
+        """
+        with self._lock:
+            if self._max_readers is not None and len(self._readers) >= self._max_readers:
+                raise _too_many_readers(self._max_readers)
+            found = Reader(asyncio.Event(), self._number)
+            self._readers[found.arrived] = asyncio.get_running_loop()
+        try:
+            yield found
+        finally:
+            with self._lock:
+                del self._readers[found.arrived]
+
     async def read(self, *, heartbeat: float = 15.0) -> AsyncGenerator[list[FeedRound], None]:
+        """Yield the batches of a new reader, as `batches`.
+
+        Raises:
+            ApiError: as `reader`.
+        """
+        with self.reader() as found:
+            async for batch in self.batches(found, heartbeat=heartbeat):
+                yield batch
+
+    async def batches(self, reader: Reader, *, heartbeat: float = 15.0) -> AsyncGenerator[list[FeedRound], None]:
         """Yield batches of new rounds until the feed is closed; an empty batch if none came for a while.
 
         Args:
+            reader: from `reader`, whose block has not ended.
             heartbeat: seconds after which an empty batch is yielded.
         """
-        arrived = asyncio.Event()
-        with self._lock:
-            self._readers[arrived] = asyncio.get_running_loop()
-            last = self._number
-        try:
-            while not self._is_closed:
-                try:
-                    await asyncio.wait_for(arrived.wait(), heartbeat)
-                except TimeoutError:
-                    yield []
-                    continue
-                arrived.clear()
-                with self._lock:
-                    new = [kept for kept in self._kept if kept.number > last]
-                if new:
-                    last = new[-1].number
-                    yield new
-                    await asyncio.sleep(PAUSE_SECONDS)
-        finally:
+        while not self._is_closed:
+            try:
+                await asyncio.wait_for(reader.arrived.wait(), heartbeat)
+            except TimeoutError:
+                yield []
+                continue
+            reader.arrived.clear()
             with self._lock:
-                del self._readers[arrived]
+                new = [kept for kept in self._kept if kept.number > reader.last]
+            if new:
+                reader.last = new[-1].number
+                yield new
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
         """End all readers."""
@@ -142,3 +176,13 @@ class RoundFeed:
                 # a closed loop has no readers any more
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(arrived.set)
+
+
+def _too_many_readers(count: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{count} clients read the rounds, as many as this server allows: retry after the time in Retry-After, or read "
+        "/draftree/status",
+        code="too_many_readers",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )

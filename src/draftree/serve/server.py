@@ -43,7 +43,7 @@ class Server:
         self.gate = Gate(
             max_running=settings.max_concurrent_requests, max_waiting=settings.max_queue, key_share=settings.key_share
         )
-        self.rounds = RoundFeed()
+        self.rounds = RoundFeed(max_readers=settings.max_round_readers)
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}
         self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
@@ -61,6 +61,11 @@ class Server:
     def has_failed(self) -> bool:
         """Whether an engine has ended although the server has not."""
         return not self._is_closed and not all(model.llm.is_alive for model in self.pool)
+
+    @property
+    def has_one_key(self) -> bool:
+        """Whether all requests are of one client, so that their priorities compare."""
+        return len(self.keys.names) == 1
 
     @property
     def num_active(self) -> int:
@@ -89,14 +94,19 @@ class Server:
         return record_of(request.scope).key
 
     @asynccontextmanager
-    async def admit(self, request: Request) -> AsyncIterator[None]:
-        """Wait for a place at the gate, and hold it.
+    async def admit(self, request: Request, *, texts: int, priority: int) -> AsyncIterator[None]:
+        """Wait for places at the gate, and hold them.
+
+        Args:
+            request: of the client.
+            texts: number of its texts.
+            priority: lower numbers go first among the requests of its key.
 
         Raises:
             ApiError: 429 or 503.
         """
         record = self.record_of(request)
-        async with self.gate.enter(record.key.name) as ticket:
+        async with self.gate.enter(record.key.name, texts=texts, priority=priority) as ticket:
             record.queue_seconds = ticket.waited
             yield
 

@@ -93,10 +93,13 @@ class ServerSettings:
         None, "Tokens of one text; the model's context if not given.", LIMITS, least=1
     )
     max_choices: int = _option(16, "Texts of one request (n).", LIMITS, least=1)
-    max_concurrent_requests: int = _option(32, "Requests that run at the same time.", LIMITS, least=1)
+    max_concurrent_requests: int = _option(32, "Texts of running requests; further requests wait.", LIMITS, least=1)
     max_queue: int = _option(256, "Requests that wait; beyond it 503 with Retry-After.", LIMITS, least=0)
+    max_round_readers: int = _option(
+        16, "Clients that read /draftree/rounds at the same time; beyond it 429 with Retry-After.", LIMITS, least=0
+    )
     key_share: float = _option(
-        1.0, "Largest share of running and of waiting requests that one API key may hold, above 0 to 1.", LIMITS
+        1.0, "Largest share of running texts and of waiting requests that one API key may hold, above 0 to 1.", LIMITS
     )
     request_timeout: float = _option(600.0, "Seconds from arrival to the last token.", LIMITS, word="S", least=0)
     body_timeout: float = _option(30.0, "Seconds in which a request must arrive.", LIMITS, word="S", least=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -20,6 +20,21 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CLOSED_REQUEST = 499
 """Status in the log for a client that left before its response."""
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one stream. What all of them begin with is encoded once.
+
+    Args:
+        fields: the first fields of every chunk, at least one.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._start = f"data: {encode_json(fields)[:-1]},"
+
+    def event(self, own: Mapping[str, Any]) -> bytes:
+        """Return the event of a chunk, with its own fields, at least one, after the first ones."""
+        return f"{self._start}{encode_json(own)[1:]}\n\n".encode("ascii")
 
 
 class ClientGoneError(Exception):

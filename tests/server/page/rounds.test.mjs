@@ -3,9 +3,11 @@ import { test } from "node:test";
 import {
   RoundLog,
   acceptanceByDepth,
+  acceptedWithoutPick,
   depthsOf,
   describeRound,
   outcomesOf,
+  pickAfter,
   visible,
 } from "../../../src/draftree/serve/page/rounds.js";
 import { layoutTree } from "../../../src/draftree/serve/page/tree.js";
@@ -106,4 +108,30 @@ test("tokens after the end of the text are cut off", () => {
   log.close(4);
   assert.deepEqual(outcomesOf(last)[2], "accepted");
   assert.equal(layoutTree(last).boxes.at(-1).kind, "pick");
+});
+
+const token = (id, text) => ({ id, text });
+const PICKED = {
+  ...BRANCHED,
+  nodes: BRANCHED.nodes.map((each, i) => ({ ...each, id: i + 1 })),
+  picks: [token(1, " b"), token(3, " c"), token(7, " q"), token(9, "."), token(8, " r"), token(7, " s")],
+};
+
+test("the target's pick is known at the root and at every node", () => {
+  const texts = [-1, 0, 1, 2, 3, 4].map((i) => pickAfter(PICKED, i).text);
+  assert.deepEqual(texts, [" b", " c", " q", ".", " r", " s"]);
+  for (const picks of [[], null, undefined]) assert.equal(pickAfter({ ...PICKED, picks }, -1), null);
+  const titles = layoutTree(PICKED).boxes.map((box) => box.title.split("\n")[1]);
+  assert.equal(titles[0], "the target’s pick after it: ␣b");
+  assert.equal(titles[3], "the target’s pick after it: .");
+  assert.equal(layoutTree(BRANCHED).boxes[0].title, "prompt");
+});
+
+test("accepted tokens that the target did not pick are named", () => {
+  assert.deepEqual(acceptedWithoutPick(PICKED), []);
+  assert.doesNotMatch(describeRound(PICKED), /own pick/);
+  const lossy = { ...PICKED, picks: [token(1, " b"), token(4, " y"), ...PICKED.picks.slice(2)] };
+  assert.deepEqual(acceptedWithoutPick(lossy), [2]);
+  assert.match(describeRound(lossy), /The target’s own pick was another token once\.$/);
+  assert.deepEqual(acceptedWithoutPick({ ...lossy, picks: null }), []);
 });

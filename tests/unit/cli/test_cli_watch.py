@@ -59,7 +59,7 @@ def test_a_snapshot_shows_models_rounds_and_phases(watching: Watch) -> None:
         status, out, err = watching(server.url, "--once", "--interval", "0.3")
         assert set(server.asked) == {"/draftree/status", "/draftree/rounds"}
     assert (status, err) == (0, "")
-    assert "draftree 1.2.3, up 1:02:05\nrequests: running 3 of 32, waiting 1 of 256\n" in out
+    assert "draftree 1.2.3, up 1:02:05\nrequests: running 3, waiting 1 of 256, places 4 of 32\n" in out
     words = out.split()
     assert {"tiny", "ngram,", "suffix", "123.4", "2.25", "62%"} <= set(words)
     assert "planner: a draft costs little: on" in out

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.core.tree import Draw, TokenTree, chain, path
-from draftree.core.types import Budget, Verdict
+from draftree.core.types import Budget, SequenceRecord, Verdict
 from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, Limits
@@ -60,14 +60,28 @@ def merged_of(*drafters: Listener) -> MergedDrafter:
     return MergedDrafter(drafters, names, traits=traits, draw=Draw.FREE, vocab_size=VOCAB)
 
 
-def write(drafter: Any, traits: DraftTraits, *, verify: str, temperature: float) -> TableLM:
+def write(
+    drafter: Any,
+    traits: DraftTraits,
+    *,
+    verify: str,
+    temperature: float,
+    rows: list[tuple[WritingSequence, SequenceRecord]] | None = None,
+) -> TableLM:
+    """Write two texts; with `rows` the first one is traced, and the records of both are appended."""
     model = TableLM(hashed(VOCAB, seed=5))
     verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
     engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter, traits), Limits(2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
-    for prompt in ([1, 2], [3]):
-        engine.add(WritingSequence("r", 0, prompt, controls=controls, limit=12, detokenizer=None))
+    texts = [
+        WritingSequence("r", index, prompt, controls=controls, limit=12, detokenizer=None)
+        for index, prompt in enumerate(([1, 2], [3]))
+    ]
+    if rows is not None:
+        texts[0].rounds = []
+        engine.on_round(lambda record: rows.extend((texts[row.index], row) for row in record.sequences))
+    engine.add(*texts)
     while not engine.is_idle:
         engine.step()
     return model
@@ -95,6 +109,25 @@ def test_the_picks_are_the_targets_own_at_every_node(verify: str, temperature: f
         assert list(verdict.picks) == [expected(model, before, row, temperature) for row in tokens]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("verify", ["coupled", "match", "soft", "typical"])
+def test_records_of_traced_texts_have_the_picks_at_every_node(verify: str, temperature: float) -> None:
+    drafter = Listener(TREE, wants_picks=False)
+    rows: list[tuple[WritingSequence, SequenceRecord]] = []
+    model = write(drafter, drafter.traits, verify=verify, temperature=temperature, rows=rows)
+    assert {text.index for text, _ in rows} == {0, 1}
+    assert any(len(row.tree) for text, row in rows if not text.index)
+    for text, row in rows:
+        if text.index:
+            assert row.picks == ()
+            continue
+        before = text.history.tokens[: row.prefix_length].tolist()
+        ways = [path(row.tree.parents, node) for node in range(-1, len(row.tree))]
+        tokens = [[row.tree.tokens[node] for node in way] for way in ways]
+        assert list(row.picks) == [expected(model, before, each, temperature) for each in tokens]
+    assert {verdict.picks for _, _, verdict in drafter.observations} == {()}
+
+
 @pytest.mark.parametrize("verify", ["coupled", "soft"])
 def test_drafters_without_wants_picks_get_none(verify: str) -> None:
     drafter = Listener(TREE, wants_picks=False)
@@ -111,6 +144,9 @@ def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Listener(TREE, wants_picks=True)
     write(drafter, drafter.traits, verify="coupled", temperature=0.8)
     assert calls == unasked * 2
+    drafter = Listener(TREE, wants_picks=False)
+    write(drafter, drafter.traits, verify="coupled", temperature=0.8, rows=[])
+    assert calls == unasked * 3
 
 
 def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:

@@ -109,15 +109,32 @@ def test_a_cheap_drafter_is_used_early_in_a_text_after_texts_in_which_it_was_use
     assert next(place for place, scored in enumerate(table.scored) if scored) <= 3 * barren
 
 
-def test_texts_that_join_a_batch_start_no_trials() -> None:
+def test_a_text_that_joins_a_batch_starts_trials_of_its_own_only() -> None:
     table = lone(FLAT, 0.0, level=0.0001, batch=8)
     table.planning = 0.005
     table.play(100)
-    drafts = 0
+    of_others = of_new = 0
     for _ in range(60):
         table.states = [*table.states[1:], table.planner.open()]
-        drafts += sum(budget.num_nodes > 0 for budget in table.play(3).budgets)
-    assert 0 < drafts < 30
+        for _ in range(3):
+            budgets = table.planner.budgets(table.states)
+            of_new += budgets[-1].num_nodes > 0
+            of_others += sum(budget.num_nodes > 0 for budget in budgets[:-1])
+            table.round()
+    assert of_new > 10
+    assert of_others < 2 * of_new
+
+
+@pytest.mark.parametrize("runs_model", [False, True])
+def test_a_batch_pays_little_for_a_drafter_that_is_hardly_ever_right(*, runs_model: bool) -> None:
+    """Drafts take 6% of a pass for sixteen sequences; a row costs 1% of it."""
+    costs = {rows: 0.1 + 0.001 * max(0, rows - 16) for rows in (1, 16, 32, 64)}
+    table = lone(costs, 0.05, level=0.001, batch=16, runs_model=runs_model)
+    table.planning = 0.001
+    table.play(60)
+    drafted = sum(budget.num_nodes > 0 for budget in table.play(300).budgets)
+    assert drafted < 60
+    assert table.tokens / table.seconds > 0.99 * 16 / 0.1
 
 
 def test_of_merged_drafters_the_useless_one_is_switched_off() -> None:

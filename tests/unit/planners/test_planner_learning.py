@@ -11,10 +11,12 @@ import pytest
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
 from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
+from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, choose_sequences, net_gains
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts, PassCosts
 from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import Levels, PartPlan, SequenceLevels
+from draftree.planners.estimates.drafting import PartPlan
+from draftree.planners.estimates.levels import Levels, SequenceLevels
 from draftree.planners.estimates.trials import TrialSchedule
 
 
@@ -88,12 +90,22 @@ def test_a_draft_with_catch_up_does_not_measure_a_level() -> None:
 
 def test_a_lookup_drafter_may_cost_more_than_a_model_and_still_draft_first() -> None:
     at_once, by_passes = (PartPlan.of(DraftPart("d", 4, 4, runs_model=runs)) for runs in (False, True))
-    assert not at_once.is_cheap(1.0)
+    assert not at_once.is_cheap(1.0, 1)
     for plan in (at_once, by_passes):
-        plan.costs.observe(0.05, 4, unread=0)
-    assert at_once.is_cheap(1.0)
-    assert not by_passes.is_cheap(1.0)
-    assert not at_once.is_cheap(0.2)
+        plan.observe_costs(0.05, 4, unread=[0])
+    assert at_once.is_cheap(1.0, 1)
+    assert not by_passes.is_cheap(1.0, 1)
+    assert not at_once.is_cheap(0.2, 1)
+
+
+def test_a_lookup_drafter_takes_its_time_for_every_sequence() -> None:
+    plan = PartPlan.of(DraftPart("d", 4, 4, runs_model=False))
+    for _ in range(40):
+        plan.observe_costs(0.1, 4, unread=[0, 0])
+    assert plan.sequence_seconds == pytest.approx(0.05)
+    assert plan.is_cheap(1.0, 2)
+    assert not plan.is_cheap(1.0, 4)
+    assert plan.is_cheap(2.0, 4)
 
 
 def teach(acceptance: Acceptance, tree: TokenTree, right: float, rounds: int = 400) -> SequenceAcceptance:
@@ -219,6 +231,54 @@ def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_
     assert schedule.rounds_left(1.0, 901) < longest
 
 
+def off(gain: float = 0.0) -> RecentDrafts:
+    """A sequence whose last trial was just now, and brought nothing."""
+    return RecentDrafts(gain, TrialSchedule(fruitless=4, last_round=100))
+
+
+def test_only_sequences_whose_drafts_pay_have_one() -> None:
+    owns, prices = [off(0.5), off(0.05), off(0.0)], Prices(draft=0.1, token=1.0, planning=0.2)
+    assert choose_sequences(owns, prices, 101, shared_gain=9.0) == [True, False, False]
+    assert not any(own.is_trial for own in owns)
+
+
+def test_sequences_with_drafts_regain_the_time_of_the_planner_together() -> None:
+    prices = Prices(draft=0.1, token=1.0, planning=0.6)
+    assert choose_sequences([off(0.5), off(0.0)], prices, 101, shared_gain=9.0) == [False, False]
+    assert choose_sequences([off(0.5), off(0.5)], prices, 101, shared_gain=9.0) == [True, True]
+
+
+def test_a_new_text_is_tried_and_the_others_are_not() -> None:
+    owns = [off(), RecentDrafts(), off()]
+    assert choose_sequences(owns, Prices(draft=0.1, token=1.0, planning=0.2), 101, shared_gain=9.0) == [
+        False,
+        True,
+        False,
+    ]
+    assert [own.is_trial for own in owns] == [False, True, False]
+
+
+def test_a_text_that_is_alone_begins_with_the_gain_of_earlier_texts() -> None:
+    own, prices = RecentDrafts(), Prices(draft=0.1, token=1.0, planning=0.2)
+    assert choose_sequences([own], prices, 101, shared_gain=0.5) == [True]
+    assert not own.is_trial
+
+
+def test_a_trial_is_judged_by_its_own_gain() -> None:
+    prices = Prices(draft=0.1, token=1.0, planning=0.0)
+    for gain, fruitless in ((0.05, 1), (0.2, 0)):
+        own = RecentDrafts(0.0, TrialSchedule(), is_trial=True)
+        own.observe(7, gain, prices, planning=0.0)
+        assert own.trials.fruitless == fruitless
+
+
+def test_the_rows_of_a_batch_are_shared_by_the_drafts_that_caused_them() -> None:
+    """Each row costs a quarter of a plain pass over four sequences, as much as a token saves."""
+    curve = [0.0, 4.0, 4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    gains = net_gains([credit([0.9]), credit([0.5, 0.3]), credit([])], curve, 4, token_seconds=1.0)
+    assert gains == pytest.approx([0.9 - 1, 0.8 - 2, 0.0])
+
+
 def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
     schedule = TrialSchedule()
     for _ in range(3):
@@ -232,7 +292,7 @@ def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
 
 
 def test_own_gains_are_held_to_those_of_all() -> None:
-    plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1))
+    plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1), RecentDrafts())
     for now in range(20):
         plan.levels.observe(now, [credit([0.8])], 1)
     own.levels.observe(19, [credit([0.0])], 1)

@@ -57,7 +57,7 @@ def heading(url: str, snapshot: Snapshot) -> Text:
 
 def queue(server: ServerFacts) -> str:
     words = []
-    for name in ("running", "waiting"):
+    for name in ("running", "waiting", "places"):
         if name in server.queue:
             limit = server.queue.get(f"max_{name}")
             words.append(f"{name} {figure(server.queue[name])}" + (f" of {figure(limit)}" if limit is not None else ""))

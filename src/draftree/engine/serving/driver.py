@@ -181,10 +181,9 @@ class Driver:
 
     def _tell(self) -> None:
         """Send updates. Abort requests whose event loop is closed; drop requests after their last update."""
-        for request in self._served:
-            if not request.tell():
-                self._engine.abort(request.sequences)
-                request.untold = []
+        for request in Request.deliver(self._served):
+            self._engine.abort(request.sequences)
+            request.untold = []
         self._served = [request for request in self._served if request.untold]
 
     def _end(self, reason: str) -> None:
@@ -199,7 +198,7 @@ class Driver:
             for sequence in request.sequences:
                 if not sequence.is_finished:
                     sequence.fail(error)
-            request.tell()
+        Request.deliver(self._served)
         self._engine.abort([sequence for request in self._served for sequence in request.sequences])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from draftree.engine.sequence import Update, WritingSequence
@@ -16,7 +16,7 @@ from draftree.engine.sequence import Update, WritingSequence
 
 @final
 class Request:
-    """The request of one coroutine. `tell`, `accept` and `refuse` send; all else is for the loop's thread.
+    """The request of one coroutine. `deliver`, `accept` and `refuse` send; all else is for the loop's thread.
 
     Args:
         sequences: its sequences, all of one priority; owned by this request.
@@ -73,19 +73,34 @@ class Request:
         if self._refusal is not None:
             raise self._refusal
 
-    def tell(self) -> bool:
-        """Send new output and the ends of sequences, each end once; False if the loop is closed."""
-        updates = [update for sequence in self.untold if (update := sequence.take_update()) is not None]
-        if not updates:
-            return True
-        self.untold = [sequence for sequence in self.untold if not sequence.is_finished]
-        try:
-            self._loop.call_soon_threadsafe(self._arrive, updates)
-        except RuntimeError:
-            return False
-        return True
+    @staticmethod
+    def deliver(requests: Iterable[Request]) -> list[Request]:
+        """Send new output and the ends of sequences, each end once, with one wake-up of each event loop.
 
-    def _arrive(self, updates: Sequence[Update]) -> None:
+        Returns:
+            Requests whose event loop is closed; nothing is sent to them.
+        """
+        news: dict[asyncio.AbstractEventLoop, list[tuple[Request, list[Update]]]] = {}
+        for request in requests:
+            updates = request._take_updates()
+            if updates:
+                news.setdefault(request._loop, []).append((request, updates))
+        closed: list[Request] = []
+        for loop, found in news.items():
+            try:
+                loop.call_soon_threadsafe(_arrive, found)
+            except RuntimeError:
+                closed += [request for request, _ in found]
+        return closed
+
+    def _take_updates(self) -> list[Update]:
+        updates = [update for sequence in self.untold if (update := sequence.take_update()) is not None]
+        if updates:
+            self.untold = [sequence for sequence in self.untold if not sequence.is_finished]
+        return updates
+
+    def read_later(self, updates: Sequence[Update]) -> None:
+        """Buffer updates for `next`."""
         for update in updates:
             self._unread.setdefault(update.sequence.index, []).append(update)
             self._num_open -= update.is_last
@@ -99,3 +114,8 @@ class Request:
             self._has_update.clear()
             await self._has_update.wait()
         return Update.joined(self._unread.pop(next(iter(self._unread))))
+
+
+def _arrive(news: Sequence[tuple[Request, Sequence[Update]]]) -> None:
+    for request, updates in news:
+        request.read_later(updates)

@@ -21,7 +21,7 @@ from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.rotary import Rope
+from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows
 from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
 from draftree.models.native.unpacking import unpack
@@ -29,7 +29,6 @@ from draftree.models.native.weights import Weights
 
 NO_ROPE = -1
 PAGE = 1 << 12
-FIRST_POSITIONS = 1024
 PIECES_OF_THREAD = 4
 """Attention chunks per thread, if there are enough rows."""
 LEAST_ROWS = 8
@@ -58,7 +57,7 @@ class NativeDecoder:
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
-        self._ropes = _Ropes(blueprint.ropes)
+        self._ropes = RopeTables(blueprint.ropes)
         self._rooms = LogitBufferPool()
         self._form = CPass()
         """Arguments that all passes share."""
@@ -166,6 +165,14 @@ class NativeDecoder:
         scales = self._kept_at(head.scale)
         found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
         return found.to(self.dtype)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the final norm, float32; the equation is that of `norm` in `csrc/rows.h`."""
+        weight = self._kept_at(self._decoder.final_norm)
+        assert weight is not None, "a decoder has a final norm"
+        states = hidden.float()
+        inverse = torch.rsqrt(states.square().mean(dim=-1, keepdim=True) + self._blueprint.epsilon)
+        return states * inverse * (weight + self._blueprint.norm_offset)
 
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""
@@ -280,21 +287,3 @@ class NativeDecoder:
 def place_of(numbers: array[int]) -> int:
     """Return the address of an array's numbers."""
     return numbers.buffer_info()[0]
-
-
-class _Ropes:
-    """Tables of cosines and sines, computed once for every position."""
-
-    def __init__(self, ropes: Sequence[Rope]) -> None:
-        self._ropes = ropes
-        self._tables: list[tuple[Tensor, Tensor]] = []
-        self._length = 0
-
-    def point(self, run: CPass, *, longest: int) -> None:
-        """Set the tables of a pass whose positions are below `longest`."""
-        if longest > self._length:
-            self._length = max(2 * self._length, longest, FIRST_POSITIONS)
-            self._tables = [rope.table(self._length) for rope in self._ropes]
-            for kind, (cosines, sines) in enumerate(self._tables):
-                run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
-            run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0

@@ -27,6 +27,7 @@ from draftree.models.torch.attention import ProbePass, announced, recorded, use_
 from draftree.models.torch.context import context_length
 from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
+from draftree.models.torch.final_norm import FinalNorm
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.torch.layers import TorchLayers
@@ -64,6 +65,7 @@ class HFModel(SlottedModel):
         self._require_attention_only()
         num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, num_layers)
+        self._norm: FinalNorm | None = None
         self.fingerprint = fingerprint(model)
         use_in_decoder(model)
         probe = self._probe(num_layers)
@@ -115,13 +117,13 @@ class HFModel(SlottedModel):
 
     def attach(self, model: Any) -> None:
         """Attach a model of the same architecture after `release`."""
-        self.model = model
+        self.model, self._norm = model, None
         use_in_decoder(model)
         self._layers.bind(model)
 
     def release(self) -> None:
         """Close every slot, free their memory and drop the reference to the model, which keeps our attention."""
-        self.model = None
+        self.model = self._norm = None
         self._layers.release()
         if self.static is not None:
             self.static.drop()
@@ -219,6 +221,12 @@ class HFModel(SlottedModel):
     def output_head(self) -> Tensor:
         """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the model's final norm, float32."""
+        if self._norm is None:
+            self._norm = FinalNorm(self.model, self._layers)
+        return self._norm(hidden)
 
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""

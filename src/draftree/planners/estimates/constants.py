@@ -37,6 +37,13 @@ class AutoConstants:
     backoff=2 2% more, with least_share=0.008 0.4% more."""
     cheap_trials: TrialRates = TrialRates(first_share=0.04, backoff=2.0, least_share=0.004)
     """Of cheap drafters, whose trials start anew with every text."""
+    batch_trials: TrialRates = TrialRates(first_share=0.03, backoff=2.0, least_share=0.004)
+    """The same for the sequences of a batch: each has trials of its own, and a token saves less time."""
+    batch_margin: float = 2.0
+    """Gain of a draft relative to its cost from which a sequence of a batch has drafts: the average of a few drafts is
+    too high for the sequences that it selects."""
+    learning: float = 1.0
+    """Time of learning from a round with drafts relative to that of planning it; learning is not timed."""
     trial_depth: int = 2
     """Levels of a trial; with 1 or 4 the worst prompt loses 1% more."""
     single_level_share: float = 0.2

@@ -1,9 +1,4 @@
-"""What one drafter's levels add and cost, and how many of them are drafted in a round.
-
-The gain of a level is the summed survival of its scored nodes, so it is the expected number of tokens that the level
-adds to a round. Gains are averaged over all sequences; each sequence's own average counts by its number of drafts.
-Levels that were not drafted lately lose weight, and deeper ones are then estimated from the ones above them.
-"""
+"""What one drafter's levels cost, and how many of them are drafted in a round."""
 
 from __future__ import annotations
 
@@ -11,78 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draftree.core.types import DraftPart
+from draftree.planners.estimates.cheap_drafts import Prices, choose_sequences, rounds_until_any_trial
 from draftree.planners.estimates.choosing import Depth, choose_depth
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts
 from draftree.planners.estimates.credit import Credit
+from draftree.planners.estimates.levels import Levels, SequenceLevels
 from draftree.planners.estimates.trials import TrialSchedule
-
-
-@dataclass(slots=True)
-class Levels:
-    """Averages of each level's gain and rows. Mutated by its methods.
-
-    Attributes:
-        gains: tokens a round, by level.
-        rows: scored nodes a round, by level.
-        weights: drafts that each average counts as.
-        last_round: number of the round to which the weights are faded.
-    """
-
-    gains: list[float]
-    rows: list[float]
-    weights: list[float]
-    last_round: int = 0
-
-    @classmethod
-    def of_depth(cls, depth: int) -> Levels:
-        """Averages without an observation."""
-        return cls([0.0] * depth, [1.0] * depth, [0.0] * depth)
-
-    def observe(self, now: int, credits: Sequence[Credit], depth: int) -> None:
-        """Average what drafts of `depth` levels brought in round `now`."""
-        self._fade(now - 1)
-        count = len(credits)
-        for level in range(depth):
-            weight = min(self.weights[level] + count, max(AUTO.gain_memory, count))
-            self.weights[level] = weight
-            self.gains[level] += sum(credit.gains[level] - self.gains[level] for credit in credits) / weight
-            self.rows[level] += sum(credit.rows[level] - self.rows[level] for credit in credits) / weight
-        self._fade(now, start=depth)
-
-    def _fade(self, now: int, *, start: int = 0) -> None:
-        keep, self.last_round = AUTO.untried_keep ** max(0, now - self.last_round), max(now, self.last_round)
-        for level in range(start, len(self.weights)):
-            # the first level keeps some weight, or a useless drafter would be taken for an unknown one
-            least = 0.0 if level else min(self.weights[0], AUTO.min_first_weight)
-            self.weights[level] = max(keep * self.weights[level], least)
-
-    def expected(self, now: int) -> list[float]:
-        """The gain of every level; with little weight, extrapolated from the levels above."""
-        self._fade(now)
-        found: list[float] = []
-        above, ratio = 1.0, AUTO.first_gain
-        for gain, weight in zip(self.gains, self.weights, strict=True):
-            found.append((weight * gain + above * ratio) / (weight + 1.0))
-            ratio = min(0.95, found[-1] / above) if above > 0 else 0.0
-            above = found[-1]
-        return found
-
-    def mixed_with(self, shared: Sequence[float], now: int) -> list[float]:
-        """One sequence's gains, held closer to those of all sequences the fewer drafts it has had."""
-        self._fade(now)
-        return [
-            (weight * own + AUTO.shared_weight * gain) / (weight + AUTO.shared_weight)
-            for own, weight, gain in zip(self.gains, self.weights, shared, strict=True)
-        ]
-
-
-@dataclass(slots=True)
-class SequenceLevels:
-    """One sequence's gains from one drafter, and the number of its tokens that the drafter has read."""
-
-    levels: Levels
-    num_read: int = 0
 
 
 @dataclass(slots=True)
@@ -93,10 +23,12 @@ class PartPlan:
         part: the drafter.
         levels: gains of its levels, averaged over all sequences.
         costs: of its drafts.
-        trials: schedule of trials while it is off.
+        trials: schedule of trials while it is off; a cheap drafter has one for each sequence.
         depth: levels of the current round; 0 if it does not draft.
         is_trial: whether it drafts though it is not expected to pay.
-        recent_gain: of a draft, less the cost of its rows, in plain passes.
+        sequence_seconds: of the draft of one sequence; None before the first one.
+        num_drafts: number of rounds with a draft.
+        recent_gain: of a draft, as `RecentDrafts.gain`, over all sequences.
         hits: drafts whose first token was accepted.
         expected_hits: how many were expected; gains are corrected by the ratio.
     """
@@ -107,6 +39,8 @@ class PartPlan:
     trials: TrialSchedule = field(default_factory=TrialSchedule)
     depth: int = 0
     is_trial: bool = False
+    sequence_seconds: float | None = None
+    num_drafts: int = 0
     recent_gain: float = AUTO.first_gain
     hits: float = AUTO.hit_prior
     expected_hits: float = AUTO.hit_prior
@@ -121,10 +55,16 @@ class PartPlan:
         """Accepted first tokens over expected ones: averages of expected gains follow a bad drafter late."""
         return self.hits / self.expected_hits
 
-    def is_cheap(self, plain_seconds: float) -> bool:
-        """Whether it drafts first and its tree is judged then, which tells more than its earlier trees do."""
-        share = AUTO.cheap_model_share if self.part.runs_model else AUTO.cheap_lookup_share
-        return self.costs.is_below(share, plain_seconds)
+    def is_cheap(self, plain_seconds: float, batch: int) -> bool:
+        """Whether it drafts first and its tree is judged then, which tells more than its earlier trees do.
+
+        Args:
+            plain_seconds: of a plain pass of the batch.
+            batch: sequences of the round. A lookup drafts for one sequence after the other.
+        """
+        if self.part.runs_model or self.sequence_seconds is None:
+            return self.costs.is_below(AUTO.cheap_model_share, plain_seconds)
+        return batch * self.sequence_seconds < AUTO.cheap_lookup_share * plain_seconds
 
     def gains(self, owns: Sequence[SequenceLevels], now: int) -> list[list[float]]:
         """Expected gains by sequence and level."""
@@ -177,24 +117,36 @@ class PartPlan:
             self.trials.restart()
             self._set(best.levels)
         else:
-            is_due = not self.rounds_until_trial(curve, batch, extra=catching_up + planning, now=now)
+            is_due = not self._rounds_left(curve, batch, extra=catching_up + planning, now=now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
         return best
 
-    def choose_cheap(self, curve: Sequence[float], *, batch: int, planning: float, now: int) -> None:
-        """Plan a draft in full if recent drafts paid on average, or if a trial is due.
+    def shares(self, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
+        """The depth for each sequence: half of a draft's cost is common, and each must regain its part of the rest."""
+        batch = len(gains)
+        least = speed * self.costs.of(self.depth) / (2 * batch) if batch > 1 and not self.is_trial else 0.0
+        return [self.depth if sum(own[: self.depth]) >= least else 0 for own in gains]
+
+    def prices(self, plain_seconds: float, num_tokens: int, *, planning: float) -> Prices:
+        """Return the seconds by which drafts of a cheap drafter are judged.
 
         Args:
-            curve: seconds of a pass by rows.
-            batch: sequences of the round.
+            plain_seconds: of a plain pass.
+            num_tokens: tokens that it writes, those of sequences without this planner included.
             planning: seconds of the planner in a round with a draft.
-            now: number of the round.
         """
-        is_on = self.pays(self.recent_gain, curve[batch], planning=planning)
-        is_due = not is_on and not self.rounds_until_trial(curve, batch, extra=planning, now=now)
-        self._set(self.part.depth if is_on or is_due else 0, is_trial=is_due)
-        if is_on:
-            self.trials.restart()
+        seconds, token = self.sequence_seconds or 0.0, plain_seconds / num_tokens
+        if num_tokens == 1:
+            return Prices(seconds, token, planning)
+        return Prices(seconds, token, (1.0 + AUTO.learning) * planning, AUTO.batch_trials, AUTO.batch_margin)
+
+    def choose_cheap(self, owns: Sequence[SequenceLevels], prices: Prices, *, now: int) -> list[int]:
+        """Return the levels for each sequence: all if its recent drafts paid or if a trial is due, else none."""
+        recent = [own.recent for own in owns]
+        chosen = choose_sequences(recent, prices, now, shared_gain=self.recent_gain)
+        is_trial = all(own.is_trial for own, is_chosen in zip(recent, chosen, strict=True) if is_chosen)
+        self._set(self.part.depth if any(chosen) else 0, is_trial=is_trial)
+        return [self.part.depth if is_chosen else 0 for is_chosen in chosen]
 
     def _set(self, depth: int, *, is_trial: bool = False) -> None:
         self.depth, self.is_trial = depth, is_trial
@@ -203,13 +155,18 @@ class PartPlan:
         is_single = self.costs.of(1) > AUTO.single_level_share * plain_seconds
         return min(1 if is_single else AUTO.trial_depth, self.part.depth)
 
-    def rounds_until_trial(self, curve: Sequence[float], batch: int, *, extra: float, now: int) -> int:
-        """Rounds until the next trial, with so many `extra` seconds; a trial of a cheap drafter has no row."""
-        seconds, rates = self.costs.call or 0.0, AUTO.cheap_trials
-        if not self.is_cheap(curve[1]):
-            row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
-            seconds, rates = self.costs.of(self._trial_depth(curve[batch]), otherwise=seconds) + row, AUTO.trials
-        return self.trials.rounds_left((extra + seconds) / curve[batch], now, rates=rates)
+    def rounds_until_trial(
+        self, owns: Sequence[SequenceLevels], curve: Sequence[float], prices: Prices, *, is_cheap: bool, now: int
+    ) -> int:
+        """Rounds until the next trial; of any sequence, if the drafter is cheap."""
+        if is_cheap:
+            return rounds_until_any_trial([own.recent for own in owns], prices, now)
+        return self._rounds_left(curve, len(owns), extra=prices.planning, now=now)
+
+    def _rounds_left(self, curve: Sequence[float], batch: int, *, extra: float, now: int) -> int:
+        row = curve[min(batch + 1, len(curve) - 1)] - curve[batch]
+        seconds = self.costs.of(self._trial_depth(curve[batch]), otherwise=self.costs.call or 0.0) + row
+        return self.trials.rounds_left((extra + seconds) / curve[batch], now)
 
     def observe(self, now: int, credits: Sequence[Credit], hits: int) -> None:
         """Learn from the drafts of a round.
@@ -226,16 +183,46 @@ class PartPlan:
             self.expected_hits = AUTO.hit_memory
         self.levels.observe(now, credits, self.depth)
 
-    def observe_net_gains(self, gains: Sequence[float]) -> None:
-        """Average the drafts' gains less the cost of their rows, in plain passes."""
+    def observe_costs(self, seconds: float, depth: int, *, unread: Sequence[int]) -> None:
+        """Learn from the seconds of a draft.
+
+        Args:
+            seconds: time of this drafter.
+            depth: number of drafted levels; 0 for an empty draft.
+            unread: number of tokens of each sequence that it had to read first.
+        """
+        self.costs.observe(seconds, depth, unread=sum(unread))
+        each, self.num_drafts = seconds / len(unread), self.num_drafts + 1
+        known = self.sequence_seconds or each
+        # the first draft is slower than later ones, so it loses weight fast
+        weight = 1.0 / min(self.num_drafts, AUTO.cost_memory)
+        self.sequence_seconds = known + weight * (min(each, AUTO.max_draft_jump * known) - known)
+
+    def observe_net_gains(
+        self,
+        owns: Sequence[SequenceLevels],
+        gains: Sequence[float],
+        prices: Prices,
+        *,
+        is_hit: bool,
+        is_cheap: bool,
+        now: int,
+    ) -> None:
+        """Average what drafts brought less the cost of their rows, and record trials.
+
+        Args:
+            owns: of the sequences with a draft.
+            gains: net gain of each draft, in tokens.
+            prices: seconds of the round.
+            is_hit: whether the first token of any draft was accepted.
+            is_cheap: whether drafts were decided for each sequence by its own.
+            now: number of the round.
+        """
         self.recent_gain += (sum(gains) / len(gains) - self.recent_gain) / AUTO.recent_memory
-
-    def pays(self, net_gain: float, plain_seconds: float, *, planning: float) -> bool:
-        """Whether a draft of this gain is worth its seconds and those of planning."""
-        return net_gain * plain_seconds > (self.costs.call or 0.0) + planning
-
-
-def net_gain(credit: Credit, curve: Sequence[float], batch: int) -> float:
-    """Gain of a draft less the cost of its rows, in plain passes."""
-    rows = curve[min(batch + round(sum(credit.rows)), len(curve) - 1)] - curve[batch]
-    return sum(credit.gains) - rows / curve[batch]
+        for own, gain in zip(owns, gains, strict=True):
+            own.recent.is_trial = own.recent.is_trial and is_cheap
+            own.recent.observe(now, gain, prices, planning=prices.planning / len(gains))
+        if self.is_trial and not is_cheap:
+            gained = prices.token * sum(gain for gain in gains if gain > 0)
+            paid = gained > (self.costs.call or 0.0) + prices.planning
+            self.trials.record(now, paid=paid, hit=is_hit)

@@ -29,10 +29,11 @@ def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool, n
     plain = curve[batch]
     row = (curve[min(batch + 1, len(curve) - 1)] - plain) / plain
     gains = plan.levels.expected(now)
-    if plan.is_cheap(curve[1]):
+    if plan.is_cheap(plain, batch):
+        cost = plan.costs.call if plan.part.runs_model else plan.sequence_seconds or 0.0
         state = "off, tried at growing intervals" if plan.depth == 0 or plan.is_trial else "on"
         return (
-            f"{name}a draft costs {plan.costs.call / plain:.3f} of a target pass, so its tree is judged afterwards; "
+            f"{name}a draft costs {cost / plain:.3f} of a target pass, so its tree is judged afterwards; "
             f"a further node costs {row:.3f}, and scored nodes add {sum(gains):.2f} tokens a round: {state}"
         )
     level = plan.costs.of(1, otherwise=plan.costs.call) / plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -103,7 +104,10 @@ async def running_job(
     """
     server = server_of(request)
     require_choices(server.settings, params, options.names)
-    async with server.admit(request), server.metered(request, model, options):
+    places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
+    if not server.has_one_key:
+        options = replace(options, priority=0)  # in the engine, it would go before the texts of other keys
+    async with places, server.metered(request, model, options):
         try:
             given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
         except InvalidRequestError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -53,7 +54,8 @@ async def status(request: Request) -> Response:
             "queue": {
                 "running": gate.num_running,
                 "waiting": gate.num_waiting,
-                "max_running": gate.max_running,
+                "places": gate.num_places,
+                "max_places": gate.max_running,
                 "max_waiting": gate.max_waiting,
             },
             "is_ready": server.is_ready,
@@ -63,7 +65,9 @@ async def status(request: Request) -> Response:
     )
 
 
-@router.get("/rounds", summary="Stream of rounds", response_class=EventStream, status_code=200)
+@router.get(
+    "/rounds", summary="Stream of rounds", response_class=EventStream, status_code=200, responses={429: ERRORS[429]}
+)
 async def rounds(request: Request) -> Response:
     """Stream the rounds of the models that the key may use as server-sent events, without texts or tokens."""
     server = server_of(request)
@@ -72,7 +76,9 @@ async def rounds(request: Request) -> Response:
 
 
 async def _events(server: Server, names: set[str]) -> AsyncGenerator[bytes, None]:
-    yield HELLO
-    async for batch in server.rounds.read():
-        found = [event(one.as_json()) for one in batch if one.model in names]
-        yield b"".join(found) or HEARTBEAT
+    with server.rounds.reader() as reader:
+        yield HELLO
+        async with aclosing(server.rounds.batches(reader)) as batches:
+            async for batch in batches:
+                found = [event(one.as_json()) for one in batch if one.model in names]
+                yield b"".join(found) or HEARTBEAT

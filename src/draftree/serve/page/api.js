@@ -103,6 +103,14 @@ export class Api {
   }
 
   /**
+   * @param {string} path
+   * @returns {Promise<string>}
+   */
+  async text(path) {
+    return (await this.#fetch(path)).text();
+  }
+
+  /**
    * Chunks of a streamed completion.
    *
    * @param {string} path

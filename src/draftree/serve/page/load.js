@@ -1,8 +1,9 @@
-/** Load of the server: running and waiting requests, speed and acceptance of every model, polled while in view. */
+/** Load of the server from its metrics: queue, and requests, speed and acceptance of every model, while in view. */
 
 import { sparkline } from "./chart.js";
 import { byId, decimal, el } from "./dom.js";
-import { wordsFor } from "./api.js";
+import { ApiError, wordsFor } from "./api.js";
+import { Reading, loadOf } from "./metrics.js";
 
 const POLL_MS = 1500;
 const SAMPLES = 80;
@@ -29,18 +30,26 @@ export function duration(seconds) {
   return minutes ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(seconds)} s`;
 }
 
-/** @typedef {{speed: number, requests: number}} Sample tokens/s; running and waiting requests */
+/**
+ * @typedef {import("./metrics.js").Load} Load
+ * @typedef {{speed: number, requests: number}} Point tokens/s; running and waiting texts
+ */
 
-/** Polls `/draftree/status`. */
+/** Polls `/metrics`, and `/draftree/status` for facts that are no numbers. */
 export class LoadView {
-  /** @type {Map<string, Sample[]>} by model, oldest first */
-  #samples = new Map();
+  /** @type {Map<string, Point[]>} by model, oldest first */
+  #points = new Map();
+  /** @type {Reading | null} */
+  #before = null;
   #host = byId("load");
+  #trouble = el("p", { class: "alert", role: "alert", hidden: true });
+  #cards = el("div", { class: "cards" });
   #isOpen = false;
 
   /** @param {import("./api.js").Api} api */
   constructor(api) {
     this.api = api;
+    this.#host.append(this.#trouble, this.#cards);
   }
 
   /** Starts polling. */
@@ -53,6 +62,7 @@ export class LoadView {
   /** Stops polling. */
   close() {
     this.#isOpen = false;
+    this.#before = null;
   }
 
   async #poll() {
@@ -63,52 +73,92 @@ export class LoadView {
   }
 
   async #refresh() {
-    try {
-      const status = await this.api.get("draftree/status");
-      for (const model of status.models) this.#sample(model);
-      this.#draw(status);
-    } catch (error) {
-      this.#host.replaceChildren(el("p", { class: "alert", role: "alert" }, wordsFor(error)));
+    const [status, metrics] = await Promise.allSettled([this.api.get("draftree/status"), this.#read()]);
+    if (!this.#isOpen) return;
+    this.#show(troubleOf(status.reason, metrics.reason));
+    if (status.status === "rejected") {
+      this.#cards.replaceChildren();
+      this.#before = null;
+      return;
     }
+    const now = metrics.status === "fulfilled" ? metrics.value : null;
+    const { models } = status.value;
+    const loads = new Map(models.map(({ name }) => [name, now && loadOf(this.#before, now, name)]));
+    if (this.#before) for (const [name, load] of loads) this.#note(name, load);
+    this.#before = now;
+    this.#draw(status.value, now, loads);
   }
 
-  /** @param {any} model */
-  #sample(model) {
-    const values = this.#samples.get(model.name) ?? [];
-    values.push({ speed: model.tokens_per_second ?? 0, requests: (model.running ?? 0) + (model.waiting ?? 0) });
-    this.#samples.set(model.name, values.slice(-SAMPLES));
+  /** @returns {Promise<Reading>} */
+  async #read() {
+    const text = await this.api.text("metrics");
+    return new Reading(text, performance.now());
   }
 
-  /** @param {any} status */
-  #draw(status) {
-    const numbers = Object.entries(status.queue ?? {}).filter(([, value]) => typeof value !== "object");
-    const queue = numbers.map(([name, value]) => [sentenceCase(name), shown(value)]);
-    const tiles = [...queue, ["Up", duration(status.uptime_seconds ?? 0)], ["Version", shown(status.version)]];
-    this.#host.replaceChildren(
+  /** @param {string} words "" for none; an unchanged message is not announced again */
+  #show(words) {
+    if (this.#trouble.textContent !== words) this.#trouble.textContent = words;
+    this.#trouble.hidden = words === "";
+  }
+
+  /**
+   * @param {string} name of a model
+   * @param {Load | null} load
+   */
+  #note(name, load) {
+    if (!load) return;
+    const points = this.#points.get(name) ?? [];
+    points.push({ speed: load.tokensPerSecond ?? 0, requests: (load.running ?? 0) + (load.waiting ?? 0) });
+    this.#points.set(name, points.slice(-SAMPLES));
+  }
+
+  /**
+   * @param {any} status
+   * @param {Reading | null} now
+   * @param {Map<string, Load | null>} loads by model
+   */
+  #draw(status, now, loads) {
+    const limit = (name) => (Number.isFinite(status.queue?.[name]) ? ` of ${status.queue[name]}` : "");
+    const gauge = (name) => shown(now?.sum(`draftree_${name}`) ?? null);
+    const sum = (name) => shown(total([...loads.values()].map((load) => load?.[name] ?? null)));
+    const tiles = [
+      ["Running requests", gauge("requests_running")],
+      ["Places taken", gauge("places_taken") + limit("max_places")],
+      ["Waiting requests", gauge("requests_waiting") + limit("max_waiting")],
+      ["Tokens/s", sum("tokensPerSecond")],
+      ["Requests/s", sum("requestsPerSecond")],
+      ["Up", duration(status.uptime_seconds ?? 0)],
+      ["Version", shown(status.version)],
+    ];
+    this.#cards.replaceChildren(
       el("section", { class: "panel card served" }, el("h2", {}, "Queue"), tileList(tiles)),
-      ...status.models.map((model) => this.#card(model)),
+      ...status.models.map((model) => this.#card(model, loads.get(model.name) ?? null)),
     );
   }
 
   /** @param {string} name of a model */
   #history(name) {
-    const samples = this.#samples.get(name) ?? [];
+    const points = this.#points.get(name) ?? [];
     const figure = (values, label) => el("figure", {}, sparkline(values, label), el("figcaption", {}, label));
-    const speeds = samples.map((sample) => sample.speed);
-    const requests = samples.map((sample) => sample.requests);
-    const figures = [figure(speeds, "Tokens/s"), figure(requests, "Running and waiting requests")];
+    const speeds = points.map((point) => point.speed);
+    const requests = points.map((point) => point.requests);
+    const figures = [figure(speeds, "Tokens/s"), figure(requests, "Running and waiting texts")];
     return el("div", { class: "history" }, ...figures);
   }
 
-  /** @param {any} model */
-  #card(model) {
-    const rate = model.acceptance_rate;
+  /**
+   * @param {any} model
+   * @param {Load | null} load
+   */
+  #card(model, load) {
+    const accepted = load?.accepted ?? null;
     const tiles = [
-      ["Running", shown(model.running)],
-      ["Waiting", shown(model.waiting)],
-      ["Tokens/s", decimal(model.tokens_per_second)],
-      ["Tokens per round", decimal(model.acceptance_length, 2)],
-      ["Drafts accepted", rate === null || rate === undefined ? "–" : `${Math.round(rate * 100)} %`],
+      ["Running texts", shown(load?.running)],
+      ["Waiting texts", shown(load?.waiting)],
+      ["Tokens/s", decimal(load?.tokensPerSecond)],
+      ["Requests/s", decimal(load?.requestsPerSecond, 2)],
+      ["Tokens per drafted round", decimal(load?.perRound, 2)],
+      ["Drafts accepted", accepted === null ? "–" : `${Math.round(accepted * 100)} %`],
     ];
     const facts = ["drafts", "context", "kernels", "dtype"].map((name) => `${name}: ${shown(model[name])}`);
     return el(
@@ -123,9 +173,22 @@ export class LoadView {
   }
 }
 
-/** @param {string} name such as "max_waiting" */
-function sentenceCase(name) {
-  return name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+/**
+ * @param {unknown} status error of the status, if any
+ * @param {unknown} metrics error of the metrics, if any
+ * @returns {string}
+ */
+function troubleOf(status, metrics) {
+  if (status) return wordsFor(status);
+  if (!metrics) return "";
+  const refusal = metrics instanceof ApiError ? `/metrics was refused with status ${metrics.status}. ` : "";
+  return `The load is not known. ${refusal}${wordsFor(metrics)}`;
+}
+
+/** @param {(number | null)[]} values @returns {number | null} null if none is known */
+function total(values) {
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
 
 /** @param {string[][]} tiles name and value */

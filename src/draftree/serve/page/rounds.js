@@ -5,6 +5,7 @@
  * @typedef {{id: number, text: string}} Token
  * @typedef {{index: number, position: number, nodes: TreeNode[], bonus: Token | null, picks?: Token[] | null,
  *     number?: number, root?: string, written?: number}} Round
+ *     picks: the target's pick at the root, then at every node; empty or null if unknown
  *     written: tokens of the round in the text, known for the last one only; the end of the text cuts off the others
  * @typedef {{index?: number, text: string, origin: "drafted" | "picked" | "plain"}} Piece
  */
@@ -70,6 +71,26 @@ export class RoundLog {
  */
 export function acceptedNodes(round) {
   return round.nodes.flatMap((node, i) => (node.accepted ? [i] : []));
+}
+
+/**
+ * @param {Round} round
+ * @param {number} node index; -1 is the root
+ * @returns {Token | null} what the target picks after this node; null if unknown
+ */
+export function pickAfter(round, node) {
+  return round.picks?.[node + 1] ?? null;
+}
+
+/**
+ * @param {Round} round
+ * @returns {number[]} accepted nodes that the target did not pick: rules that are not `coupled` accept such tokens
+ */
+export function acceptedWithoutPick(round) {
+  return acceptedNodes(round).filter((i) => {
+    const pick = pickAfter(round, round.nodes[i].parent);
+    return pick !== null && pick.id !== round.nodes[i].id;
+  });
 }
 
 /** @param {Round} round */
@@ -153,5 +174,7 @@ export function describeRound(round) {
   const tokens = drafted === 1 ? "1 drafted token" : `${drafted} drafted tokens`;
   if (path.length === 0) return `None of ${tokens} accepted; the target picked ${bonus}.${end}`;
   const text = path.map((node) => round.nodes[node].text).join("");
-  return `${path.length} of ${tokens} accepted: “${visible(text)}”; then the target picked ${bonus}.${end}`;
+  const others = acceptedWithoutPick(round).length;
+  const note = others ? ` The target’s own pick was another token ${others === 1 ? "once" : `${others} times`}.` : "";
+  return `${path.length} of ${tokens} accepted: “${visible(text)}”; then the target picked ${bonus}.${note}${end}`;
 }

@@ -1,7 +1,7 @@
 /** Drawing of one round: the drafted tree from top to bottom, its accepted path straight down on the left. */
 
 import { el, svg } from "./dom.js";
-import { acceptedNodes, depthsOf, describeRound, isPickCut, outcomesOf, visible } from "./rounds.js";
+import { acceptedNodes, depthsOf, describeRound, isPickCut, outcomesOf, pickAfter, visible } from "./rounds.js";
 
 const CHAR = 7.3;
 const PADDING = 20;
@@ -48,9 +48,9 @@ export function layoutTree(round) {
 /** @param {import("./rounds.js").Round} round */
 function entriesOf(round) {
   const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
-  const entries = [entry("root", round.root ?? "", -1, 0)];
+  const entries = [entry("root", round.root ?? "", -1, 0, pickAfter(round, -1))];
   for (const [i, node] of round.nodes.entries()) {
-    entries.push(entry(outcomes[i], node.text, node.parent + 1, depths[i]));
+    entries.push(entry(outcomes[i], node.text, node.parent + 1, depths[i], pickAfter(round, i)));
   }
   if (round.bonus) {
     const last = (acceptedNodes(round).at(-1) ?? -1) + 1;
@@ -59,11 +59,19 @@ function entriesOf(round) {
   return entries;
 }
 
-function entry(kind, text, parent, depth) {
+/**
+ * @param {Box["kind"]} kind
+ * @param {string} text
+ * @param {number} parent index of an entry
+ * @param {number} depth
+ * @param {import("./rounds.js").Token | null} [pick] of the target after this token
+ */
+function entry(kind, text, parent, depth, pick = null) {
   const marks = { root: "", accepted: "✓ ", rejected: "✕ ", cut: "– ", pick: "◆ " };
   const shown = kind === "root" && text === "" ? "prompt" : visible(text);
   const short = shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
-  return { kind, label: marks[kind] + short, title: shown, parent, depth };
+  const title = pick ? `${shown}\nthe target’s pick after it: ${visible(pick.text)}` : shown;
+  return { kind, label: marks[kind] + short, title, parent, depth };
 }
 
 /**
@@ -124,20 +132,24 @@ function edge(from, to) {
  */
 export function treeTable(round) {
   const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
+  const pickWords = (node) => (pickAfter(round, node) ? visible(pickAfter(round, node).text) : "–");
   const rows = round.nodes.map((node, i) => [
     String(depths[i]),
     visible(node.text),
     node.parent < 0 ? "last token" : visible(round.nodes[node.parent].text),
     (node.sources ?? []).join(", ") || "drafter",
     outcomes[i],
+    pickWords(node.parent),
   ]);
   if (round.bonus) {
     const last = acceptedNodes(round).at(-1);
     const parent = last === undefined ? "last token" : visible(round.nodes[last].text);
     const depth = String(acceptedNodes(round).length + 1);
-    rows.push([depth, visible(round.bonus.text), parent, "target", isPickCut(round) ? "cut" : "picked"]);
+    const outcome = isPickCut(round) ? "cut" : "picked";
+    rows.push([depth, visible(round.bonus.text), parent, "target", outcome, pickWords(last ?? -1)]);
   }
-  const head = ["Depth", "Token", "After", "From", "Outcome"].map((name) => el("th", { scope: "col" }, name));
+  const names = ["Depth", "Token", "After", "From", "Outcome", "Target’s pick"];
+  const head = names.map((name) => el("th", { scope: "col" }, name));
   const body = rows.map((cells) => el("tr", { class: cells[4] }, ...cells.map((cell) => el("td", {}, cell))));
   return el("table", { class: "grid" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body));
 }

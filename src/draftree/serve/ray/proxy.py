@@ -3,7 +3,7 @@
 A request is repeated on another replica while the client has nothing of its answer. Of a streamed text, the client has
 a beginning: the request is repeated with the same seed, and `StreamRecord` removes that beginning. A streamed request
 without a seed gets one here, so that its text can be repeated. An answer that is no event stream is sent when it is
-complete. `/metrics` has the metrics of all replicas.
+complete. `/metrics` and `/draftree/status` are merged from the answers of all replicas.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from draftree.serve.ray.delivery import Delivery, RefusedError
 from draftree.serve.ray.exposition import merged_metrics
 from draftree.serve.ray.prefixes import prefix_blocks
 from draftree.serve.ray.resume import DivergedError
+from draftree.serve.ray.status import merged_status
 from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, Receive, Scope, Send, picklable_scope
 from draftree.serve.records import request_id_of
 
 logger = logging.getLogger(__name__)
 
-METRICS = "/metrics"
+METRICS, STATUS = "/metrics", "/draftree/status"
 REQUEST_ID = b"x-request-id"
 OK = 200
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
@@ -120,7 +121,8 @@ class Proxy:
             return
         request, is_generating = prepared(scope, body)
         delivery = Delivery(send, is_generating=is_generating)
-        work = self._answer_with_metrics if scope["path"] == METRICS else self._answer
+        merges = scope["method"] == "GET" and scope["path"] in (METRICS, STATUS)
+        work = self._answer_of_all if merges else self._answer
         answering = asyncio.create_task(_guarded(work(request, delivery), delivery))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
@@ -171,8 +173,8 @@ class Proxy:
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, self._retry.first_pause), self._retry.longest_pause)
 
-    async def _answer_with_metrics(self, request: HttpRequest, delivery: Delivery) -> None:
-        """Deliver the metrics of all replicas, or the refusal of one."""
+    async def _answer_of_all(self, request: HttpRequest, delivery: Delivery) -> None:
+        """Deliver the metrics or the status of all replicas, or the refusal of one."""
         texts: dict[str, str] = {}
         start, body = None, b""
         for parts in await self._replicas.everywhere(request):
@@ -182,7 +184,7 @@ class Proxy:
                 break
             texts[start.replica] = body.decode()
         else:
-            body = merged_metrics(texts, num_repeated=self.num_repeated).encode()
+            body = self._merged(request.scope["path"], texts)
         if start is None:
             await delivery.fail(lost_error())
             return
@@ -190,6 +192,12 @@ class Proxy:
         await delivery.start(AnswerStart(start.status, headers, ""))
         await delivery.push(body)
         await delivery.finish()
+
+    def _merged(self, path: str, texts: dict[str, str]) -> bytes:
+        if not texts:
+            return b""
+        merged = merged_status(texts) if path == STATUS else merged_metrics(texts, num_repeated=self.num_repeated)
+        return merged.encode()
 
     async def _attempt(self, request: HttpRequest, delivery: Delivery) -> None:
         delivery.restart()

@@ -10,7 +10,7 @@ from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import chat_logprobs, prompt_logprobs_json
 from draftree.serve.schema.chat import ChatBody
-from draftree.serve.sse import event
+from draftree.serve.sse import ChunkEncoder
 from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta
 from draftree.serve.tools.parser import CallParser
 from draftree.serve.tools.plan import ToolPlan
@@ -46,20 +46,20 @@ class ChatWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded chunks of a stream, one for each update of a text."""
-        job, fields = self._job, self._fields("chat.completion.chunk")
-        async for found in job.updates():
+        encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
+        async for found in self._job.updates():
             data = b""
             if found.index not in self._parsers:
                 self._parsers[found.index] = self._plan.parser()
-                data = event(self._first_chunk(fields, found.index))
-            chunk = self._chunk(fields, found)
+                data = encoder.event(self._first_chunk(found.index))
+            chunk = self._chunk(found)
             if chunk is not None:
-                data += event(chunk)
+                data += encoder.event(chunk)
             if data:
                 yield data
-        last = last_chunk(job, self._body, fields)
+        last = last_chunk(self._job, self._body)
         if last is not None:
-            yield event(last)
+            yield encoder.event(last)
 
     def _fields(self, kind: str) -> dict[str, Any]:
         fields = self._head.fields(kind)
@@ -82,15 +82,15 @@ class ChatWriter:
             choice["token_ids"] = list(done.token_ids)
         return choice
 
-    def _first_chunk(self, fields: dict[str, Any], index: int) -> dict[str, Any]:
+    def _first_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunk = {**fields, "choices": [choice], **usage_so_far(self._job, self._body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, self._body)}
         if self._body.return_token_ids:
             chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
         return chunk
 
-    def _chunk(self, fields: dict[str, Any], found: ChoiceUpdate) -> dict[str, Any] | None:
+    def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
         body, update = self._body, found.update
         report = self._report.part(found)
         parser = self._parsers[found.index]
@@ -112,7 +112,7 @@ class ChatWriter:
         if update.is_last:
             choice["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
             choice["stop_reason"] = update.sequence.stop_reason
-        chunk = {**fields, "choices": [choice], **usage_so_far(self._job, body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, body)}
         return {**chunk, "draftree": report} if report else chunk
 
 

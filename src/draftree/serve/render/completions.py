@@ -11,7 +11,7 @@ from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import OffsetLogprobs, prompt_logprobs_json
 from draftree.serve.schema.completions import CompletionBody
-from draftree.serve.sse import event
+from draftree.serve.sse import ChunkEncoder
 from draftree.text.detokenize import Detokenizer
 
 KIND = "text_completion"
@@ -42,13 +42,14 @@ class CompletionWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded chunks of a stream, one for each update of a text."""
+        encoder = ChunkEncoder(self._fields)
         async for found in self._job.updates():
             chunk = self._chunk(found)
             if chunk is not None:
-                yield event(chunk)
-        last = last_chunk(self._job, self._body, self._fields)
+                yield encoder.event(chunk)
+        last = last_chunk(self._job, self._body)
         if last is not None:
-            yield event(last)
+            yield encoder.event(last)
 
     def _choice(self, index: int, done: Completion) -> dict[str, Any]:
         body, drops = self._body, self._job.options.drops_text
@@ -70,7 +71,7 @@ class CompletionWriter:
         return choice
 
     def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
-        """Return the chunk of an update; None if it has nothing to show."""
+        """Return the own fields of the chunk of an update; None if it has nothing to show."""
         body, index, update = self._body, found.index, found.update
         drops, is_first = self._job.options.drops_text, index not in self._begun
         self._begun.add(index)
@@ -96,7 +97,7 @@ class CompletionWriter:
             choice["token_ids"] = [] if drops else list(update.token_ids)
             if is_first:
                 choice["prompt_token_ids"] = list(self._prompt_ids(index))
-        chunk = {**self._fields, "choices": [choice], **usage_so_far(self._job, body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, body)}
         return {**chunk, "draftree": report} if report else chunk
 
     def _logprobs(self, index: int, update: Update, *, is_first: bool) -> dict[str, Any]:

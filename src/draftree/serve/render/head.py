@@ -103,13 +103,13 @@ class Report:
         return self._wanted.pieces or self._wanted.rounds
 
 
-def last_chunk(job: Job, body: SamplingBody, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the chunk after all text, without choices: usage and statistics; None if neither was requested."""
+def last_chunk(job: Job, body: SamplingBody) -> dict[str, Any] | None:
+    """Return the own fields of the chunk after all text: usage and statistics; None if neither was requested."""
     wants_usage = body.stream_options is not None and body.stream_options.include_usage
     wants_report = Report(job, body).is_wanted
     if not wants_usage and not wants_report:
         return None
-    chunk = {**fields, "choices": []}
+    chunk: dict[str, Any] = {"choices": []}
     if wants_usage:
         chunk["usage"] = usage_json(job)
         metrics = metrics_json(job)

@@ -82,7 +82,9 @@ def pieces_json(index: int, update: Any, *, is_plain: bool) -> list[dict[str, An
 
 
 def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: str) -> dict[str, Any]:
-    """Return one round of a text: the scored tree, its accepted nodes, and the bonus.
+    """Return one round of a text: the scored tree, its accepted nodes, the bonus, and the target's picks.
+
+    `picks` has one token for each row: the root's first, then each node's.
 
     Args:
         index: of the choice.
@@ -102,8 +104,17 @@ def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: 
         }
         for place, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True))
     ]
-    bonus = None if record.bonus is None else {"id": record.bonus, "text": texts.text_of(record.bonus)}
-    return {"index": index, "position": record.prefix_length, "nodes": nodes, "bonus": bonus, "picks": None}
+    return {
+        "index": index,
+        "position": record.prefix_length,
+        "nodes": nodes,
+        "bonus": None if record.bonus is None else _token(record.bonus, texts),
+        "picks": [_token(token, texts) for token in record.picks],
+    }
+
+
+def _token(token: int, texts: TokenTexts) -> dict[str, Any]:
+    return {"id": token, "text": texts.text_of(token)}
 
 
 def closing_json(completions: Sequence[Completion]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class SamplingBody(Body):
 
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
-    priority: int | None = Field(None, description="lower numbers are served first")
+    priority: int | None = Field(None, description="lower numbers go first among the waiting requests of an API key")
     prediction: Prediction | None = None
     draft: str | None = Field(None, description="'none', or one of the model's loaded drafters")
     draftree: DraftreeOptions | None = None

@@ -1,0 +1,89 @@
+"""What the levels of one drafter add, for all sequences and for each.
+
+The gain of a level is the summed survival of its scored nodes, so it is the expected number of tokens that the level
+adds to a round. Gains are averaged over all sequences; each sequence's own average counts by its number of drafts.
+Levels that were not drafted lately lose weight, and deeper ones are then estimated from the ones above them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftree.planners.estimates.cheap_drafts import RecentDrafts
+from draftree.planners.estimates.constants import AUTO
+from draftree.planners.estimates.credit import Credit
+
+
+@dataclass(slots=True)
+class Levels:
+    """Averages of each level's gain and rows. Mutated by its methods.
+
+    Attributes:
+        gains: tokens a round, by level.
+        rows: scored nodes a round, by level.
+        weights: drafts that each average counts as.
+        last_round: number of the round to which the weights are faded.
+    """
+
+    gains: list[float]
+    rows: list[float]
+    weights: list[float]
+    last_round: int = 0
+
+    @classmethod
+    def of_depth(cls, depth: int) -> Levels:
+        """Averages without an observation."""
+        return cls([0.0] * depth, [1.0] * depth, [0.0] * depth)
+
+    def observe(self, now: int, credits: Sequence[Credit], depth: int) -> None:
+        """Average what drafts of `depth` levels brought in round `now`."""
+        self._fade(now - 1)
+        count = len(credits)
+        for level in range(depth):
+            weight = min(self.weights[level] + count, max(AUTO.gain_memory, count))
+            self.weights[level] = weight
+            self.gains[level] += sum(credit.gains[level] - self.gains[level] for credit in credits) / weight
+            self.rows[level] += sum(credit.rows[level] - self.rows[level] for credit in credits) / weight
+        self._fade(now, start=depth)
+
+    def _fade(self, now: int, *, start: int = 0) -> None:
+        keep, self.last_round = AUTO.untried_keep ** max(0, now - self.last_round), max(now, self.last_round)
+        for level in range(start, len(self.weights)):
+            # the first level keeps some weight, or a useless drafter would be taken for an unknown one
+            least = 0.0 if level else min(self.weights[0], AUTO.min_first_weight)
+            self.weights[level] = max(keep * self.weights[level], least)
+
+    def expected(self, now: int) -> list[float]:
+        """The gain of every level; with little weight, extrapolated from the levels above."""
+        self._fade(now)
+        found: list[float] = []
+        above, ratio = 1.0, AUTO.first_gain
+        for gain, weight in zip(self.gains, self.weights, strict=True):
+            found.append((weight * gain + above * ratio) / (weight + 1.0))
+            ratio = min(0.95, found[-1] / above) if above > 0 else 0.0
+            above = found[-1]
+        return found
+
+    def mixed_with(self, shared: Sequence[float], now: int) -> list[float]:
+        """One sequence's gains, held closer to those of all sequences the fewer drafts it has had."""
+        self._fade(now)
+        return [
+            (weight * own + AUTO.shared_weight * gain) / (weight + AUTO.shared_weight)
+            for own, weight, gain in zip(self.gains, self.weights, shared, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class SequenceLevels:
+    """One sequence's estimates of one drafter.
+
+    Attributes:
+        levels: gains of the drafter's levels.
+        recent: recent drafts, if the drafter is cheap.
+        num_read: number of the sequence's tokens that the drafter has read.
+    """
+
+    levels: Levels
+    recent: RecentDrafts
+    num_read: int = 0
