@@ -21,7 +21,8 @@ from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.rotary import Rope
+from draftree.models.native.packing import packed_bias
+from draftree.models.native.rope_tables import RopeTables
 from draftree.models.native.rows import Rows
 from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
 from draftree.models.native.unpacking import unpack
@@ -29,7 +30,6 @@ from draftree.models.native.weights import Weights
 
 NO_ROPE = -1
 PAGE = 1 << 12
-FIRST_POSITIONS = 1024
 PIECES_OF_THREAD = 4
 """Attention chunks per thread, if there are enough rows."""
 LEAST_ROWS = 8
@@ -55,10 +55,12 @@ class NativeDecoder:
         self._blueprint = blueprint
         self._weights = weights
         self._kept: list[Tensor] = []
+        self._lent: list[Tensor] = []
+        """Weights of another owner, which are not counted."""
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
-        self._ropes = _Ropes(blueprint.ropes)
+        self._ropes = RopeTables(blueprint.ropes)
         self._rooms = LogitBufferPool()
         self._form = CPass()
         """Arguments that all passes share."""
@@ -106,9 +108,7 @@ class NativeDecoder:
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         own = None
         if not tied:  # after the layers, whose weights are released by then
-            own = self._keep(self._weights.get(plan.embedding).to(self.dtype, copy=True).contiguous())
-            if not plan.is_tied:
-                self._weights.release(plan.embedding)
+            own = self._embedding(plan)
         head = self._linear([plan.head], pool)
         return CDecoder(
             hidden=plan.hidden,
@@ -135,6 +135,7 @@ class NativeDecoder:
     def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
         return CLayer(
             attention_norm=self._norm(layer.attention_norm),
+            embedding_norm=self._norm(layer.embedding_norm),
             attention_post_norm=self._norm(layer.attention_post_norm),
             mlp_norm=self._norm(layer.mlp_norm),
             mlp_post_norm=self._norm(layer.mlp_post_norm),
@@ -146,12 +147,23 @@ class NativeDecoder:
             down=self._linear([layer.down], pool),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
+            is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
         )
 
+    def _embedding(self, plan: Blueprint) -> Tensor:
+        weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
+        if is_lent and weight.dtype == self.dtype and weight.is_contiguous():
+            self._lent.append(weight)
+            return weight
+        own = self._keep(weight.to(self.dtype, copy=True).contiguous())
+        if not plan.is_tied:
+            self._weights.release(plan.embedding)
+        return own
+
     def _kept_at(self, place: int | None) -> Tensor | None:
         """Return the retained tensor at an address; None for no address."""
-        return None if place is None else next(tensor for tensor in self._kept if tensor.data_ptr() == place)
+        return None if place is None else next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
     def input_embedding(self) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden)."""
@@ -199,7 +211,8 @@ class NativeDecoder:
             weights = list(weights[0].chunk(2))
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         step, first = (2, 0) if in_turns else (1, 0)
-        bias = self._bias(weights, biases, in_turns=in_turns)
+        bias = packed_bias(weights, biases, dtype=self.dtype, in_turns=in_turns)
+        self._kept += [] if bias is None else [bias]
         pieces: list[tuple[Tensor, int]] = []
         for index, weight in enumerate(weights):
             place = index if in_turns else first
@@ -228,24 +241,24 @@ class NativeDecoder:
             for parts in projections
         )
 
-    def _bias(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, in_turns: bool) -> Tensor | None:
-        if all(bias is None for bias in biases):
-            return None
-        full = [
-            torch.zeros(weight.shape[0]) if bias is None else bias.to(self.dtype).to(torch.float32, copy=True)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
-        if in_turns:
-            return self._keep(torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous())
-        padding = -sum(part.numel() for part in full) % LANES
-        return self._keep(torch.cat([*full, torch.zeros(padding)]))
+    def run(
+        self,
+        memory: KVMemory,
+        rows: Rows,
+        logit_rows: Sequence[int],
+        *,
+        layer_range: LayerRange,
+        rope_positions: Sequence[int] | None = None,
+    ) -> RangeOutput:
+        """Run one pass over rows; their keys and values are written to the memory.
 
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, layer_range: LayerRange) -> RangeOutput:
-        """Run one pass over rows; their keys and values are written to the memory."""
+        `rope_positions` are positions in the rotary tables; None for the rows' own.
+        """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory.version != self._memory_version:
             self._point_at(memory)
-        self._ropes.point(self._form, longest=rows.longest)
+        longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
+        self._ropes.point(self._form, longest=longest)
         vocab, num_threads = self._blueprint.vocab, torch.get_num_threads()
         buffer = self._rooms.take(len(logit_rows), vocab)
         run = CPass.from_buffer_copy(self._form)
@@ -257,6 +270,8 @@ class NativeDecoder:
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
+        rotated = None if rope_positions is None else array("q", rope_positions)
+        run.rope_position = run.position if rotated is None else place_of(rotated)
         captured = layers = skipped = None
         if not layer_range.is_plain:
             layers = array("q", layer_range.captured_layers)
@@ -280,21 +295,3 @@ class NativeDecoder:
 def place_of(numbers: array[int]) -> int:
     """Return the address of an array's numbers."""
     return numbers.buffer_info()[0]
-
-
-class _Ropes:
-    """Tables of cosines and sines, computed once for every position."""
-
-    def __init__(self, ropes: Sequence[Rope]) -> None:
-        self._ropes = ropes
-        self._tables: list[tuple[Tensor, Tensor]] = []
-        self._length = 0
-
-    def point(self, run: CPass, *, longest: int) -> None:
-        """Set the tables of a pass whose positions are below `longest`."""
-        if longest > self._length:
-            self._length = max(2 * self._length, longest, FIRST_POSITIONS)
-            self._tables = [rope.table(self._length) for rope in self._ropes]
-            for kind, (cosines, sines) in enumerate(self._tables):
-                run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
-            run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0
