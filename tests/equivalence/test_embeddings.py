@@ -29,6 +29,8 @@ HEADLESS = {
 }
 """Families whose logits are no function of the kind that `EmbeddingFacts` expresses, and how the message goes."""
 
+ROW = torch.tensor([[1.0]])
+
 in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
@@ -54,6 +56,12 @@ def require_same_logits(model: SlottedModel, other: Any, *, error: float) -> Non
     assert head.dtype == embedding.dtype == model.dtype
     found = facts.logits(final_norm(other).float()(outcome.hidden[:, 1]), head)
     assert float((found - logits).norm()) <= error * float(logits.norm())
+    normed = model.final_norm(outcome.hidden[:, 1])
+    assert normed.dtype == torch.float32
+    tolerance = 1e-4 if model.dtype == torch.float32 else 1e-2  # the weight of the norm is rounded
+    wanted = final_norm(other).float()(outcome.hidden[:, 1])
+    assert torch.allclose(normed, wanted, atol=1e-4, rtol=tolerance)
+    assert float((facts.logits(normed, head) - logits).norm()) <= error * float(logits.norm())
     # two tokens at one position: learned positions cancel
     pair = outcome.hidden[[1, 2], 0]
     rows = embedding[[TREE[1], TREE[2]]].float() * facts.embedding_scale
@@ -143,6 +151,13 @@ def test_models_with_a_cache_of_their_own_give_both(family: str) -> None:
         logits = other(input_ids=torch.tensor([PREFIX]), use_cache=False).logits
         assert torch.allclose(facts.logits(states[0], model.output_head()), logits, atol=1e-4)
     hook.remove()
+    slot = model.open()
+    outcome = model.run(Pass([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], capture=(2,)))
+    model.close(slot)
+    assert outcome.hidden is not None
+    normed = model.final_norm(outcome.hidden[:, 0])
+    assert torch.allclose(normed, states[0][0], atol=1e-4)
+    assert torch.allclose(facts.logits(normed, model.output_head()), logits[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted(HEADLESS))
@@ -158,6 +173,36 @@ def test_an_embedding_that_is_normed_first_is_refused() -> None:
 
 def test_models_without_an_embedding_are_refused() -> None:
     model: LanguageModel = TableLM(hashed(VOCAB_SIZE, seed=1))
-    for ask in (model.input_embedding, model.output_head, model.embedding_facts):
+    for ask in (model.input_embedding, model.output_head, model.embedding_facts, lambda: model.final_norm(ROW)):
         with pytest.raises(UnsupportedModelError, match="choose a drafter that needs none"):
             ask()
+
+
+def test_a_model_without_a_final_norm_leaves_states_as_they_are() -> None:
+    class Headed(torch.nn.Module):
+        """Stands where a final norm was."""
+
+        def forward(self, states: Tensor) -> Tensor:
+            return states
+
+    given = fresh("llama")
+    given.model.norm = Headed()
+    assert torch.equal(HFModel(given).final_norm(ROW.repeat(1, 32)), ROW.repeat(1, 32))
+
+
+def test_more_than_a_norm_before_the_head_is_refused() -> None:
+    given = fresh("llama")
+    given.model.norm = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32))
+    with pytest.raises(UnsupportedModelError, match="than one norm: choose a drafter"):
+        HFModel(given).final_norm(ROW.repeat(1, 32))
+
+
+def test_a_table_with_hidden_states_gives_its_logits() -> None:
+    model = TableLM(hashed(VOCAB_SIZE, seed=1), num_features=3)
+    model.num_layers = 2
+    slot = model.open()
+    outcome = model.run(Pass([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], capture=(0, 2)))
+    assert outcome.hidden is not None
+    found = model.embedding_facts().logits(model.final_norm(outcome.hidden[:, 1]), model.output_head())
+    assert torch.allclose(found, outcome.logits.tensor().float(), atol=1e-5)
+    assert model.input_embedding().shape == (VOCAB_SIZE, VOCAB_SIZE)

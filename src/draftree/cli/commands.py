@@ -154,6 +154,12 @@ COMMANDS = {
             "Tune a model's drafting once and store the result.",
             ("draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",),
         ),
+        Entry(
+            "train",
+            "draftree.cli.train:train",
+            "Make training data from a model's own texts, and train drafters.",
+            ("draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",),
+        ),
     )
 }
 

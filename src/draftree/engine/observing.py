@@ -1,4 +1,4 @@
-"""What the drafter is told of a pass: tokens read, verdicts, and hidden states where it needs them."""
+"""What the drafter and the sink are told of a pass: tokens read, verdicts, and hidden states where it needs them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from draftree.core.types import Verdict
 from draftree.drafters.base import Observation
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
+from draftree.engine.sinks import StateRows
 from draftree.models.base import PassResult
 
 
@@ -34,6 +35,30 @@ class Gain:
     tokens_read: int
     drafted: TokenTree = EMPTY
     verdict: Verdict | None = None
+
+
+def record(parts: Parts, gains: Sequence[Gain], result: PassResult) -> None:
+    """Pass hidden states of the tokens that a pass read to the sink, before they are committed.
+
+    Args:
+        parts: with the sink; nothing is done without one.
+        gains: of all sequences of the pass, those that ended included.
+        result: of the pass, which captured the layers of `Parts.capture`.
+    """
+    if parts.sink is None or result.hidden is None:
+        return
+    texts = []
+    for gain in gains:
+        sequence = gain.sequence
+        if sequence.error is None:
+            assert sequence.slot is not None, "a sequence in a pass has a slot"
+            start, first = sequence.slot.length, result.row_starts[gain.job]
+            # a text may end before the end of the accepted path
+            rows = [first + node for node in gain.nodes[: len(sequence.history) - 1 - start]]
+            texts.append(StateRows(sequence, start, rows))
+    columns = [parts.capture.index(layer) for layer in parts.sink.layers]
+    is_all = columns == list(range(len(parts.capture)))
+    parts.sink.take(result.hidden if is_all else result.hidden[:, columns], texts)
 
 
 def observe(parts: Parts, gains: Sequence[Gain], result: PassResult) -> None:

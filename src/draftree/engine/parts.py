@@ -11,6 +11,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
+from draftree.engine.sinks import StateSink
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.verifiers.base import Promise, Verifier
@@ -33,6 +34,8 @@ class Parts:
     """Clock of the records."""
     choices: Mapping[str, DraftTraits] = field(default_factory=dict)
     """Traits of the drafters that a request can choose, the default first; empty if there is no choice."""
+    sink: StateSink | None = None
+    """Receives hidden states of every token; prompts are then read without cached or shared prefixes."""
 
     def __post_init__(self) -> None:
         assert (self.drafter is None) == (self.traits is NO_DRAFTS), "a drafter comes with its traits"
@@ -45,7 +48,8 @@ class Parts:
     @property
     def capture(self) -> tuple[int, ...]:
         """Layers whose hidden states a pass of the target must return: ascending, each once."""
-        return tuple(sorted(set(self.feature_layers)))
+        own = () if self.sink is None else self.sink.layers
+        return tuple(sorted({*self.feature_layers, *own}))
 
     def traits_of(self, draft: str) -> DraftTraits:
         """Return the traits of a drafter by the name that a request chose; empty for the default."""

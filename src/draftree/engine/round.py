@@ -12,7 +12,7 @@ from draftree.core.node_map import NodeMap
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.engine.logprobs import score_prompt, token_logprobs
-from draftree.engine.observing import Gain, observe
+from draftree.engine.observing import Gain, observe, record
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches, without_distributions
 from draftree.engine.sequence import WritingSequence
@@ -283,9 +283,11 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], result: Pa
     gains = [
         Gain(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
         for job, turn in enumerate(turns)
-        if turn.verdict is not None and not turn.sequence.is_finished
+        if turn.verdict is not None
     ]
     gains += [Gain(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))]
+    record(parts, gains, result)
+    gains = [gain for gain in gains if gain.verdict is None or not gain.sequence.is_finished]
     if gains:
         parts.target.apply([Commit(_slot(gain.sequence), gain.nodes) for gain in gains])
         observe(parts, gains, result)

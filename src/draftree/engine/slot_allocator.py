@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.engine.draft_states import DraftStates
 from draftree.engine.memory import SlotBudget
 from draftree.engine.parts import Parts
@@ -53,13 +53,20 @@ class SlotAllocator:
         parts: model and drafter.
         budget: memory that sequences may take.
         keep: prefixes that are kept at most.
-        shares: whether a sequence may wait for another that reads the beginning of its prompt.
+        shares: whether a sequence may wait for another that reads the beginning of its prompt; never with a sink.
+
+    Raises:
+        ConfigurationError: prefixes are kept although a sink needs the states of every token.
     """
 
     def __init__(self, parts: Parts, budget: SlotBudget, *, keep: int, shares: bool) -> None:
         self._parts = parts
         self._budget = budget
-        self._shares = shares
+        if keep and parts.sink is not None:
+            raise ConfigurationError(
+                f"prefix_cache_size is {keep}, but hidden states of every token are recorded: set it to 0"
+            )
+        self._shares = shares and parts.sink is None
         self._running: Sequence[WritingSequence] = ()
         self._length = 0
         self._count = 0

@@ -30,6 +30,7 @@ from draftree.models.base import (
     Slot,
     Truncate,
 )
+from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.slot_ids import SlotIds
 from draftree.models.table_slots import TableSlot, check_commit, check_prefix
 from draftree.sampling.logits import TensorLogits
@@ -198,6 +199,27 @@ class TableLM(LanguageModel):
             raise ValueError("a slot with a tentative tree takes no partial nodes: commit or truncate it first")
         slot.partial = slot.partial or TableSlot(slot.id, slot.prefix)
         return slot.partial
+
+    def input_embedding(self) -> Tensor:
+        """Return the identity if hidden states can be captured: a table has no embedding of its own."""
+        return self._identity() if self._num_features else super().input_embedding()
+
+    def output_head(self) -> Tensor:
+        """Return the identity if hidden states can be captured: those of layer 0 are the logits."""
+        return self._identity() if self._num_features else super().output_head()
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Return facts without scales if hidden states can be captured."""
+        return EmbeddingFacts(1.0, 1.0) if self._num_features else super().embedding_facts()
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states less the number of layers, which are the logits, float32."""
+        if not self._num_features:
+            return super().final_norm(hidden)
+        return (hidden - self.num_layers).float()
+
+    def _identity(self) -> Tensor:
+        return torch.eye(self.vocab_size, dtype=self.dtype)
 
     def require_part(self, part: LayerSubset) -> None:
         """Check that there is a table for subsets of the layers."""

@@ -21,8 +21,8 @@ from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.packing import packed_bias
-from draftree.models.native.rope_tables import RopeTables
+from draftree.models.native.packing import bytes_needed, packed_bias
+from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows
 from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
 from draftree.models.native.unpacking import unpack
@@ -64,7 +64,7 @@ class NativeDecoder:
         self._rooms = LogitBufferPool()
         self._form = CPass()
         """Arguments that all passes share."""
-        self._arena, self._used = huge_pages(self._bytes_needed()), 0
+        self._arena, self._used = huge_pages(bytes_needed(blueprint, self._block_bytes, page=PAGE)), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
         del self._weights
@@ -179,6 +179,14 @@ class NativeDecoder:
         found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
         return found.to(self.dtype)
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the final norm, float32; the equation is that of `norm` in `csrc/rows.h`."""
+        weight = self._kept_at(self._decoder.final_norm)
+        assert weight is not None, "a decoder has a final norm"
+        states = hidden.float()
+        inverse = torch.rsqrt(states.square().mean(dim=-1, keepdim=True) + self._blueprint.epsilon)
+        return states * inverse * (weight + self._blueprint.norm_offset)
+
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""
         bias = self._kept_at(self._decoder.head.bias)
@@ -201,7 +209,7 @@ class NativeDecoder:
         """Pack layers one after the other or interleaved (gate and up), and release their weights."""
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
-        packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, self._format)))
+        packed = self._keep(self._room(blocks * self._block_bytes(inputs)))
         is_int8 = self._format == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
@@ -225,21 +233,13 @@ class NativeDecoder:
             self._weights.release(name)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 
+    def _block_bytes(self, inputs: int) -> int:
+        return self._library.block_bytes(inputs, self._format)
+
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used
         self._used += -(-num_bytes // PAGE) * PAGE
         return self._arena[start : start + num_bytes]
-
-    def _bytes_needed(self) -> int:
-        plan = self._blueprint
-        projections = [[plan.head]]
-        for layer in plan.layers:
-            projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
-        return sum(
-            -(-sum(part.outputs for part in parts) // LANES) * self._library.block_bytes(parts[0].inputs, self._format)
-            + PAGE
-            for parts in projections
-        )
 
     def run(
         self,

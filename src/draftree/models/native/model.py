@@ -71,6 +71,10 @@ class NativeModel(SlottedModel):
         """Return a new tensor from the packed head, in the model's dtype; int8 weights times scales."""
         return self._decoder.output_head()
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the final norm of the blueprint, float32."""
+        return self._decoder.final_norm(hidden)
+
     def embedding_facts(self) -> EmbeddingFacts:
         """Return the blueprint's facts, which were compared with the model at load."""
         return self._decoder.embedding_facts()

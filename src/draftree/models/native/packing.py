@@ -1,12 +1,13 @@
-"""Values beside packed weights, in the order of the blocks of the C library."""
+"""Sizes of packed weights, and values beside them in the order of the blocks of the C library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import LANES
 
 
@@ -31,3 +32,19 @@ def packed_bias(
         return torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous()
     padding = -sum(part.numel() for part in full) % LANES
     return torch.cat([*full, torch.zeros(padding)])
+
+
+def bytes_needed(plan: Blueprint, block_bytes: Callable[[int], int], *, page: int) -> int:
+    """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
+
+    Args:
+        plan: architecture of the decoder.
+        block_bytes: size of 16 packed outputs by their number of inputs.
+        page: alignment of a weight in bytes.
+    """
+    projections = [[plan.head]]
+    for layer in plan.layers:
+        projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
+    return sum(
+        -(-sum(part.outputs for part in parts) // LANES) * block_bytes(parts[0].inputs) + page for parts in projections
+    )

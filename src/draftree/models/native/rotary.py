@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.structures import CPass
 
 NEAR, FAR = 64, 97
 """Number of first positions that are all compared with the model; also the step between later ones."""
+FIRST_POSITIONS = 1024
+"""Number of positions in the first tables."""
 TOLERANCE = 1e-3
 """Maximum error of a cosine; angles of thousands have few fractional digits in float32."""
 
@@ -38,6 +41,24 @@ class Rope:
         angles = positions.float()[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None]
         both = torch.cat((angles, angles), dim=-1)
         return both.cos() * self.scaling, both.sin() * self.scaling
+
+
+class RopeTables:
+    """Tables of cosines and sines, computed once for every position."""
+
+    def __init__(self, ropes: Sequence[Rope]) -> None:
+        self._ropes = ropes
+        self._tables: list[tuple[Tensor, Tensor]] = []
+        self._length = 0
+
+    def point(self, run: CPass, *, longest: int) -> None:
+        """Set the tables of a pass whose positions are below `longest`."""
+        if longest > self._length:
+            self._length = max(2 * self._length, longest, FIRST_POSITIONS)
+            self._tables = [rope.table(self._length) for rope in self._ropes]
+            for kind, (cosines, sines) in enumerate(self._tables):
+                run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
+            run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0
 
 
 @torch.inference_mode()

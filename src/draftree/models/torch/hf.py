@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
@@ -25,8 +24,9 @@ from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.torch.context import context_length
-from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
+from draftree.models.torch.dynamic import plan_pass
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
+from draftree.models.torch.final_norm import FinalNorm
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
 from draftree.models.torch.layers import TorchLayers
@@ -64,6 +64,7 @@ class HFModel(SlottedModel):
         self._require_attention_only()
         num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, num_layers)
+        self._norm: FinalNorm | None = None
         self.fingerprint = fingerprint(model)
         use_in_decoder(model)
         probe = self._probe(num_layers)
@@ -115,13 +116,13 @@ class HFModel(SlottedModel):
 
     def attach(self, model: Any) -> None:
         """Attach a model of the same architecture after `release`."""
-        self.model = model
+        self.model, self._norm = model, None
         use_in_decoder(model)
         self._layers.bind(model)
 
     def release(self) -> None:
         """Close every slot, free their memory and drop the reference to the model, which keeps our attention."""
-        self.model = None
+        self.model = self._norm = None
         self._layers.release()
         if self.static is not None:
             self.static.drop()
@@ -220,6 +221,12 @@ class HFModel(SlottedModel):
         """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the model's final norm, float32."""
+        if self._norm is None:
+            self._norm = FinalNorm(self.model, self._layers)
+        return self._norm(hidden)
+
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)
@@ -237,7 +244,8 @@ class HFModel(SlottedModel):
             slot = kv_slot(jobs[job].slot)
             tokens.extend(jobs[job].tokens)
             positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
-        current = self._plan([kv_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
+        slots = [kv_slot(jobs[job].slot) for job in order]
+        current = plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device)
         requested = requested_rows(jobs, order)
         padding = self._padding(len(tokens))
         rows = None
@@ -257,25 +265,6 @@ class HFModel(SlottedModel):
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
-
-    def _plan(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> SlotPass:
-        def visible(job: int) -> Tensor | None:
-            parents, own = slots[job].parents, nodes[job]
-            if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
-                return None
-            mask = torch.from_numpy(ancestor_mask(parents))
-            return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
-
-        num_rows = sum(map(len, nodes))
-        blocks = plan_blocks(slots, nodes, visible, self.device)
-        if len(slots) == 1 and is_run(nodes[0]):
-            return SlotPass(
-                self._pool.memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0])
-            )
-        slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
-        place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
-        slot_index, place_index = (torch.tensor(rows, device=self.device) for rows in (slot_of_row, place_of_row))
-        return SlotPass(self._pool.memory, blocks, num_rows, slot_index, place_index, None)
 
 
 def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:

@@ -34,6 +34,7 @@ from draftree.models.slot_ids import SlotIds
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.context import context_length
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
+from draftree.models.torch.final_norm import FinalNorm
 from draftree.models.torch.layer_state import cache_windows, refuse_state
 from draftree.models.torch.layers import TorchLayers
 from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
@@ -105,6 +106,7 @@ class CachedModel(LanguageModel):
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._takes_positions = takes_positions(model)
         self._layers = TorchLayers(model, int(config.num_hidden_layers))
+        self._norm: FinalNorm | None = None
 
     @property
     def footprint(self) -> Footprint:
@@ -128,6 +130,12 @@ class CachedModel(LanguageModel):
         return output_head(self.model)
 
     @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the model's final norm, float32."""
+        if self._norm is None:
+            self._norm = FinalNorm(self.model, self._layers)
+        return self._norm(hidden)
+
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)

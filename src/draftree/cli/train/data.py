@@ -1,0 +1,264 @@
+"""`draftree train data`: the target answers prompts, and its hidden states are stored for training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.cli.options import (
+    RUNNING,
+    SPECULATION,
+    Device,
+    Dtype,
+    Kernels,
+    Model,
+    Quantization,
+    Threads,
+    TrustRemoteCode,
+)
+from draftree.cli.prompt_files import FilePrompt, read_prompts
+from draftree.cli.render import note, say
+from draftree.drafters import NO_DRAFT
+from draftree.loading.resolve import require_sound
+
+if TYPE_CHECKING:
+    from draftree.train.data.capture import Capture, Progress
+    from draftree.train.data.jobs import PromptSet
+    from draftree.train.data.settings import CaptureSettings
+
+__all__ = ["data"]
+
+PROMPTS, TEXTS, STORED = "Prompts", "Texts", "Stored data"
+DEFAULT_PROMPTS = ("shipped", "expanded")
+INTERRUPTED = 130
+LINE_SECONDS = 60.0
+"""Seconds between lines of progress without a terminal."""
+
+
+def data(
+    model: Model,
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the data; one of an interrupted run is continued.", metavar="FOLDER", rich_help_panel=STORED
+        ),
+    ],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
+            "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
+            metavar="NAME|FILE",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Prompts as messages or as plain text; default: messages if the model has a chat template.",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(help="Longer prompts are skipped.", metavar="N", rich_help_panel=PROMPTS)
+    ] = 800,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.",
+            metavar="X",
+            rich_help_panel=TEXTS,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum number of new tokens of a text.", metavar="N", rich_help_panel=TEXTS)
+    ] = 200,
+    limit_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="End when so many tokens are stored, prompts included; all prompts if not given.",
+            metavar="N",
+            rich_help_panel=TEXTS,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the order of prompts and of all texts.", metavar="N", rich_help_panel=TEXTS)
+    ] = 0,
+    features: Annotated[
+        str,
+        typer.Option(
+            help="Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
+            "2, n/2 and n-3 of n layers.",
+            metavar="LAYERS",
+            rich_help_panel=STORED,
+        ),
+    ] = "auto",
+    teacher: Annotated[
+        str,
+        typer.Option(
+            help="hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely "
+            "tokens.",
+            metavar="KIND",
+            rich_help_panel=STORED,
+        ),
+    ] = "hidden",
+    shard_megabytes: Annotated[int, typer.Option(help="Size of a file.", metavar="N", rich_help_panel=STORED)] = 64,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the estimated size and end.", rich_help_panel=STORED)
+    ] = False,
+    batch: Annotated[
+        int, typer.Option(help="Texts that are generated at a time.", metavar="N", rich_help_panel=RUNNING)
+    ] = 32,
+    draft: Annotated[
+        str,
+        typer.Option(
+            help="A drafter, which changes the speed and never the data; useful for small batches.",
+            metavar="SPEC",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = NO_DRAFT,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Let a model answer prompts and store its hidden states, for 'draftree train'.
+
+    Ctrl-C keeps all complete texts, and the same command continues.
+    """
+    require_sound(model)
+    named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
+    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.train.data.capture import Capture
+    from draftree.train.data.settings import CaptureSettings
+
+    settings = CaptureSettings(
+        features=features,
+        teacher=teacher,
+        chat=chat,
+        temperatures=tuple(temperature or (0.0, 0.8)),
+        max_tokens=max_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        limit_tokens=limit_tokens,
+        seed=seed,
+        batch=batch,
+        shard_megabytes=shard_megabytes,
+    )
+    sets = [set_of(name, own) for name, own in named]
+    setup = Setup(
+        model,
+        draft,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+    loaded = fetch_and_load(setup)
+    capture = Capture(setup.over(loaded), loaded, sets, settings)
+    prepare(capture, settings, output)
+    if not dry_run:
+        run(capture, settings, output)
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is not a file; a file of the same name is given as ./NAME."""
+    return name.partition(":")[0] in ("shipped", "expanded", "packages")
+
+
+def set_of(name: str, own: Sequence[FilePrompt] | None) -> PromptSet:
+    """Return the prompts of a file, or those with a name."""
+    from draftree.train.data.jobs import DataPrompt, PromptSet
+    from draftree.train.data.sources import prompt_set
+
+    if own is None:
+        return prompt_set(name)
+    made = [
+        DataPrompt.of_text(str(prompt.prompt)) if prompt.messages is None else DataPrompt(tuple(prompt.messages))
+        for prompt in own
+    ]
+    return PromptSet(os.path.basename(name), made, "as the file's owner says")
+
+
+def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:
+    """Print what is there and what is still to be done, and check that the disk has room.
+
+    Raises:
+        ConfigurationError: the folder cannot be continued, or the disk is too small.
+    """
+    from draftree.train.data.sizing import estimate, require_disk
+
+    found = capture.found(output)
+    if found is not None:
+        note(f"'{output}' holds {found.num_texts:,} texts with {found.num_tokens:,} tokens: continued")
+    sources = ", ".join(f"{source.name} ({source.count:,})" for source in capture.recipe.prompts)
+    layers = ", ".join(map(str, capture.recipe.features))
+    note(f"prompts: {sources}; layers {layers}; teacher {settings.teacher}; {capture.row_bytes:,} bytes per token")
+    if not capture.recipe.exact:
+        note("passes of this model depend on the batch in their last digits: another batch size may give other texts")
+    done = (0, 0) if found is None else (found.next_prompt, found.num_tokens)
+    sized = estimate(capture, settings, done_prompts=done[0], done_tokens=done[1])
+    note(str(sized))
+    require_disk(output, sized.num_bytes)
+
+
+def run(capture: Capture, settings: CaptureSettings, output: Path) -> None:
+    """Capture with a progress bar, or with lines if standard error is no terminal."""
+    try:
+        with progress(settings.limit_tokens, len(capture.jobs)) as show:
+            manifest = capture.run(output, on_progress=show)
+    except KeyboardInterrupt:
+        from draftree.train.data.manifest import Manifest
+
+        found = Manifest.read(output)
+        note(f"interrupted: {found.num_texts:,} texts are stored; the same command continues")
+        raise typer.Exit(INTERRUPTED) from None
+    skipped = "".join(f", {count:,} skipped ({reason})" for reason, count in manifest.skipped.items())
+    say(f"{output}: {manifest.num_texts:,} texts, {manifest.num_tokens:,} tokens{skipped}\n")
+
+
+@contextmanager
+def progress(limit_tokens: int | None, num_prompts: int) -> Iterator[Any]:
+    """Yield a function that shows a `Progress`."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if not sys.stderr.isatty():
+        yield Lines().show
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=limit_tokens or num_prompts)
+
+        def show(found: Any) -> None:
+            done = found.prompts if limit_tokens is None else min(limit_tokens, found.tokens + found.running_tokens)
+            bar.update(task, completed=done, description=f"{found.texts:,} texts, {found.tokens:,} tokens")
+
+        yield show
+
+
+class Lines:
+    """Prints a line of progress each minute."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def show(self, found: Progress) -> None:
+        """Print a line if the last one is a minute old."""
+        now = time.monotonic()
+        if now - self._last >= LINE_SECONDS:
+            self._last = now
+            note(f"{found.texts:,} texts, {found.tokens:,} tokens")

@@ -1,0 +1,1 @@
+"""Prompts of our own writing that come with the package, and templates that multiply them."""
