@@ -19,7 +19,7 @@ from draftree.train.data.texts import Text
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
 from draftree.train.fresh_head import HeadShape, fresh_head, head_config
-from draftree.train.head_trainee import HeadTrainee, TokenWeights
+from draftree.train.head_trainee import HeadTrainee, Texts, TokenWeights
 from draftree.train.loop import TrainingRun
 from draftree.train.preparing import Prepared, answer_vocabulary, chosen_features, prepare
 from draftree.train.preparing import TrainingJob as TrainingJob
@@ -67,7 +67,7 @@ class HeadResult:
     notes: tuple[str, ...]
 
 
-class SelectedFeatures(Sequence[Text]):
+class SelectedFeatures:
     """Texts with some of their hidden states.
 
     Args:
@@ -75,13 +75,10 @@ class SelectedFeatures(Sequence[Text]):
         places: places of the hidden states that are kept, in order.
     """
 
-    def __init__(self, data: Sequence[Text], places: Sequence[int]) -> None:
+    def __init__(self, data: Texts, places: Sequence[int]) -> None:
         self._data, self._places = data, list(places)
 
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> Text:
         text = self._data[index]
         return replace(text, features=text.features[:, self._places])
 
@@ -135,7 +132,7 @@ def train_head(
 
 def start(
     prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
-) -> tuple[FeatureHead, Sequence[Text]]:
+) -> tuple[FeatureHead, Texts]:
     """Return the head before training, and the data with the hidden states that it reads."""
     stored = prepared.data.recipe.features
     if options.start is not None:

@@ -149,8 +149,8 @@ def boost(
     for line in result.notes:
         note(line)
     say_result(result.evaluation)
-    for temperature, rows in union.items():
+    for kind, rows in union.items():
         lengths = ", ".join(f"{name} {row['acceptance_length']:.3f}" for name, row in rows.items())
-        say(f"temperature {temperature}, tokens per round: {lengths}\n")
+        say(f"temperature {kind}, tokens per round: {lengths}\n")
     merged = "+".join(f"head:{folder}" for folder in (*earlier, result.folder))
     say(f"{result.folder}: draftree generate {model} --draft {merged}\n")
