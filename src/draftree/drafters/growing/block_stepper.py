@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.block_sequence import BlockSequence, Levels
 from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
 from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
@@ -26,51 +26,6 @@ from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, TensorLogits
 from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Result of a pass for one text.
-
-    Attributes:
-        length: length of the text.
-        states: states of the levels, shape (levels, hidden).
-        logits: logits without bias, shape (levels, draft vocabulary).
-        memory: memory of the head's bias before level 0, shape (1, width); None without one.
-    """
-
-    length: int
-    states: Tensor
-    logits: Tensor
-    memory: Tensor | None
-
-
-@dataclass(slots=True)
-class BlockSequence:
-    """State of a sequence in a head. Mutated by `BlockStepper` and `Growth` only."""
-
-    view: SequenceView
-    kept: KeptRows = field(default_factory=KeptRows)
-    positions: list[int] = field(default_factory=list)
-    """Positions of the kept rows, ascending."""
-    unread: list[Unread] = field(default_factory=list)
-    """Rows after them, ascending."""
-    fed: dict[int, int] = field(default_factory=dict)
-    levels: Levels | None = None
-    """Result of the last pass; of use as long as the text is the same."""
-    depths: list[int] = field(default_factory=list)
-    """Levels of the children of each node of the tree that was fed."""
-    memories: list[Tensor | None] = field(default_factory=list)
-    """Memory of the bias after the text's last token and after each node."""
-
-    @property
-    def end(self) -> int:
-        """Position after the last row that is read or can be read."""
-        return self.unread[-1].end if self.unread else self.positions[-1] + 1 if self.positions else 0
-
-    def has_levels(self) -> bool:
-        """Return whether the last pass was for the present text."""
-        return self.levels is not None and self.levels.length == len(self.view.history)
 
 
 @final
