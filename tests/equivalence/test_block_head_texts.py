@@ -82,11 +82,19 @@ GLM: dict[str, Any] = {
 }  # fmt: skip
 
 
-def target_with_mtp(folder: Path) -> Path:
+LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_group": 2, "kv_lora_rank": 8, "q_lora_rank": 12,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+}  # fmt: skip
+DEEPSEEK = {name: value for name, value in {**GLM, **LATENT}.items() if name not in ("head_dim", "use_qk_norm")}
+TARGETS = {"glm": GLM, "deepseek": DEEPSEEK}
+
+
+def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
     """A random target whose folder also has an MTP layer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    known = dict(GLM)
+    known = dict(values)
     config: Any = AutoConfig.for_model(known.pop("model_type"), **known)
     loader: Any = AutoModelForCausalLM
     torch.manual_seed(5)
@@ -104,8 +112,9 @@ def target_with_mtp(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("tree", ["", ",k=3", ",tree=best-9,k=3"])
-def test_the_mtp_layer_of_a_target_drafts_for_it(tree: str, tmp_path: Path) -> None:
-    folder = target_with_mtp(tmp_path / "target")
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_mtp_layer_of_a_target_drafts_for_it(name: str, tree: str, tmp_path: Path) -> None:
+    folder = target_with_mtp(TARGETS[name], tmp_path / "target")
     plain, fast = LLM(folder, dtype="float32"), LLM(folder, f"head:{folder}{tree}", plan="fixed", dtype="float32")
     for temperature in (0.0, 1.0):
         assert generated(fast, temperature) == generated(plain, temperature)
