@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftree.train.data.reading import TrainingData
 
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
+from draftree.train.data.reading import TrainingData
 from draftree.train.run_state import read_log
 from train_folders import ANSWER, RUN, learnable_model, write_data
 
