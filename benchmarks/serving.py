@@ -3,13 +3,21 @@
     python benchmarks/serving.py --guidellm ENV/bin/guidellm --tokenizer MODEL_FOLDER --prompts prompts.jsonl \\
         --server 'ours plain=draftree serve smollm2-135m-instruct --draft none --port {port}' \\
         --server 'llama.cpp=PYTHON benchmarks/peers/llama_server.py smollm2-bf16.gguf {port}' \\
-        --streams 1 --streams 16 --requests 24 --out benchmarks/results/serving.jsonl
+        --streams 1 --streams 16 --rate 0.5 --rate 2 --out benchmarks/results/serving.jsonl
+    python benchmarks/serving.py --table benchmarks/results/serving.jsonl
 
-One server runs at a time; each is started, warmed up by a request per stream, and loaded by as many closed-loop
-streams as `--streams` says (the number of clients that always have one request open). With `--repeats` the order of
-servers is reversed in every second turn. Prompts are JSON lines with `prompt` and `output_tokens_count`. A row has
-the generated tokens per second over the whole run, and medians and 99th percentiles of the time to first token and of
-the inter-token latency, as guidellm measures them at the client.
+One server runs at a time; each is started, warmed up by simultaneous requests, loaded, and stopped. A load is a number
+of closed-loop streams (`--streams`: clients that always have one request open) or a constant number of requests per
+second (`--rate`). In every repeat another server comes first. Rows are appended to `--out` immediately.
+
+`--prompts` has a JSON object with `prompt` per line. The loads of a started server take successive parts of the file
+and the warm-up takes its end, so no request finds its prompt in a prefix cache, and the prompts of a load are the same
+for all servers. A request asks for `--tokens` tokens at temperature 0 and sets `ignore_eos`. A server named by
+`--no-ignore-eos` refuses that field: it has to serve a copy of the model whose generation settings have no end of text.
+
+A row has the generated tokens per second of the whole run, and medians and 99th percentiles of the time to first
+token, of the inter-token latency (the mean of each request, weighted by its tokens) and of the latency of requests, as
+guidellm measures them at the client.
 """
 
 from __future__ import annotations
@@ -22,15 +30,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from guidellm_loads import Client, Load, loads_of, parts_of, row_of, table_of
 
 from draftree.bench.provenance import machine, now, versions
 
@@ -54,16 +64,35 @@ def served_model(url: str) -> str | None:
     return str(models[0]["id"]) if models else None
 
 
-def answers(url: str, model: str) -> bool:
-    """Whether a short chat request is answered."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+def answers(url: str, model: str, prompt: str = "Hi", *, tokens: int = 4) -> bool:
+    """Whether a chat request is answered.
+
+    Raises:
+        SystemExit: the request is refused.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status == 200
+    except urllib.error.HTTPError as refusal:
+        if refusal.code in (400, 401, 403, 404, 422):
+            raise SystemExit(f"the server refuses a chat request: {refusal.read().decode()}") from None
+        return False
     except (OSError, urllib.error.URLError):
         return False
+
+
+def warm_up(url: str, model: str, prompts: Sequence[str]) -> None:
+    """Send all prompts at the same time, each for 16 tokens.
+
+    Raises:
+        SystemExit: a request failed.
+    """
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        if not all(pool.map(lambda prompt: answers(url, model, prompt, tokens=16), prompts)):
+            raise SystemExit("a request of the warm-up failed: see the log of the server")
 
 
 class Server:
@@ -84,13 +113,20 @@ class Server:
     def __enter__(self) -> Server:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait(self) -> None:
         end = time.monotonic() + READY_SECONDS
         while time.monotonic() < end and self._process.poll() is None:
             self.model = self.model or served_model(self.url) or ""
             if self.model and answers(self.url, self.model):
-                return self
+                return
             time.sleep(1)
-        self.__exit__()
         raise SystemExit(f"the server is not ready: see {self._log}")
 
     def __exit__(self, *error: object) -> None:
@@ -103,73 +139,76 @@ class Server:
                 self._process.wait()
 
 
-def load(server: Server, given: argparse.Namespace, streams: int, *, requests: int) -> dict[str, Any]:
-    """One run of guidellm: its first benchmark."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [str(given.guidellm), "run", "--disable-console"]
-        command += ["--backend", f"kind=openai_http,target={server.url},model={server.model}"]
-        command += ["--profile", f"kind=concurrent,streams={streams}", "--constraint"]
-        command += [f"kind=max_requests,count={requests}", "--data", f"kind=json_file,path={given.prompts}"]
-        command += ["--tokenizer", f"kind=huggingface_auto,model={given.tokenizer}"]
-        command += ["--output", f"kind=json,path={report}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **OFFLINE})
-        if done.returncode or not report.exists():
-            raise SystemExit(f"guidellm failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(report.read_text("utf-8"))["benchmarks"][0]
-        return found
+def loads_from(given: argparse.Namespace) -> list[Load]:
+    """The loads that the command line names; 1 and 16 streams if it names none."""
+    streams = given.streams or ([] if given.rate else [1, 16])
+    return loads_of(
+        streams, given.rate, requests=given.requests, per_stream=given.requests_per_stream, seconds=given.seconds
+    )
 
 
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
-
-
-def row_of(name: str, streams: int, repeat: int, found: dict[str, Any]) -> dict[str, Any]:
-    """The figures that matter."""
-    metrics, totals = found["metrics"], found["metrics"]["request_totals"]
-    tokens = metrics["output_token_count"]["successful"]["total_sum"]
-    times = {}
-    for key in ("time_to_first_token_ms", "inter_token_latency_ms"):
-        own = metrics[key]["successful"]
-        times[key] = {"median": round(own["median"], 1), "p99": round(own["percentiles"]["p99"], 1)}
-    return {
-        "server": name,
-        "streams": streams,
-        "repeat": repeat,
-        "requests": totals["successful"],
-        "failed": totals["errored"],
-        "output_tokens": tokens,
-        "seconds": round(found["duration"], 2),
-        "tokens_per_second": round(tokens / found["duration"], 1),
-        **times,
-    }
+def measure(given: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> None:
+    """Run all servers at all loads."""
+    client = Client(given.guidellm, given.tokenizer, given.tokens)
+    prompts = [json.loads(line)["prompt"] for line in given.prompts.read_text("utf-8").splitlines()]
+    loads = loads_from(given)
+    parts, first = parts_of(prompts, loads, warm_up=max([16, *given.streams]))
+    named = dict(text.split("=", 1) for text in given.version)
+    servers = [text.split("=", 1) for text in given.server]
+    for repeat in range(given.first_repeat, given.first_repeat + given.repeats):
+        turn = repeat % len(servers)
+        for name, command in servers[turn:] + servers[:turn]:
+            with Server(command, given.logs / f"serving-{name.replace(' ', '-')}.log", given.model) as server:
+                warm_up(server.url, server.model, first)
+                for load, part in zip(loads, parts, strict=True):
+                    field = name not in given.no_ignore_eos
+                    found = client.run(load, part, url=server.url, model=server.model, ignore_eos=field)
+                    about = {"server": name, "version": named.get(name), "repeat": repeat}
+                    write({**about, **row_of(load, found), "prompts": given.prompts.stem})
 
 
 def main() -> int:
-    """Run all servers at all loads; prints rows as JSON lines."""
+    """Run all servers at all loads and print rows as JSON lines, or print the table of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", action="append", required=True, help="NAME=COMMAND with {port}")
-    parser.add_argument("--guidellm", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder by which guidellm counts tokens")
-    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--server", action="append", default=[], help="NAME=COMMAND with {port}")
+    parser.add_argument("--version", action="append", default=[], help="NAME=VERSION of a server, for its rows")
+    parser.add_argument("--no-ignore-eos", action="append", default=[], metavar="NAME")
+    parser.add_argument("--guidellm", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="folder by which guidellm counts tokens")
+    parser.add_argument("--prompts", type=Path)
     parser.add_argument("--streams", type=int, action="append", default=[])
-    parser.add_argument("--requests", type=int, default=24, help="requests of a run; at least twice the streams")
+    parser.add_argument("--rate", type=float, action="append", default=[], help="requests per second")
+    parser.add_argument("--requests", type=int, default=12, help="requests of a load of streams, or more")
+    parser.add_argument("--requests-per-stream", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20, help="how long requests of a rate arrive")
+    parser.add_argument("--tokens", type=int, default=64, help="generated tokens of a request")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--first-repeat", type=int, default=0, help="number of the first repeat, to continue a file")
     parser.add_argument("--model", help="name of the model in requests; the first that a server lists if not given")
+    parser.add_argument("--logs", type=Path, default=Path(), help="folder of the logs of the servers")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="files whose rows are tabulated; nothing is measured")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = [{"date": now(), "machine": machine(torch.device("cpu")), "versions": versions()}]
-    servers = [text.split("=", 1) for text in given.server]
-    for repeat in range(given.repeats):
-        for name, command in servers if repeat % 2 == 0 else servers[::-1]:
-            with Server(command, Path(f"serving-{name.replace(' ', '-')}.log"), given.model) as server:
-                for streams in given.streams or [1, 16]:
-                    load(server, given, streams, requests=streams)
-                    count = max(given.requests, 2 * streams)
-                    rows.append(row_of(name, streams, repeat, load(server, given, streams, requests=count)))
-                    print(json.dumps(rows[-1]), flush=True)
-    if given.out is not None:
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return int(any(row.get("failed") for row in rows))
+    if given.table:
+        lines = [json.loads(line) for file in given.table for line in file.read_text("utf-8").splitlines()]
+        print(table_of([line for line in lines if "server" in line]))
+        return 0
+    if not (given.server and given.guidellm and given.tokenizer and given.prompts):
+        parser.error("a measurement needs --server, --guidellm, --tokenizer and --prompts")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped, too
+    failed = 0
+
+    def write(row: dict[str, Any]) -> None:
+        nonlocal failed
+        failed += row.get("errors", 0)
+        print(json.dumps(row), flush=True)
+        if given.out is not None:
+            with given.out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+
+    write({"date": now(), "machine": machine(torch.device("cpu")), "versions": versions()})
+    measure(given, write)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import choose_methods
-from draftree.cli.methods import MethodCard, cards
+from draftree.cli.methods import MethodCard, Option, cards
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Registry
 from draftree.core.tree import Draw
@@ -20,6 +20,7 @@ from draftree.drafters.wrappers import merged
 from draftree.engine.parts import PREFERENCE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
+from generator import examples
 from generator.docstrings import members, option_texts
 from generator.markdown import code, fence, listed, page, table
 
@@ -63,6 +64,12 @@ def entries(seam: str, registry: Registry[Any]) -> list[Entry]:
 
 def make() -> dict[str, str]:
     """File name to text: the index and one page a method."""
+    with examples.present():
+        return made()
+
+
+def made() -> dict[str, str]:
+    """As `make`, where the folders of examples are."""
     agreed_draw.cache_clear()  # a method may have come since
     drafters, verifiers, planners = (
         entries(seam, registry)
@@ -110,11 +117,18 @@ def options(entry: Entry) -> str:
 
 def specs_of(entry: Entry) -> list[str]:
     """Specs of a method: plain, and in every shape if it grows trees."""
-    needed = [option.type for option in entry.card.options if option.needed and option.behind_colon]
-    spec = ":".join([entry.card.name, *(SMALL if kind == "str" else str(EXAMPLE_LENGTH) for kind in needed)])
+    needed = [option for option in entry.card.options if option.needed and option.behind_colon]
+    spec = ":".join([entry.card.name, *map(example_of, needed)])
     if all(option.name != "tree" for option in entry.card.options):
         return [spec]
     return [spec if shape == "chain" else f"{spec},tree={shape}" for shape in SHAPES]
+
+
+def example_of(option: Option) -> str:
+    """A value of the option after a method's colon."""
+    if option.type != "str":
+        return str(EXAMPLE_LENGTH)
+    return examples.HEAD if option.name == "path" else SMALL
 
 
 @functools.cache

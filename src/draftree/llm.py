@@ -34,7 +34,7 @@ from draftree.drafters import NO_DRAFT
 from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Update
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
@@ -121,10 +121,7 @@ class LLM:
             require_exact(loaded)
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self._parts = build_each(
-            *(methods, loaded, self._tokenizer),
-            kernels=kernels_of_drafter(loaded),
-            trust_remote_code=trusts,
-            clock=clock,
+            methods, loaded, self._tokenizer, kernels=kernels_of_drafter(loaded), trust_remote_code=trusts, clock=clock
         )
         self._engine = Engine(self._parts, limits, on_round=on_round)
         self._requests = Requests(
@@ -227,7 +224,9 @@ class LLM:
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
         ids = [self._prompts.encode_prompt(prompt) for prompt in prompt_list(prompts)]
-        return self._run(ids, params, draft, on_update=on_update, progress=progress)
+        batch = self._sequences(ids, params, draft)
+        write_all(self._engine, batch, on_update=on_update, progress=progress)
+        return completions_of(batch)
 
     def chat(
         self,
@@ -252,7 +251,9 @@ class LLM:
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         ids = [self._prompts.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self._run(ids, params, draft, on_update=on_update, progress=progress)
+        batch = self._sequences(ids, params, draft)
+        write_all(self._engine, batch, on_update=on_update, progress=progress)
+        return completions_of(batch)
 
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
@@ -292,17 +293,6 @@ class LLM:
             raise sequence.error
         return completion_of(sequence, prompt_index=0)
 
-    def _run(
-        self,
-        prompts: Sequence[list[int]],
-        params: Params,
-        draft: str | None,
-        *,
-        on_update: Callable[[Update], None] | None,
-        progress: bool | None,
-    ) -> list[Completion]:
+    def _sequences(self, prompts: list[list[int]], params: Params, draft: str | None) -> list[list[WritingSequence]]:
         each = params_for(params, len(prompts))
-        batch = [self._requests.sequences(ids, given, draft=draft) for ids, given in zip(prompts, each, strict=True)]
-        everything = [sequence for sequences in batch for sequence in sequences]
-        write_all(self._engine, everything, on_update=on_update, progress=progress)
-        return completions_of(batch)
+        return [self._requests.sequences(ids, given, draft=draft) for ids, given in zip(prompts, each, strict=True)]

@@ -56,19 +56,20 @@ class ProgressBar:
 
 def write_all(
     engine: Engine,
-    sequences: Sequence[WritingSequence],
+    batch: Sequence[Sequence[WritingSequence]],
     *,
     on_update: Callable[[Update], None] | None,
     progress: bool | None,
 ) -> None:
-    """Queue sequences and step the engine until all of them are finished; aborts them if a step raises.
+    """Queue requests and step the engine until all of them are finished; aborts them if a step raises.
 
     Args:
         engine: the engine; its other sequences advance as well, and keep their updates.
-        sequences: new sequences.
+        batch: the new sequences of each request.
         on_update: called with every update of these sequences.
         progress: whether to show a progress bar; None shows one on a terminal, for several texts without `on_update`.
     """
+    sequences = [sequence for request in batch for sequence in request]
     with ProgressBar(len(sequences), shown=False if progress is None and on_update else progress) as bar:
         engine.add(*sequences)
         going = list(sequences)

@@ -68,6 +68,7 @@ def test_a_fork_drafts_as_one_that_was_opened(spec: str, draw: Draw) -> None:
         states = [rig.drafter.fork(source, one, length) for one in forks]
         rig.drafter.check_integrity([source, *states])
         others = [rig.drafter.open(one) for one in fresh]
+        rig.tell([*states, *others], [*forks, *fresh])
         pairs = zip(drafts(rig, states, forks), drafts(rig, others, fresh), strict=True)
         assert all(same(a, b) for a, b in pairs)
         for state in (*states, *others):
@@ -92,6 +93,7 @@ def test_a_cached_state_drafts_as_one_that_was_opened(spec: str, draw: Draw) -> 
             rig.drafter.close(fork)
             cached = rig.drafter.attach(cached, one, cut)
             state = rig.drafter.open(fresh)
+            rig.tell([cached, state], [one, fresh])
             pairs = zip(drafts(rig, [cached], [one]), drafts(rig, [state], [fresh]), strict=True)
             assert all(same(a, b) for a, b in pairs)
             rig.drafter.close(state)

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 from documents import ROOT, Block, commands, documents, guide, matches
+from generator import examples
 
 from draftree.cli import generate
 from draftree.cli.commands import Entry
 from draftree.cli.main import run
+from draftree.drafters import head
+from draftree.heads.config import HeadConfig
+from draftree.heads.folders import read_config
 from draftree.weights.catalogue import CATALOGUE
 from real_weights import folder_of
 
@@ -46,6 +50,11 @@ def silence(command: Any) -> Any:
     return command
 
 
+def head_of_examples(folder: str) -> HeadConfig:
+    """The head that examples name, which the reader of a page would have trained or fetched."""
+    return examples.HEAD_CONFIG if folder == examples.HEAD else read_config(folder)
+
+
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands read what they are given, and refuse it or not; nothing is loaded or written."""
@@ -58,6 +67,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
         setup.methods()
 
     monkeypatch.setattr(Entry, "load", quiet)
+    monkeypatch.setattr(head, "read_config", head_of_examples)
     monkeypatch.setattr(generate, "write_and_report", check)
     monkeypatch.setattr(generate, "compare_and_report", check)
     monkeypatch.setattr(generate, "write_batch_and_report", check)

@@ -19,6 +19,7 @@ from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel, SequenceView
 from draftree.drafters.growing.shapes import parse_shape
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.loading.load import LoadedModel
 from draftree.models.table import hashed, near
@@ -36,7 +37,7 @@ CASE = Case.of(TARGET, near(TARGET, seed=22, distance=1.5))
 def grown(shape: str, draw: Draw) -> list[TokenTree]:
     """A tree for every seed, all in one batch, as the engine requests them."""
     form = parse_shape(shape, None)
-    growth = Growth(CASE.drafter, shape=form, draw=draw, shares_noise=False)
+    growth = Growth(ModelStepper(CASE.drafter), shape=form, draw=draw, shares_noise=False)
     views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
     states = [growth.open(view) for view in views]
     trees = growth.grow(states, [Budget(form.num_nodes, form.depth)] * ROUNDS)

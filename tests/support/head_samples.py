@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from draftree.heads.base import FeatureHead
 from draftree.heads.config import HeadConfig
+from draftree.heads.folders import write_head
 from draftree.heads.kinds import head_class
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
@@ -79,10 +84,23 @@ def random_head(config: HeadConfig, seed: int = 0, scale: float = 0.5) -> Featur
     return head.eval()
 
 
+def saved_head(**values: Any) -> str:
+    """Path of the folder of a random head, the same in every process, written once for all."""
+    config = head_config(**values)
+    name = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"draftree-test-head-{name}"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory() as place:
+            write_head(random_head(config), Path(place) / "head")
+            with contextlib.suppress(OSError):  # another process was first
+                (Path(place) / "head").rename(folder)
+    return str(folder)
+
+
 def random_parts(seed: int = 1, *, vocab: int = VOCAB, hidden: int = HIDDEN, num_layers: int = LAYERS) -> TargetParts:
     generator = torch.Generator().manual_seed(seed)
     embedding, output = (torch.randn(vocab, hidden, generator=generator) for _ in range(2))
-    return TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states.float() * 0.5, num_layers)
+    return TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states * 0.5, num_layers)
 
 
 def reference_logits(
@@ -103,6 +121,7 @@ def reference_logits(
     keys: list[list[Tensor]] = [[] for _ in range(c.num_layers)]
     values: list[list[Tensor]] = [[] for _ in range(c.num_layers)]
     frequencies, scaling = _frequencies(c)
+    frequencies = frequencies.float().double()
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + c.epsilon) * w[name]

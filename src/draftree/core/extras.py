@@ -17,6 +17,7 @@ EXTRAS = {
     "plots": "matplotlib",
     "ray": "ray",
     "serve": "fastapi",
+    "train": "accelerate",
     "tune": "optuna",
 }
 """The importable package of every extra."""

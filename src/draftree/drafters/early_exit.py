@@ -17,6 +17,7 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
 from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import LayerSubset
@@ -49,10 +50,9 @@ class EarlyExitDrafter(GrowingDrafter):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._growth = Growth(
-            context.target,
+            PartialStepper(context.target, LayerSubset(end=config.layers)),
             shape=config.shape,
             draw=context.draw,
             shares_noise=context.shares_noise,
-            part=LayerSubset(end=config.layers),
             place=context.place,
         )

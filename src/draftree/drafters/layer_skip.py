@@ -17,6 +17,7 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
 from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.loading.layer_sets import numbers_of, stored_set
@@ -68,10 +69,9 @@ class LayerSkipDrafter(GrowingDrafter):
             stored = stored_set(context.target.fingerprint)
             part, self._note = stored.part, str(stored)
         self._growth = Growth(
-            context.target,
+            PartialStepper(context.target, part),
             shape=config.shape,
             draw=context.draw,
             shares_noise=context.shares_noise,
-            part=part,
             place=context.place,
         )

@@ -21,7 +21,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.strings import StringGrowth
 from draftree.drafters.growing.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
 from draftree.drafters.growing.tree_growth import Growth
@@ -75,13 +77,16 @@ class ModelDrafter(GrowingDrafter):
         if translation is not None and translation.way == STRINGS:
             self._growth = StringGrowth(loaded.model, shape=config.shape, translation=translation)
         else:
+            reader = (
+                SameReader(loaded.model.vocab_size, context.target.vocab_size)
+                if translation is None
+                else CommonReader(translation)
+            )
             self._growth = Growth(
-                loaded.model,
+                ModelStepper(loaded.model, reader),
                 shape=config.shape,
                 draw=context.draw,
                 shares_noise=context.shares_noise,
-                vocab_size=context.target.vocab_size,
-                reader=None if translation is None else CommonReader(translation),
                 place=context.place,
             )
         self._note = "" if translation is None else str(translation)

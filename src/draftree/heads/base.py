@@ -132,4 +132,4 @@ class FeatureHead(Head):
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits of the next tokens, shape (..., rows, draft vocabulary), float32."""
+        """Return logits of the next tokens, shape (..., rows, draft vocabulary), float32, or float64 for float64."""

@@ -98,12 +98,13 @@ class EagleFamilyHead(FeatureHead):
         return states
 
     def outputs(self, states: Tensor) -> Tensor:
-        """Return the product of states with the output head, float32."""
+        """Return the product of states with the output head, float32, or float64 for float64 states."""
         if self.lm_head is not None:
             found: Tensor = self.lm_head(states)
-            return found.float()
-        assert self._output is not None, "a head without its own output is bound to a target before it runs"
-        return F.linear(states.to(self._output.dtype), self._output).float()
+        else:
+            assert self._output is not None, "a head without its own output is bound to a target before it runs"
+            found = F.linear(states.to(self._output.dtype), self._output)
+        return found if found.dtype == torch.float64 else found.float()
 
 
 @final
@@ -143,7 +144,6 @@ class EagleHead(EagleFamilyHead):
         return self.outputs(states)
 
 
-@final
 class Eagle3Head(EagleFamilyHead):
     """EAGLE-3 and EAGLE-3.1.
 

@@ -54,7 +54,7 @@ class Rotary:
     def _made(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         # tensors of inference mode could not be used in training later
         with torch.inference_mode(False), torch.no_grad():
-            angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies[None]
+            angles = torch.arange(length, dtype=torch.float64)[:, None] * self._frequencies.double()[None]
             cosines, sines = angles.cos() * self._scaling, angles.sin() * self._scaling
             both = torch.cat((cosines, cosines), dim=-1), torch.cat((-sines, sines), dim=-1)
             first, second = (table.to(like.device, like.dtype) for table in both)

@@ -174,13 +174,14 @@ def decided(tokens: Sequence[int], logits: Sequence[float], noise: tuple[tuple[i
     return tokens[max(range(len(tokens)), key=scores.__getitem__)]
 
 
-def perturbed(logits: Tensor, noise: RowNoise, *, overwrites: bool = False) -> Tensor:
+def perturbed(logits: Tensor, noise: RowNoise, *, overwrites: bool = False, token_ids: Tensor | None = None) -> Tensor:
     """Logits over temperature, plus noise.
 
     Args:
         logits: shape (rows, width).
         noise: for each row.
         overwrites: `logits` may be used for the result.
+        token_ids: the token of each column, int32, shape (width,); None if column i is token i.
     """
     noisy = [entry for entry in noise if entry is not None]
     if not noisy:
@@ -188,13 +189,14 @@ def perturbed(logits: Tensor, noise: RowNoise, *, overwrites: bool = False) -> T
     if len(noisy) < len(noise):
         scores = logits if overwrites else logits.clone()
         rows = to_device([row for row, entry in enumerate(noise) if entry is not None], logits.device)
-        scores[rows] = perturbed(scores[rows], noisy, overwrites=True)
+        scores[rows] = perturbed(scores[rows], noisy, overwrites=True, token_ids=token_ids)
         return scores
     temperatures = [temperature for _, temperature in noisy]
     if set(temperatures) != {1.0}:
         divisor = to_device(temperatures, logits.device, dtype=logits.dtype)[:, None]
         logits, overwrites = logits.div_(divisor) if overwrites else logits / divisor, True
-    token_ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    if token_ids is None:
+        token_ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
     added = _noise_of_rows([keys for keys, _ in noisy], token_ids)
     if overwrites:
         return logits.add_(added)

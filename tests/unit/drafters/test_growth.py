@@ -14,7 +14,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed, listed, near
@@ -33,7 +35,8 @@ def view(tokens: list[int], *, temperature: float = 0.0, vocab_size: int = VOCAB
 
 
 def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE, vocab_size: int = VOCAB) -> Growth:
-    return Growth(model, shape=parse_shape(shape, None), draw=draw, shares_noise=True, vocab_size=vocab_size)
+    stepper = ModelStepper(model, SameReader(model.vocab_size, vocab_size))
+    return Growth(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=True)
 
 
 def greedy(table: Any, context: list[int], count: int) -> list[int]:
@@ -99,7 +102,7 @@ def test_a_prompt_longer_than_the_window_and_the_deepest_tree_that_fits() -> Non
     state = one.open(view([1, 2, 3] * 40))
     (tree,) = one.grow([state], [Budget(100, 100)])
     assert len(tree) == 5
-    deep = Growth(model, shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True, vocab_size=VOCAB)
+    deep = Growth(ModelStepper(model), shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True)
     (tree,) = deep.grow([deep.open(view([1, 2, 3] * 40))], [Budget(100, 100)])
     assert len(tree) == 16 - 8 - 2
 
@@ -167,7 +170,7 @@ def test_the_best_tree_is_the_best_of_the_whole_tree(count: int, temperature: fl
     trees = []
     # the whole tree has more nodes than fit in a pass of the target, so no spec may name it
     for shape in (parse_shape(f"best-{count}", 3), Shape((VOCAB,) * 3, frozenset({Draw.FREE}))):
-        one = Growth(TableLM(table), shape=shape, draw=Draw.FREE, shares_noise=True, vocab_size=VOCAB)
+        one = Growth(ModelStepper(TableLM(table)), shape=shape, draw=Draw.FREE, shares_noise=True)
         trees.extend(one.grow([one.open(view([3, 4], temperature=temperature))], [Budget(2000, 3)]))
     found, whole = trees
     best = sorted(whole.scores, reverse=True)[:count]

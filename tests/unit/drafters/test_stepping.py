@@ -8,6 +8,7 @@ from draftree.core.tree import Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import parse_shape
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
@@ -32,7 +33,7 @@ def text(length: int) -> list[int]:
 @pytest.mark.parametrize("added", [0, 1, 4, 30])
 def test_windows_are_those_of_the_text(length: int, added: int, rounds: int, is_cached: bool) -> None:
     model = TableLM(hashed(VOCAB, seed=1, scale=2.0), max_length=CONTEXT)
-    growth = Growth(model, shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
+    growth = Growth(ModelStepper(model), shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
     source_view = view(text(length))
     source = growth.open(source_view)
     growth.grow([source], [Budget(3, 3)])

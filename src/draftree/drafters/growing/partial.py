@@ -47,7 +47,7 @@ class PartialStepper(Stepper[PartialSequence]):
     def __init__(self, model: LanguageModel, part: LayerSubset) -> None:
         model.require_part(part)
         self.model = model
-        self.max_depth = model.max_length
+        self.max_length = self.max_depth = model.max_length
         # a subset of all layers is still a subset: a whole pass would append tentative nodes
         self._part = LayerSubset(end=model.num_layers) if part == ALL_LAYERS else part
 

@@ -1,4 +1,4 @@
-"""Interface for growing trees: a model or a subset of its layers reads texts and trees after them."""
+"""Interface for growing trees: a model, a subset of its layers, or a head reads texts and trees after them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Generic, Protocol, TypeVar
 
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.models.base import LanguageModel
 from draftree.sampling.logits import Logits
 
 
@@ -26,7 +25,8 @@ StateT = TypeVar("StateT", bound=Stepped)
 class Stepper(ABC, Generic[StateT]):
     """Interface of a model that reads texts and trees after them."""
 
-    model: LanguageModel
+    max_length: int
+    """Maximum number of tokens of a text that it keeps, tree included."""
     max_depth: int
     """Number of levels that always fit."""
 

@@ -20,7 +20,7 @@ from typing import final
 
 from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.readers import Reader, Reading
+from draftree.drafters.growing.readers import Reader, Reading, SameReader
 from draftree.drafters.growing.stepper import Stepper
 from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.sampling.logits import Logits
@@ -54,12 +54,13 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     Args:
         model: the draft model.
-        reader: conversion of tokens and logits.
+        reader: conversion of tokens and logits; None if the model has the trees' vocabulary.
     """
 
-    def __init__(self, model: LanguageModel, reader: Reader) -> None:
+    def __init__(self, model: LanguageModel, reader: Reader | None = None) -> None:
         self.model = model
-        self._reader = reader
+        self.max_length = model.max_length
+        self._reader = SameReader(model.vocab_size, model.vocab_size) if reader is None else reader
         self._window = model.max_length // 2
         # after a fresh window
         self.max_depth = max(1, model.max_length - self._window - 2)

@@ -15,7 +15,7 @@ from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape
-from draftree.drafters.growing.stepping import SteppedSequence
+from draftree.drafters.growing.stepping import ModelStepper, SteppedSequence
 from draftree.drafters.growing.translation import OwnReader, Translation
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import LanguageModel
@@ -77,7 +77,7 @@ class StringGrowth:
 
     def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:
         reader = OwnReader(translation, model.vocab_size)
-        self._growth = Growth(model, shape=shape, draw=Draw.FREE, shares_noise=False, reader=reader)
+        self._growth = Growth(ModelStepper(model, reader), shape=shape, draw=Draw.FREE, shares_noise=False)
         self._shape = shape
         self._translation = translation
         self._likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)

@@ -1,4 +1,4 @@
-"""Growth of trees with a draft model, with one batched pass per level.
+"""Growth of trees with a stepper, such as a draft model, with one batched pass per level.
 
 All frontier nodes of all sequences are in one pass. Candidates are ranked with the request's noise if the verifier
 allows it; drawn children use random streams of their round and node.
@@ -19,12 +19,8 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.partial import PartialStepper
-from draftree.drafters.growing.readers import Reader, SameReader
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.models.base import LanguageModel, LayerSubset
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
@@ -78,45 +74,34 @@ class _Growing:
 
 
 class Growth:
-    """Growth of trees with a model.
+    """Growth of trees.
 
     Args:
-        model: the draft model, or the target.
+        stepper: reads texts and trees; its logits have the target's vocabulary.
         shape: shape of the trees.
         draw: how children are drawn, one of the shape's draws.
         shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
-        vocab_size: the target's vocabulary size; None if the model's logits have that width.
-        reader: conversion of tokens and logits; None if the model uses the target's tokens.
-        part: subset of the layers if the model is the target, whose slots are then used; None for a separate model.
         place: index of the drafter among merged ones, whose draws must be independent.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
+        stepper: Stepper[Any],
         *,
         shape: Shape,
         draw: Draw,
         shares_noise: bool,
-        vocab_size: int | None = None,
-        reader: Reader | None = None,
-        part: LayerSubset | None = None,
         place: int = 0,
     ) -> None:
-        width = model.vocab_size if vocab_size is None else vocab_size
-        self._stepper: Stepper[Any]
-        if part is None:
-            self._stepper = ModelStepper(model, SameReader(model.vocab_size, width) if reader is None else reader)
-        else:
-            self._stepper = PartialStepper(model, part)
+        self._stepper = stepper
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
 
     def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the model's slots, at most for its context length."""
-        readable = min(length, self._stepper.model.max_length)
+        """Make room in the stepper's slots, at most for its context length."""
+        readable = min(length, self._stepper.max_length)
         self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
 
     def open(self, view: SequenceView) -> Any:

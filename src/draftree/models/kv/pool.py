@@ -160,6 +160,13 @@ class SlotPool:
         self._settle([slot], [()])
         slot.truncate(length)
 
+    def drop_first(self, slot: KVSlot, count: int) -> None:
+        """Drop the first `count` tokens of a prefix without a tree; positions stay in the rotated keys."""
+        assert not slot.num_tentative, "a slot with a tree is not cut at its beginning"
+        assert count <= slot.length, "a prefix is cut, not lengthened"
+        self.memory.gather(slot.index, start=0, offsets=range(count, slot.length))
+        slot.copy_prefix(slot.length - count)
+
     def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
         """Move the kept nodes of each slot to the start of its tree."""
         if self._leftovers is not Leftovers.CLEARED:

@@ -192,7 +192,7 @@ class KVMemory:
         return stores
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=self._dtype, device=self._device)
         # numpy gets zeroed pages from the system, which cost nothing until they are written
         size = int(np.prod(shape)) * self._dtype.itemsize

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall, additive, attend
 
@@ -117,6 +118,35 @@ class SlotPass:
 def is_run(numbers: Sequence[int]) -> bool:
     """Return whether ascending numbers have no gap."""
     return numbers[-1] - numbers[0] == len(numbers) - 1
+
+
+def plan_pass(
+    memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], device: torch.device
+) -> SlotPass:
+    """Return the handler of the attention calls of one pass.
+
+    Args:
+        memory: keys and values of the slots.
+        slots: slot of each job, ascending by index, with the nodes appended.
+        nodes: for each job the tentative nodes that are rows of the pass, ascending.
+        device: device of the memory.
+    """
+
+    def visible(job: int) -> Tensor | None:
+        parents, own = slots[job].parents, nodes[job]
+        if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
+            return None
+        mask = torch.from_numpy(ancestor_mask(parents))
+        return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
+
+    num_rows = sum(map(len, nodes))
+    blocks = plan_blocks(slots, nodes, visible, device)
+    if len(slots) == 1 and is_run(nodes[0]):
+        return SlotPass(memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0]))
+    slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
+    place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
+    slot_index, place_index = (torch.tensor(rows, device=device) for rows in (slot_of_row, place_of_row))
+    return SlotPass(memory, blocks, num_rows, slot_index, place_index, None)
 
 
 def plan_blocks(

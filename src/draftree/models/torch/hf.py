@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.core.tree import ancestor_mask, is_chain
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
@@ -25,7 +24,7 @@ from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
 from draftree.models.torch.context import context_length
-from draftree.models.torch.dynamic import SlotPass, is_run, plan_blocks
+from draftree.models.torch.dynamic import plan_pass
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
 from draftree.models.torch.final_norm import FinalNorm
 from draftree.models.torch.identity import fingerprint
@@ -245,7 +244,8 @@ class HFModel(SlottedModel):
             slot = kv_slot(jobs[job].slot)
             tokens.extend(jobs[job].tokens)
             positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
-        current = self._plan([kv_slot(jobs[job].slot) for job in order], [nodes[job] for job in order])
+        slots = [kv_slot(jobs[job].slot) for job in order]
+        current = plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device)
         requested = requested_rows(jobs, order)
         padding = self._padding(len(tokens))
         rows = None
@@ -265,25 +265,6 @@ class HFModel(SlottedModel):
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
-
-    def _plan(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> SlotPass:
-        def visible(job: int) -> Tensor | None:
-            parents, own = slots[job].parents, nodes[job]
-            if is_chain(parents) and is_run(own) and own[-1] == len(parents) - 1:
-                return None
-            mask = torch.from_numpy(ancestor_mask(parents))
-            return mask[own[0] : own[-1] + 1] if is_run(own) else mask[list(own)]
-
-        num_rows = sum(map(len, nodes))
-        blocks = plan_blocks(slots, nodes, visible, self.device)
-        if len(slots) == 1 and is_run(nodes[0]):
-            return SlotPass(
-                self._pool.memory, blocks, num_rows, None, None, (slots[0].index, slots[0].length + nodes[0][0])
-            )
-        slot_of_row = [slot.index for slot, own in zip(slots, nodes, strict=True) for _ in own]
-        place_of_row = [slot.length + node for slot, own in zip(slots, nodes, strict=True) for node in own]
-        slot_index, place_index = (torch.tensor(rows, device=self.device) for rows in (slot_of_row, place_of_row))
-        return SlotPass(self._pool.memory, blocks, num_rows, slot_index, place_index, None)
 
 
 def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:

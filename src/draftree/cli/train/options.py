@@ -1,0 +1,160 @@
+"""Options that the trainings share, and the settings that they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftree.cli.options import Device, Model, Threads, TrustRemoteCode
+from draftree.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from draftree.train.settings import TrainSettings
+
+__all__ = [
+    "BatchTokens",
+    "Data",
+    "Decay",
+    "Depth",
+    "Device",
+    "Dtype",
+    "EvaluateEvery",
+    "FirstLoss",
+    "FirstShare",
+    "LearningRate",
+    "Levels",
+    "LevelsFrom",
+    "Loss",
+    "MaxLength",
+    "Minutes",
+    "Model",
+    "Output",
+    "Patience",
+    "Resume",
+    "Seed",
+    "Steps",
+    "Temperature",
+    "Threads",
+    "Tokens",
+    "TrustRemoteCode",
+    "UnseenShare",
+    "settings_of",
+]
+
+FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
+DEFAULT_MINUTES = 60.0
+
+Data = Annotated[Path, typer.Option(help="Folder of 'draftree train data'.", metavar="FOLDER", rich_help_panel=FILES)]
+Output = Annotated[Path, typer.Option(help="New folder of the result.", metavar="FOLDER", rich_help_panel=FILES)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.", rich_help_panel=FILES)]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Train so long; 60 if no other limit is given.", metavar="X", rich_help_panel=BUDGET),
+]
+Steps = Annotated[int | None, typer.Option(help="Maximum number of updates.", metavar="N", rich_help_panel=BUDGET)]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Maximum number of trained predictions, repeated ones included.", metavar="N", rich_help_panel=BUDGET
+    ),
+]
+Loss = Annotated[
+    str,
+    typer.Option(
+        help="Loss of the later part: coupled, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
+        metavar="NAME",
+        rich_help_panel=RECIPE,
+    ),
+]
+FirstLoss = Annotated[str, typer.Option(help="Loss of the first part.", metavar="NAME", rich_help_panel=RECIPE)]
+FirstShare = Annotated[
+    float, typer.Option(help="Share of the budget of the first part.", metavar="X", rich_help_panel=RECIPE)
+]
+Temperature = Annotated[
+    float,
+    typer.Option(help="Temperature at which target and drafter are compared.", metavar="X", rich_help_panel=RECIPE),
+]
+Levels = Annotated[
+    int, typer.Option(help="Levels of training on the drafter's own states.", metavar="N", rich_help_panel=RECIPE)
+]
+LevelsFrom = Annotated[
+    float,
+    typer.Option(help="Share of the budget that trains the first level only.", metavar="X", rich_help_panel=RECIPE),
+]
+Decay = Annotated[
+    float | None,
+    typer.Option(
+        "--level-decay",
+        help="Weight of each level relative to the one before; by survival of the drafts if not given.",
+        metavar="X",
+        rich_help_panel=RECIPE,
+    ),
+]
+LearningRate = Annotated[float, typer.Option(help="Highest learning rate.", metavar="X", rich_help_panel=RECIPE)]
+BatchTokens = Annotated[int, typer.Option(help="Tokens of a batch.", metavar="N", rich_help_panel=RECIPE)]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Cut longer texts; no limit if not given.", metavar="N", rich_help_panel=RECIPE)
+]
+Seed = Annotated[
+    int, typer.Option(help="Seed of first weights and of the order of texts.", metavar="N", rich_help_panel=RECIPE)
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.",
+        metavar="NAME",
+        rich_help_panel="Execution",
+    ),
+]
+Depth = Annotated[
+    int,
+    typer.Option(
+        help="Levels of drafts in evaluations, and by default later.", metavar="N", rich_help_panel=EVALUATION
+    ),
+]
+EvaluateEvery = Annotated[
+    int,
+    typer.Option(help="Updates between evaluations on unseen texts.", metavar="N", rich_help_panel=EVALUATION),
+]
+Patience = Annotated[
+    int,
+    typer.Option(
+        help="End after so many evaluations without a better acceptance length; 0 for no early end.",
+        metavar="N",
+        rich_help_panel=EVALUATION,
+    ),
+]
+UnseenShare = Annotated[
+    float,
+    typer.Option(help="Share of the prompts that are kept for evaluations.", metavar="X", rich_help_panel=EVALUATION),
+]
+
+
+def settings_of(
+    *,
+    minutes: float | None,
+    steps: int | None,
+    tokens: int | None,
+    level_decay: float | None,
+    patience: int,
+    **recipe: object,
+) -> TrainSettings:
+    """Return the settings of the options.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+    from draftree.train.settings import Limits, TrainSettings
+    from draftree.train.unroll import StepWeights
+
+    if patience < 0:
+        raise ConfigurationError(f"patience is {patience}: it must not be negative")
+    has_limit = any(value is not None for value in (minutes, steps, tokens))
+    return TrainSettings(
+        limits=Limits(steps, tokens, minutes if has_limit else DEFAULT_MINUTES),
+        weights=StepWeights(level_decay),
+        patience=patience or None,
+        **recipe,  # type: ignore[arg-type]
+    )

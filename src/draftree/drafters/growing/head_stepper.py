@@ -1,0 +1,280 @@
+"""Stepper for a head that reads the target's hidden states: rows of the text, and tentative rows of a tree.
+
+The target's hidden states of a token are known after its pass, so the row of position t, which needs those of token
+t - 1 and the token t, can be read as soon as both are there. Rows of the text are read before the next tree, or with
+the prompt's chunks. Rows of drafted nodes use the head's own states; they are dropped after the round, and rows of
+accepted tokens are read from the target's hidden states.
+
+A slot holds rows of the text up to a window of the positions that the head was trained for. Rows whose hidden states
+are unknown, such as those of a cached prefix whose state was closed, are left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.core.tree import TokenTree
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
+from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, last_rows
+from draftree.heads.base import FeatureHead
+from draftree.heads.decoding import HeadDecoder, RowJob
+from draftree.models.kv.slots import KVSlot
+from draftree.models.memory import Footprint
+from draftree.sampling.logits import Logits, TensorLogits
+from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+
+
+@dataclass(slots=True)
+class HeadedSequence:
+    """State of a sequence in a head. Mutated by `HeadStepper` and `Growth` only."""
+
+    view: SequenceView
+    slot: KVSlot
+    positions: list[int] = field(default_factory=list)
+    """Positions of the rows of the slot's prefix, ascending."""
+    unread: list[Unread] = field(default_factory=list)
+    """Rows after them, ascending."""
+    fed: dict[int, int] = field(default_factory=dict)
+    num_fed: int = 0
+    """Tentative rows of the slot."""
+    before: Tensor | None = None
+    """States before the children of the text's last token and of each tentative row; None without a tree."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last row that is read or can be read."""
+        return self.unread[-1].end if self.unread else self.positions[-1] + 1 if self.positions else 0
+
+
+@final
+class HeadStepper(Stepper[HeadedSequence]):
+    """Stepper for a head that drafts level by level.
+
+    Args:
+        head: the head, bound to its target.
+        device: device of its weights.
+    """
+
+    def __init__(self, head: FeatureHead, device: torch.device) -> None:
+        self._decoder = HeadDecoder(head, device)
+        self.max_length = self.max_depth = head.config.max_length
+        self._block = max(1, self.max_length // 2)
+        vocabulary = head.vocabulary
+        self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
+        self._idle_rounds = 0
+        """Number of rounds since the last tree."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the head in bytes."""
+        return self._decoder.footprint
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
+        self._decoder.pool.reserve(num_sequences, length)
+
+    def open(self, view: SequenceView) -> HeadedSequence:
+        """Return the state of a new sequence."""
+        return HeadedSequence(view, self._decoder.pool.open())
+
+    def close(self, state: HeadedSequence) -> None:
+        """Free the slot."""
+        self._decoder.pool.close(state.slot)
+
+    def fork(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+        """Copy the rows of the common prefix; rows depend on it only."""
+        shared = common_length(state.view.history, view.history)
+        count = bisect.bisect_left(state.positions, shared)
+        unread = self._unread_of(state, shared)
+        slot = self._decoder.pool.fork(state.slot, count)
+        return HeadedSequence(view, slot, state.positions[:count], unread)
+
+    def detach(self, state: HeadedSequence) -> HeadedSequence | None:
+        """Drop the tree and keep the rows."""
+        if not state.positions and not state.unread:
+            self.close(state)
+            return None
+        self._cut(state, len(state.positions))
+        return state
+
+    def attach(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+        """Cut the slot to the rows of the common prefix."""
+        shared = common_length(state.view.history, view.history)
+        state.unread = self._unread_of(state, shared)
+        self._cut(state, bisect.bisect_left(state.positions, shared))
+        state.view = view
+        return state
+
+    def _unread_of(self, state: HeadedSequence, shared: int) -> list[Unread]:
+        """Return unread rows up to that of the first token after a common prefix: its hidden states are before it."""
+        row = bisect.bisect_left(state.positions, shared)
+        if row < len(state.positions):
+            if state.positions[row] > shared:
+                return []
+            return [Unread(shared, self._decoder.before(state.slot, row))]
+        pieces = (piece.between(0, shared + 1) for piece in state.unread)
+        return [piece for piece in pieces if piece is not None]
+
+    def _cut(self, state: HeadedSequence, count: int) -> None:
+        """Drop the tree, and all rows after the first `count`."""
+        if state.num_fed or count < len(state.positions):
+            self._decoder.pool.truncate(state.slot, count)
+            del state.positions[count:]
+        state.fed.clear()
+        state.num_fed, state.before = 0, None
+
+    def check_integrity(self, states: Sequence[HeadedSequence]) -> None:
+        """Raise AssertionError unless every state has its own slot with the recorded rows."""
+        pool = self._decoder.pool
+        pool.check_integrity()
+        assert len({id(state.slot) for state in states}) == len(states) <= pool.num_open, "a slot has one owner"
+        for state in states:
+            assert state.slot.length == len(state.positions), "every row of the prefix has a position"
+            assert state.slot.num_tentative == state.num_fed, "every tentative row is counted"
+            ends = [*state.positions, *(place for piece in state.unread for place in range(piece.first, piece.end))]
+            assert all(a < b for a, b in itertools.pairwise(ends)), "positions ascend, unread ones come last"
+            assert not ends or ends[0] > 0, "the first token has no row: nothing is before it"
+            assert len(state.positions) <= 2 * self._block, "a slot holds a window"
+
+    def learn(self, states: Sequence[HeadedSequence], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states of the tokens that its slots have just gained.
+
+        Args:
+            states: the sequences.
+            hidden: shape (tokens, layers, hidden) for each; None for no tokens.
+        """
+        for state, rows in zip(states, hidden, strict=True):
+            if rows is None:
+                continue
+            slot = state.view.slot
+            assert slot is not None, "hidden states come from a slot of the target"
+            new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
+            if new is not None:
+                state.unread.append(new)
+                if self._idle_rounds > IDLE_ROUNDS:
+                    state.unread = last_rows(state.unread, MAX_UNREAD)
+
+    def read(self, states: Sequence[HeadedSequence], counts: Sequence[int]) -> None:
+        """Read rows of prompts along with the target; nothing while no trees are requested."""
+        if self._idle_rounds <= IDLE_ROUNDS:
+            # the row of the last token is read with the first tree, which needs its state
+            self._read(states, [len(state.view.history) - 1 for state in states])
+
+    def is_ready(self, state: HeadedSequence) -> bool:
+        """Return whether the hidden states before the text's last token are known."""
+        return state.end == len(state.view.history)
+
+    def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
+        """Read the unread rows of every sequence."""
+        self._idle_rounds = 0
+        for state in states:
+            if not state.unread:
+                # nothing was written since the last tree: the last row is read again for its state
+                last = len(state.positions) - 1
+                state.unread = [Unread(state.positions[last], self._decoder.before(state.slot, last))]
+                self._cut(state, last)
+        found = self._read(states, [len(state.view.history) for state in states])
+        roots = torch.cat([found[index][-1:] for index in range(len(states))])
+        before = self._decoder.recycle(roots)
+        for index, state in enumerate(states):
+            state.before = before[index : index + 1]
+        return self._answered(roots)
+
+    def feed(
+        self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Logits:
+        """Run a pass over new nodes of trees."""
+        jobs = []
+        for state, row, above in zip(states, tokens, parents, strict=True):
+            assert state.before is not None, "a tree begins with the text's last token"
+            start = len(state.view.history)
+            state.num_fed += len(row)
+            depths = state.slot.depths
+            positions = [start if parent < 0 else start + depths[parent] for parent in above]
+            chosen = [parent + 1 for parent in above]
+            before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
+            jobs.append(RowJob(state.slot, row, positions, above, before))
+        found = self._decoder.run(jobs)
+        together = found[0] if len(found) == 1 else torch.cat(found)
+        recycled, place = self._decoder.recycle(together), 0
+        for state, row in zip(states, tokens, strict=True):
+            assert state.before is not None, "checked above"
+            state.before = torch.cat((state.before, recycled[place : place + len(row)]))
+            place += len(row)
+        return self._answered(together)
+
+    def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
+        """Drop the tree: the rows of accepted tokens are read from the target's hidden states."""
+        self._idle_rounds += 1
+        for state in states:
+            self._cut(state, len(state.positions))
+
+    def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
+        """Do as `keep`."""
+        self.keep(states, [()] * len(states))
+
+    def _answered(self, states: Tensor) -> Logits:
+        logits = self._decoder.logits(states)
+        return TensorLogits(logits) if self._subset is None else SubsetLogits(logits, self._subset)
+
+    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> dict[int, Tensor]:
+        """Read unread rows below these positions; returns states of the last rows by index of the sequence."""
+        found: dict[int, Tensor] = {}
+        going = {index: end for index, end in enumerate(ends) if states[index].unread}
+        while going:
+            jobs: dict[int, RowJob] = {}
+            for index, job in self._next_jobs(states, going):
+                jobs[index] = job
+            rows = self._decoder.read(list(jobs.values())) if jobs else []
+            for (index, job), own in zip(jobs.items(), rows, strict=True):
+                states[index].positions.extend(job.positions)
+                found[index] = own
+            going = {index: going[index] for index in jobs if states[index].unread}
+        return found
+
+    def _next_jobs(self, states: Sequence[HeadedSequence], ends: dict[int, int]) -> list[tuple[int, RowJob]]:
+        """Take the next rows of each sequence, of one window, and make room for them."""
+        pieces: list[tuple[int, Unread]] = []
+        for index, end in ends.items():
+            state = states[index]
+            first = state.unread[0].first
+            block = first // self._block
+            piece = state.unread[0].between(first, min(end, first + PREFILL_ROWS, (block + 1) * self._block))
+            if piece is None:
+                continue
+            rest = state.unread[0].between(piece.end, state.unread[0].end)
+            state.unread[0:1] = [] if rest is None else [rest]
+            # windows begin at multiples of a block, so that they depend on the text only
+            self._drop_before(state, (block - 1) * self._block)
+            pieces.append((index, piece))
+        before = self._projected([piece.hidden for _, piece in pieces])
+        return [(index, _job_of(states[index], piece, own)) for (index, piece), own in zip(pieces, before, strict=True)]
+
+    def _drop_before(self, state: HeadedSequence, position: int) -> None:
+        count = bisect.bisect_left(state.positions, position)
+        if count:
+            self._decoder.pool.drop_first(state.slot, count)
+            del state.positions[:count]
+
+    def _projected(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """Return the states before rows, with one product for all."""
+        raw = [rows for rows in hidden if rows.dim() == 3]
+        made: Iterator[Tensor] = iter(())
+        if raw:
+            together = self._decoder.project(raw[0] if len(raw) == 1 else torch.cat(raw))
+            made = iter(together.split([len(rows) for rows in raw]))
+        return [next(made) if rows.dim() == 3 else rows for rows in hidden]
+
+
+def _job_of(state: HeadedSequence, piece: Unread, before: Tensor) -> RowJob:
+    tokens: list[int] = state.view.history.tokens[piece.first : piece.end].tolist()
+    return RowJob(state.slot, tokens, range(piece.first, piece.end), range(-1, len(tokens) - 1), before)

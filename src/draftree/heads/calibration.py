@@ -1,0 +1,100 @@
+"""Calibrated confidence of a head: the probability that a drafted token is the target's pick, given its score.
+
+The score of a token is its share of the softmax of a node's perturbed scores. The map is
+p = sigmoid(slope * logit(share) + offset), with a pair for each level, and other pairs for greedy than for sampled
+texts. The slope is positive, so the order of a node's children stays. It is fitted on texts that training has not seen
+and lies beside the head. Planners and trees of the best nodes use it; the target's picks do not depend on it.
+
+Source: Platt scaling; EAGLE-2 (arXiv 2406.16858) uses the scores as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftree.core.errors import ModelLoadError
+
+__all__ = ["CONFIDENCE", "Calibration", "read_calibration", "write_calibration"]
+
+CONFIDENCE = "confidence.json"
+FORMAT = 1
+MOST_SURE = 1e-6
+"""Shares closer to 0 or 1 count as this far away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Map from scores to probabilities.
+
+    Attributes:
+        greedy: slope and offset of each level for greedy texts; the last one is for all deeper levels too.
+        sampled: the same for sampled texts.
+
+    Raises:
+        ModelLoadError: a slope is not positive, a number is not finite, or there is no level.
+    """
+
+    greedy: tuple[tuple[float, float], ...]
+    sampled: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        for pairs in (self.greedy, self.sampled):
+            is_sound = all(0 < slope < math.inf and math.isfinite(offset) for slope, offset in pairs)
+            if not pairs or not is_sound:
+                raise ModelLoadError(f"'{CONFIDENCE}' is damaged: a level needs a positive slope and a finite offset")
+
+    def log_probability(self, log_share: float, level: int, *, is_sampled: bool) -> float:
+        """Return the logarithm of the probability that a token is the target's pick.
+
+        Args:
+            log_share: logarithm of the token's share.
+            level: level of the token, from 0.
+            is_sampled: whether the text is sampled with a temperature.
+        """
+        if not log_share > -math.inf:
+            return log_share
+        pairs = self.sampled if is_sampled else self.greedy
+        slope, offset = pairs[min(level, len(pairs) - 1)]
+        value = slope * logit(log_share) + offset
+        # log sigmoid without overflow
+        return min(value, 0.0) - math.log1p(math.exp(-abs(value)))
+
+
+def logit(log_share: float) -> float:
+    """Return log(p / (1 - p)) of a share given by its logarithm, bounded."""
+    share = min(max(math.exp(log_share), MOST_SURE), 1 - MOST_SURE)
+    return math.log(share / (1 - share))
+
+
+def write_calibration(calibration: Calibration, folder: Path) -> None:
+    """Write the map beside a head."""
+    values = {"format": FORMAT, "greedy": calibration.greedy, "sampled": calibration.sampled}
+    unfinished = folder / f"{CONFIDENCE}.part"
+    unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(folder / CONFIDENCE)
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """Return the map of a head's folder; None if it has none.
+
+    Raises:
+        ModelLoadError: the file is damaged or of another format.
+    """
+    path = folder / CONFIDENCE
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
+            raise ModelLoadError(f"{path} has format {values['format']!r}, and this program reads {FORMAT}")
+        return Calibration(_pairs(values["greedy"]), _pairs(values["sampled"]))
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        raise ModelLoadError(f"{path} is damaged ({reason!r}): delete it or get the head again") from reason
+
+
+def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(slope), float(offset)) for slope, offset in values)

@@ -1,0 +1,194 @@
+"""Batches of texts for training: their rows one after another, and the places of the rows in a padded rectangle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.train.data.texts import Text, TopRows
+
+__all__ = ["Batch", "Layout", "collate", "cut", "first_chain", "is_usable", "pack"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Places of rows in a padded rectangle of (texts, longest).
+
+    Attributes:
+        places: index of each row in the flattened rectangle, shape (rows,).
+        num_texts: rectangles' first size.
+        longest: rectangles' second size.
+    """
+
+    places: Tensor
+    num_texts: int
+    longest: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int], device: torch.device) -> Layout:
+        """Return the layout of texts with these numbers of rows."""
+        longest = max(counts)
+        places = torch.cat([torch.arange(count) + text * longest for text, count in enumerate(counts)])
+        return cls(places.to(device), len(counts), longest)
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Return rows in the rectangle, shape (texts, longest, ...), zeros elsewhere."""
+        empty = rows.new_zeros(self.num_texts * self.longest, *rows.shape[1:])
+        return empty.index_copy(0, self.places, rows).view(self.num_texts, self.longest, *rows.shape[1:])
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """Return the rows of a rectangle, shape (rows, ...)."""
+        return padded.flatten(0, 1).index_select(0, self.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows of some texts. A row is a token of a text other than its first and last; it predicts the next token.
+
+    Chains are the rows from which drafts start in training: those that predict tokens of the answer. Step s of the
+    chain of token t drafts from the tokens up to t + s, of which the last s are read as a drafter reads its own.
+
+    Attributes:
+        texts: the texts.
+        tokens: token of each row, shape (rows,), int64.
+        features: hidden states of the token before, shape (rows, features, target hidden).
+        positions: position of the token in its text, shape (rows,), int64.
+        rows: layout of the rows.
+        chains: row of each chain, ascending, shape (chains,).
+        chain_rows: layout of the chains.
+        picks: the target's token after the start of each chain, shape (chains,), int64.
+        room: for each chain the number of steps that its text has room for, shape (chains,); at least 1.
+    """
+
+    texts: Sequence[Text]
+    tokens: Tensor
+    features: Tensor
+    positions: Tensor
+    rows: Layout
+    chains: Tensor
+    chain_rows: Layout
+    picks: Tensor
+    room: Tensor
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains: tokens that the loss counts at the first step."""
+        return len(self.chains)
+
+    def step_rows(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the row whose token each chain reads at a step, and whether its text has room for the step.
+
+        Chains without room get the last row of their text, so that all steps have the same rows.
+        """
+        has_room = self.room > step
+        return self.chains + torch.minimum(self.room - 1, torch.full_like(self.room, step)), has_room
+
+    def step_chains(self, step: int) -> Tensor:
+        """Return for each chain the chain that starts at the token which it reads at a step, clamped as rows are."""
+        chains = torch.arange(self.num_chains, device=self.chains.device)
+        return chains + torch.minimum(self.room - 1, torch.full_like(self.room, step))
+
+
+def collate(texts: Sequence[Text], *, device: torch.device, dtype: torch.dtype) -> Batch:
+    """Return the batch of texts.
+
+    Args:
+        texts: at least one; `is_usable` holds for each.
+        device: where the batch is used.
+        dtype: of the features.
+    """
+    counts, chain_counts, tokens, positions, chains, picks, room = [], [], [], [], [], [], []
+    total = 0
+    for text in texts:
+        length, first = text.num_rows, first_chain(text)
+        counts.append(length - 1)
+        chain_counts.append(length - first)
+        tokens.append(text.tokens[1:length])
+        positions.append(torch.arange(1, length))
+        chains.append(torch.arange(first - 1, length - 1) + total)
+        picks.append(text.tokens[first + 1 : length + 1])
+        room.append(torch.arange(length - first, 0, -1))
+        total += length - 1
+    return Batch(
+        texts=texts,
+        tokens=torch.cat(tokens).to(device),
+        features=torch.cat([text.features[:-1] for text in texts]).to(device=device, dtype=dtype),
+        positions=torch.cat(positions).to(device),
+        rows=Layout.of(counts, device),
+        chains=torch.cat(chains).to(device),
+        chain_rows=Layout.of(chain_counts, device),
+        picks=torch.cat(picks).to(device),
+        room=torch.cat(room).to(device),
+    )
+
+
+def first_chain(text: Text) -> int:
+    """Return the first token whose row predicts a token of the answer: the prompt's last, but not a text's first."""
+    return max(1, text.prompt_length - 1)
+
+
+def is_usable(text: Text) -> bool:
+    """Return whether a text has a row that predicts a token of the answer."""
+    return text.num_rows > first_chain(text)
+
+
+def cut(text: Text, max_length: int | None) -> Text:
+    """Return the first tokens of a text.
+
+    Args:
+        text: the text.
+        max_length: maximum number of tokens; None for no limit.
+    """
+    if max_length is None or len(text.tokens) <= max_length:
+        return text
+    rows = max_length - 1
+    top = text.top
+    return replace(
+        text,
+        tokens=text.tokens[:max_length],
+        features=text.features[:rows],
+        last=None if text.last is None else text.last[:rows],
+        top=None if top is None else TopRows(top.ids[:rows], top.logits[:rows], top.lse[:rows]),
+    )
+
+
+def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, window: int = 64) -> Iterator[list[int]]:
+    """Yield batches of texts of similar lengths, in a random order that depends on seed and epoch only.
+
+    Texts are shuffled, sorted by length within windows of some batches, and packed until a batch is full.
+
+    Args:
+        lengths: tokens of each text.
+        batch_tokens: maximum number of padded tokens of a batch; a longer text is a batch of its own.
+        seed: of the order.
+        epoch: number of the epoch.
+        window: number of batches' worth of texts that are sorted together.
+
+    Yields:
+        Indices of texts.
+    """
+    random = np.random.default_rng((seed, epoch))
+    order = random.permutation(len(lengths))
+    mean = max(1.0, float(np.mean(lengths)))
+    span = max(1, int(window * max(1.0, batch_tokens / mean)))
+    batches: list[list[int]] = []
+    for start in range(0, len(order), span):
+        part = sorted((int(i) for i in order[start : start + span]), key=lambda index: lengths[index])
+        batches.extend(_filled(part, lengths, batch_tokens))
+    for index in random.permutation(len(batches)):
+        yield batches[index]
+
+
+def _filled(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,249 @@
+"""Training of a block head (DSpark): all levels of a draft from one pass, with a bias by the token before.
+
+Every token of an answer is an anchor. Its block sees the context up to it, as in decoding. The bias of a level reads
+the text's own token before, as after drafts that were right so far.
+
+Sources: DFlash, arXiv 2602.06036; DSpark, github.com/deepseek-ai/DeepSpec. The losses are those of heads
+(`train/losses.py`) with weights by survival, instead of cross-entropy and total variation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from draftree.core.errors import ConfigurationError
+from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.calibration import write_calibration
+from draftree.heads.config import DSPARK, HeadConfig
+from draftree.heads.dflash import DFlashHead
+from draftree.heads.folders import write_head
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.train.batches import Batch
+from draftree.train.confidence import ConfidenceFit
+from draftree.train.evaluate import Evaluation
+from draftree.train.finishing import finish
+from draftree.train.fresh_head import HeadShape, fill_fresh, head_config
+from draftree.train.head import HeadOptions, HeadResult, json_ready
+from draftree.train.head_trainee import TextTrainee
+from draftree.train.loop import TrainingRun
+from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, prepare
+from draftree.train.run_state import Progress
+from draftree.train.settings import TrainSettings
+
+__all__ = ["BlockOptions", "BlockTrainee", "fresh_block_head", "train_block"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """What a new block head looks like.
+
+    Attributes:
+        head: options that it shares with other heads.
+        markov_rank: rank of the bias by the token before; 0 for none.
+    """
+
+    head: HeadOptions = field(default_factory=HeadOptions)
+    markov_rank: int = 64
+
+    def __post_init__(self) -> None:
+        if self.markov_rank < 0:
+            raise ConfigurationError(f"markov_rank is {self.markov_rank}: it must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredRows(BlockRows):
+    """Context rows of texts, and the rows that are anchors of blocks.
+
+    Attributes:
+        starts: indices of the anchors' rows.
+    """
+
+    starts: Sequence[int] = ()
+
+    @property
+    def anchors(self) -> list[int]:
+        """Index of the row of each anchor."""
+        return list(self.starts)
+
+
+class AnchorAttention:
+    """`BlockAttend` with a block at every chain of a batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._context: dict[int, tuple[Tensor, Tensor]] = {}
+        start = batch.chain_rows.padded(batch.rows.places[batch.chains] % batch.rows.longest)
+        self._distance = start[..., None] - torch.arange(batch.rows.longest, device=start.device)
+        """Number of rows from a context row to a chain's anchor, shape (texts, chains, rows)."""
+
+    def context(
+        self, layer: int, query: Tensor | None, key: Tensor, value: Tensor, *, window: int = 0
+    ) -> Tensor | None:
+        """Keep keys and values; attend causally if there are queries."""
+        rows = self._batch.rows
+        keys, values = (rows.padded(part).transpose(1, 2) for part in (key, value))
+        self._context[layer] = keys, values
+        if query is None:
+            return None
+        queries = rows.padded(query).transpose(1, 2)
+        groups = queries.shape[1] // keys.shape[1]
+        keys, values = (part.repeat_interleave(groups, dim=1) for part in (keys, values))
+        places = torch.arange(rows.longest, device=key.device)
+        distance = places[:, None] - places
+        seen = (distance >= 0) & ((distance < window) if window else True)
+        return rows.flat(scaled_dot_product_attention(queries, keys, values, attn_mask=seen).transpose(1, 2))
+
+    def block(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
+    ) -> Tensor:
+        """Attend from the rows of every block to the context up to its anchor, and to the block."""
+        chains, slots = self._batch.chain_rows, query.shape[1]
+        keys, values = self._context[layer]
+        groups = query.shape[2] // key.shape[2]
+        keys, values = (part.repeat_interleave(groups, dim=1) for part in (keys, values))
+        key, value = (part.repeat_interleave(groups, dim=2) for part in (key, value))
+        query = query / math.sqrt(query.shape[-1])
+        # (texts, heads, chains * slots, rows)
+        spread = chains.padded(query).flatten(1, 2).transpose(1, 2)
+        hidden = (self._distance < 0) | ((self._distance >= window) if window else False)
+        hidden = hidden[:, None].repeat_interleave(slots, dim=2)
+        outer = (spread @ keys.transpose(-1, -2)).float().masked_fill(hidden, -math.inf)
+        inner = torch.einsum("cshd,cthd->csht", query, key).float()
+        if is_causal:
+            later = torch.ones(slots, slots, dtype=torch.bool, device=query.device).triu(1)
+            inner = inner.masked_fill(later[:, None], -math.inf)
+        padded = chains.padded(inner).flatten(1, 2).transpose(1, 2)
+        weights = torch.cat((outer, padded), dim=-1).softmax(dim=-1).to(query.dtype)
+        longest = keys.shape[2]
+        shape = (chains.num_texts, chains.longest, slots)
+        found = chains.flat((weights[..., :longest] @ values).transpose(1, 2).unflatten(1, shape[1:]))
+        shares = chains.flat(weights[..., longest:].transpose(1, 2).unflatten(1, shape[1:]))
+        return found + torch.einsum("csht,cthd->cshd", shares, value)
+
+
+class BlockTrainee(TextTrainee):
+    """Block head in training.
+
+    Args:
+        head: the head, bound to the target's parts, on its device.
+        arguments: of `TextTrainee`, after the vocabulary.
+    """
+
+    def __init__(self, head: BlockHead, *arguments: object) -> None:
+        super().__init__(head, head.vocabulary, *arguments)  # type: ignore[arg-type]
+        self.head = head
+
+    def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
+        """Yield the states of each level; all are from one pass."""
+        counts = torch.bincount(batch.rows.places // batch.rows.longest, minlength=batch.rows.num_texts)
+        rows = AnchoredRows(batch.features, batch.tokens, batch.positions, counts.tolist(), batch.chains.tolist())
+        states = self.head.run(rows, AnchorAttention(batch))
+        for level in range(min(levels, self.head.num_levels)):
+            yield states[:, self.head.first_slot + level]
+
+    def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
+        """Return logits with the bias by the text's token before."""
+        found = self.head.logits(states)
+        if not self.head.has_bias:
+            return found
+        tokens = batch.tokens[batch.step_rows(level)[0][chains]]
+        return found + self.head.follow(None, tokens, states)[0]
+
+
+def fresh_block_head(
+    config: HeadConfig, vocabulary: DraftVocabulary, prepared_parts: object, *, trains_output: bool, seed: int
+) -> DFlashHead:
+    """Return a new block head, bound to its target; as `fresh_head`."""
+    head = DFlashHead(config, vocabulary)
+    fill_fresh(head, prepared_parts, trains_output=trains_output, seed=seed)  # type: ignore[arg-type]
+    return head
+
+
+def train_block(
+    job: TrainingJob,
+    settings: TrainSettings,
+    options: BlockOptions,
+    *,
+    report: Callable[[Progress], None] = lambda progress: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> HeadResult:
+    """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
+
+    Raises:
+        ConfigurationError: the inputs do not fit.
+        TrainingError: the training failed.
+    """
+    prepared = prepare(job)
+    head = new_block_head(prepared, settings, options, note)
+    trainee = BlockTrainee(head, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings)
+    run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
+    if job.resume:
+        run.resume()
+        note(f"resumed after {run.state.step} updates")
+    note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
+    state = run.run()
+    if prepared.processes.index:
+        return HeadResult(job.output, Evaluation(), ())
+    fit = ConfidenceFit(settings.depth)
+    evaluation = trainee.evaluate(None, watch=fit.add)
+    write_head(head.to(prepared.loaded.model.dtype), job.output)
+    calibration = fit.fit()
+    write_calibration(calibration, job.output)
+    more = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)}
+    notes = finish(
+        prepared,
+        settings,
+        state,
+        evaluation,
+        kind="DSpark block head",
+        usage=f"head:{job.output}",
+        more=json_ready(more),
+    )
+    return HeadResult(job.output, evaluation, tuple(notes))
+
+
+def new_block_head(
+    prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
+) -> DFlashHead:
+    """Return the head before training, in the dtype of computation."""
+    if options.head.start is not None or options.head.features is not None:
+        raise ConfigurationError("block heads are new and read all hidden states of the data: leave these options out")
+    vocabulary, share = answer_vocabulary(prepared, options.head.draft_vocab)
+    note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
+    counts = prepared.data.counts(answers_only=False)
+    base = head_config(
+        prepared.config,
+        prepared.parts,
+        prepared.data.recipe.features,
+        HeadShape(options.head.shape.layers, options.head.shape.intermediate),
+        draft_vocab=len(vocabulary),
+        depth=settings.depth,
+        name=prepared.loaded.name,
+    )
+    config = base.changed(
+        kind=DSPARK,
+        qk_norm=True,
+        block_size=settings.depth,
+        # a token that texts do not use stands for what is to be predicted
+        mask_token_id=int((counts == counts.min()).nonzero()[-1]),
+        markov_rank=options.markov_rank,
+        anchor_predicts=True,
+    )
+    device = prepared.processes.device
+    head = fresh_block_head(
+        config,
+        vocabulary,
+        prepared.parts,
+        trains_output=options.head.shape.trains_output,
+        seed=settings.seed,
+    )
+    head.to(device=device, dtype=prepared.dtype)
+    head.vocabulary = head.vocabulary.to(device)
+    head.bind(prepared.parts)
+    return head

@@ -1,0 +1,210 @@
+"""Boosting: the next head is trained on what earlier heads miss, so that both together propose the target's pick.
+
+The weight of a prediction is the product over earlier heads of the probability that they miss it, at least a floor: a
+head that saw misses only would forget fluent text, since what nobody predicts is mostly noise. The baseline costs no
+training: as many best tokens of the first head as there are heads, which verify as many tokens.
+
+Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per token and the floor are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.train.acceptance import condensed, coupled_acceptance
+from draftree.train.batches import Batch
+from draftree.train.head import HeadOptions, HeadResult, start, train_head
+from draftree.train.head_trainee import HeadTrainee
+from draftree.train.judging import CANDIDATES, judge
+from draftree.train.losses import MOST_TOKENS
+from draftree.train.preparing import Prepared, TrainingJob, prepare
+from draftree.train.run_state import Progress
+from draftree.train.settings import TrainSettings
+from draftree.train.target_rows import TargetRows
+
+__all__ = ["Boosting", "UnionCounts", "train_boosted"]
+
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Boosting:
+    """How predictions are weighted.
+
+    Attributes:
+        earlier: folders of earlier heads, the best one first.
+        strength: exponent of the probability of a miss; 0 gives equal weights.
+        floor: least weight.
+
+    Raises:
+        ConfigurationError: there is no earlier head, or a value is out of range.
+    """
+
+    earlier: tuple[Path, ...]
+    strength: float = 1.0
+    floor: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.earlier:
+            raise ConfigurationError("boosting needs an earlier head: give its folder with --earlier")
+        if len(self.earlier) >= CANDIDATES:
+            raise ConfigurationError(f"{len(self.earlier)} earlier heads are given: at most {CANDIDATES - 1}")
+        if not self.strength >= 0:
+            raise ConfigurationError(f"strength is {self.strength}: it must not be negative")
+        if not 0 <= self.floor <= 1:
+            raise ConfigurationError(f"floor is {self.floor}: it must be from 0 to 1")
+
+
+class MissWeights:
+    """Weights of predictions by the misses of earlier heads.
+
+    Args:
+        earlier: a trainee of each earlier head.
+        rows: the target's distributions on each head's vocabulary.
+        boosting: strength and floor.
+    """
+
+    def __init__(self, earlier: Sequence[HeadTrainee], rows: Sequence[TargetRows], boosting: Boosting) -> None:
+        self._earlier, self._rows, self._boosting = earlier, rows, boosting
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, numbers: Sequence[int]) -> Tensor:
+        """Return the weights of the chains' first predictions, with mean 1, shape (chains,)."""
+        weights = torch.ones(batch.num_chains, device=batch.chains.device)
+        for trainee, rows in zip(self._earlier, self._rows, strict=True):
+            own = trainee.batch(numbers)
+            teacher = rows.of(own.texts, numbers)
+            (states,) = trainee.states_of(own, 1)
+            for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
+                both = teacher.part(part).rows(trainee.head.logits(states[part]))
+                log_p, log_q = condensed(both.log_p, both.log_q, MOST_TOKENS)
+                accepted = coupled_acceptance(log_p, log_q, both.log_outside)
+                weights[part] *= (1 - accepted).clamp(0, 1).pow(self._boosting.strength).to(weights.dtype)
+        weights = weights.clamp_min(self._boosting.floor)
+        return weights / weights.mean()
+
+
+class UnionCounts:
+    """Survival of trees with several candidates at each level of the text's own path, at equal numbers of tokens.
+
+    A level of the union has the best token of each head; a level of the baseline has as many best tokens of the first.
+
+    Args:
+        depth: number of levels.
+        num_heads: number of heads.
+    """
+
+    def __init__(self, depth: int, num_heads: int) -> None:
+        self._depth = depth
+        names = {"first head": 1, f"first head, best {num_heads}": num_heads}
+        self._best = names
+        self._survived = {name: [0] * depth for name in (*names, "last head", f"best of {num_heads} heads")}
+        self._starts = 0
+
+    def add(self, batch: Batch, ranks: Sequence[Sequence[Tensor]]) -> None:
+        """Count the chains of a batch that have room for all levels.
+
+        Args:
+            batch: the batch.
+            ranks: for each head and level the rank of the target's pick, -1 if it is not among the candidates.
+        """
+        has_room = (batch.room >= self._depth).cpu()
+        self._starts += int(has_room.sum())
+        hits: dict[str, list[Tensor]] = {
+            name: [(rank >= 0) & (rank < count) for rank in ranks[0]] for name, count in self._best.items()
+        }
+        union = [torch.stack([head[level] == 0 for head in ranks]).any(0) for level in range(self._depth)]
+        for name, levels in zip(
+            list(self._survived)[len(self._best) :], ([rank == 0 for rank in ranks[-1]], union), strict=True
+        ):
+            hits[name] = levels
+        for name, levels in hits.items():
+            alive = has_room.clone()
+            for level, hit in enumerate(levels):
+                alive &= hit.cpu()
+                self._survived[name][level] += int(alive.sum())
+
+    def facts(self) -> dict[str, Any]:
+        """Return survival by level and tokens per round, as JSON values, by name."""
+        starts = max(1, self._starts)
+        return {
+            name: {"survival": [one / starts for one in counts], "acceptance_length": 1 + sum(counts) / starts}
+            for name, counts in self._survived.items()
+        }
+
+
+def train_boosted(
+    job: TrainingJob,
+    settings: TrainSettings,
+    options: HeadOptions,
+    boosting: Boosting,
+    *,
+    report: Callable[[Progress], None] = lambda progress: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> tuple[HeadResult, dict[str, Any]]:
+    """Train the next head and compare the union with the baseline.
+
+    Args:
+        job: what is read and written.
+        settings: settings of the run.
+        options: the new head.
+        boosting: earlier heads and weights.
+        report: called with the progress.
+        note: called with lines about decisions.
+
+    Returns:
+        The result, and the facts of `UnionCounts` by temperature of the texts.
+
+    Raises:
+        ConfigurationError: the inputs do not fit.
+        TrainingError: the training failed.
+    """
+    prepared = prepare(job)
+    earlier = [trainee_of(prepared, settings, folder) for folder in boosting.earlier]
+    rows = [TargetRows(prepared.parts, one.vocabulary, settings.temperature) for one in earlier]
+    names = [str(folder) for folder in boosting.earlier]
+    facts = {"boosting": {"earlier": names, "strength": boosting.strength, "floor": boosting.floor}}
+    result = train_head(
+        job,
+        settings,
+        options,
+        report=report,
+        note=note,
+        token_weights=MissWeights(earlier, rows, boosting),
+        prepared=prepared,
+        kind="Boosted EAGLE-3 head",
+        facts=facts,
+    )
+    if prepared.processes.index:
+        return result, {}
+    return result, union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
+
+
+def trainee_of(prepared: Prepared, settings: TrainSettings, folder: Path) -> HeadTrainee:
+    """Return a finished head as a trainee, which evaluates it."""
+    head, data = start(prepared, settings, HeadOptions(start=folder), lambda text: None)
+    return HeadTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
+
+
+@torch.no_grad()
+def union_of(heads: Sequence[HeadTrainee], depth: int) -> dict[str, Any]:
+    """Return the union of heads against the baseline on all unseen texts, by temperature."""
+    counts: dict[float, UnionCounts] = {}
+    for numbers in heads[0].unseen_batches(None):
+        by_temperature: dict[float, list[int]] = {}
+        for number in numbers:
+            by_temperature.setdefault(heads[0].text(number).temperature, []).append(number)
+        for temperature, chosen in by_temperature.items():
+            ranks = []
+            for head in heads:
+                batch = head.batch(chosen)
+                ranks.append([step.match for step in judge(batch, head.steps_of(batch, depth), head.vocabulary)])
+            counts.setdefault(temperature, UnionCounts(depth, len(heads))).add(batch, ranks)
+    return {f"{temperature:g}": one.facts() for temperature, one in sorted(counts.items())}

@@ -1,0 +1,47 @@
+"""Checkpoints of a run: one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftree.train.errors import TrainingError
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors and JSON facts; an interruption leaves the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    save_file(
+        {name: value.detach().contiguous().clone() for name, value in tensors.items()},
+        unfinished,
+        metadata={"facts": json.dumps(dict(facts))},
+    )
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a checkpoint.
+
+    Raises:
+        TrainingError: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except FileNotFoundError:
+        raise TrainingError(f"{path} does not exist: there is no run to resume") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise TrainingError(f"{path} is not a checkpoint or is damaged ({error}): start a new run") from None

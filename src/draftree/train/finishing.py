@@ -1,0 +1,129 @@
+"""What every training leaves behind: results on unseen texts, recipe, model card with a data statement, plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.bench.provenance import machine, versions
+from draftree.core.errors import ConfigurationError
+from draftree.train.evaluate import Evaluation, table
+from draftree.train.loop import LOG
+from draftree.train.plots import draw_run
+from draftree.train.preparing import Prepared
+from draftree.train.run_state import RunState, read_log
+from draftree.train.settings import TrainSettings
+
+__all__ = ["RECIPE", "finish"]
+
+RECIPE, CARD = "recipe.json", "README.md"
+
+
+def finish(
+    prepared: Prepared,
+    settings: TrainSettings,
+    state: RunState,
+    evaluation: Evaluation,
+    *,
+    kind: str,
+    usage: str,
+    more: Mapping[str, Any],
+) -> list[str]:
+    """Write recipe, card and plots into the folder of the result; return lines about what could not be written.
+
+    Args:
+        prepared: the inputs of the run.
+        settings: its settings.
+        state: its state at the end.
+        evaluation: of the result, on all unseen texts.
+        kind: noun for the result, such as "EAGLE-3 head".
+        usage: option of 'draftree generate' that uses it.
+        more: further facts of the recipe.
+    """
+    output = prepared.job.output
+    facts = recipe(prepared, settings, state, evaluation) | dict(more)
+    write(output / RECIPE, json.dumps(facts, indent=1) + "\n")
+    write(output / CARD, card(facts, kind, usage))
+    try:
+        draw_run(read_log(prepared.job.training / LOG), prepared.job.training / "plots")
+    except ConfigurationError as reason:
+        return [f"no plots: {reason}"]
+    return []
+
+
+def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluation: Evaluation) -> dict[str, Any]:
+    """Return everything that a repetition needs, and the results."""
+    data = prepared.data.recipe
+    return {
+        "target": prepared.loaded.name,
+        "fingerprint": prepared.loaded.model.fingerprint,
+        "data": {
+            "texts": {"seen": len(prepared.seen), "unseen": len(prepared.unseen)},
+            "tokens": prepared.data.num_tokens,
+            "temperatures": list(data.temperatures),
+            "seed": data.seed,
+            "unseen_share": prepared.job.unseen_share,
+            "prompts": [
+                {"name": one.name, "count": one.count, "sha256": one.sha256, "licence": one.licence}
+                for one in data.prompts
+            ],
+        },
+        "settings": settings.facts(),
+        "run": {
+            "updates": state.step,
+            "trained_predictions": state.tokens,
+            "minutes": round(state.seconds / 60, 2),
+            "best_update": state.best_step,
+            "processes": prepared.processes.count,
+            "dtype": str(prepared.dtype).removeprefix("torch."),
+        },
+        "unseen": evaluation.facts(),
+        "machine": machine(prepared.processes.device),
+        "versions": versions(),
+    }
+
+
+def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
+    """Return the model card."""
+    data, run = facts["data"], facts["run"]
+    lines = [
+        f"# {kind} for {facts['target']}",
+        "",
+        "Trained with Draftree to draft tokens for this target, and of use with these weights of it only:",
+        "",
+        f"    draftree generate {facts['target']} --draft {usage} 'What is a prime number?'",
+        "",
+        f"Trained on {run['trained_predictions']:,} predictions in {run['updates']:,} updates and "
+        f"{run['minutes']} minutes.",
+        "",
+        "## Acceptance on unseen texts",
+        "",
+        "Conditional acceptance by depth and survival, in drafts that decoding would make. All rates are in",
+        "`recipe.json`.",
+        "",
+        *table(facts["unseen"]),
+        "",
+        "## Data",
+        "",
+        f"{data['texts']['seen']:,} answers of the target itself at temperatures "
+        f"{', '.join(f'{one:g}' for one in data['temperatures'])}; {data['texts']['unseen']:,} answers to other "
+        "prompts were kept for the table. Prompts are context only, no loss is computed on them:",
+        "",
+        "| prompts | number | licence |",
+        "| --- | --- | --- |",
+        *(f"| {one['name']} | {one['count']:,} | {one['licence']} |" for one in data["prompts"]),
+        "",
+        "The answers are the target's, so its licence and its biases apply to what was learned from them. The drafter "
+        "changes the speed of the target and never its text.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file; an interruption leaves the old one."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

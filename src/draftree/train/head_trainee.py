@@ -1,0 +1,205 @@
+"""Drafters in training on texts with cached hidden states; feature heads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draftree.heads.base import FeatureHead
+from draftree.heads.target_parts import TargetParts
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
+from draftree.train.data.texts import Text
+from draftree.train.errors import TrainingError
+from draftree.train.evaluate import Evaluation, evaluate
+from draftree.train.judging import JudgedStep, StepLogits
+from draftree.train.losses import Loss
+from draftree.train.settings import TrainSettings
+from draftree.train.target_rows import TargetRows
+from draftree.train.unroll import StepTotals, backward, unroll
+
+__all__ = ["HeadTrainee", "TextTrainee", "Texts", "TokenWeights"]
+
+TokenWeights = Callable[[Batch, Sequence[int]], Tensor]
+"""Weights of the predictions of a batch, given the numbers of its texts; shape (chains,)."""
+
+
+class Texts(Protocol):
+    """Texts by number."""
+
+    def __getitem__(self, index: int, /) -> Text: ...
+
+
+class TextTrainee(ABC):
+    """Drafter that is trained on texts with cached hidden states: `Trainee` of the loop.
+
+    Args:
+        module: the drafter, on its device.
+        vocabulary: the tokens that it can propose.
+        parts: the target's parts.
+        data: all texts.
+        seen: numbers of the texts of training.
+        unseen: numbers of the texts of evaluations.
+        settings: settings of the run.
+        category: category of a prompt, given its number; empty for none.
+        token_weights: weights of predictions; None for equal ones.
+
+    Raises:
+        TrainingError: no text of training has an answer.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        vocabulary: DraftVocabulary,
+        parts: TargetParts,
+        data: Texts,
+        seen: Sequence[int],
+        unseen: Sequence[int],
+        settings: TrainSettings,
+        *,
+        category: Callable[[int], str] = lambda prompt: "",
+        token_weights: TokenWeights | None = None,
+    ) -> None:
+        self._module, self.vocabulary = module, vocabulary
+        self._data, self._settings, self._category, self._token_weights = data, settings, category, token_weights
+        self._device = parts.output.device
+        self._seen, self.lengths = self._usable(seen)
+        self._unseen, self._unseen_lengths = self._usable(unseen)
+        if not self._seen:
+            raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
+        self._rows = TargetRows(parts, vocabulary, settings.temperature)
+
+    @property
+    def module(self) -> nn.Module:
+        """The drafter."""
+        return self._module
+
+    def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+        texts = [(number, cut(self._data[number], self._settings.max_length)) for number in numbers]
+        kept = [(number, text.num_rows) for number, text in texts if is_usable(text)]
+        return [number for number, _ in kept], [length for _, length in kept]
+
+    def count(self, texts: Sequence[int]) -> int:
+        """Return the number of predictions of texts of training."""
+        return sum(self.lengths[text] - first_chain(self._data[self._seen[text]]) for text in texts)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Return the batch of texts, given by their numbers in the data."""
+        texts = [cut(self._data[number], self._settings.max_length) for number in numbers]
+        return collate(texts, device=self._device, dtype=next(self._module.parameters()).dtype)
+
+    def gradients(self, texts: Sequence[int], *, total: float, loss: Loss, levels: int) -> list[StepTotals]:
+        """Add the gradients of texts of training; return sums by level."""
+        if not texts:
+            return []
+        numbers = [self._seen[text] for text in texts]
+        batch = self.batch(numbers)
+        with torch.no_grad():
+            teacher = self._rows.of(batch.texts, numbers)
+        weights = None if self._token_weights is None else self._token_weights(batch, numbers)
+        return backward(
+            self.states_of(batch, levels),
+            lambda step, chains, states: self.logits_of(batch, step, chains, states),
+            batch,
+            teacher,
+            loss=loss,
+            weights=self._settings.weights,
+            total=total,
+            token_weights=weights,
+        )
+
+    @abstractmethod
+    def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
+        """Yield the states of all chains for each level, shape (chains, hidden)."""
+
+    @abstractmethod
+    def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
+        """Return logits of some chains, float32.
+
+        Args:
+            batch: the batch.
+            level: the level, from 0.
+            chains: indices of chains.
+            states: their states.
+        """
+
+    def check(self, texts: Sequence[int]) -> None:
+        """Raise TrainingError if hidden states of these texts are not finite."""
+        for number in (self._seen[text] for text in texts):
+            text = self._data[number]
+            for states in (text.features, text.last, None if text.top is None else text.top.logits):
+                if states is not None and not states.isfinite().all():
+                    raise TrainingError(
+                        f"text {number} of the data (prompt {text.prompt_id}) has hidden states that are not finite: "
+                        "make the data again without this prompt, or in float32"
+                    )
+
+    def evaluate(
+        self, limit: int | None, *, watch: Callable[[Batch, list[JudgedStep]], None] | None = None
+    ) -> Evaluation:
+        """Return the acceptance on unseen texts."""
+        return evaluate(self._unseen_batches(limit), self.steps_of, self.vocabulary, self._settings.depth, watch=watch)
+
+    def _unseen_batches(self, limit: int | None) -> Iterator[tuple[Batch, list[str]]]:
+        for numbers in self.unseen_batches(limit):
+            batch = self.batch(numbers)
+            yield batch, [self._category(text.prompt_id) for text in batch.texts]
+
+    def unseen_batches(self, limit: int | None) -> Iterator[list[int]]:
+        """Yield numbers of unseen texts, at most `limit` of them, in batches."""
+        lengths = self._unseen_lengths[:limit]
+        for chosen in pack(lengths, self._settings.batch_tokens, seed=0, epoch=0) if lengths else ():
+            yield [self._unseen[index] for index in chosen]
+
+    def text(self, number: int) -> Text:
+        """Return a text of the data."""
+        return self._data[number]
+
+    def steps_of(self, batch: Batch, depth: int) -> Iterator[StepLogits]:
+        """Yield the logits of each level."""
+        for level, states in enumerate(self.states_of(batch, depth)):
+            yield partial(self._logits_of_chains, batch, level, states)
+
+    def _logits_of_chains(self, batch: Batch, level: int, states: Tensor, chains: Tensor) -> Tensor:
+        return self.logits_of(batch, level, chains, states[chains])
+
+
+class HeadTrainee(TextTrainee):
+    """Feature head in training.
+
+    Args:
+        head: the head, bound to the target's parts, on its device.
+        parts: the target's parts.
+        data: all texts.
+        seen: numbers of the texts of training.
+        unseen: numbers of the texts of evaluations.
+        settings: settings of the run.
+        more: further arguments of `TextTrainee`.
+    """
+
+    def __init__(
+        self,
+        head: FeatureHead,
+        parts: TargetParts,
+        data: Texts,
+        seen: Sequence[int],
+        unseen: Sequence[int],
+        settings: TrainSettings,
+        **more: Any,
+    ) -> None:
+        super().__init__(head, head.vocabulary, parts, data, seen, unseen, settings, **more)
+        self.head = head
+
+    def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:
+        """Yield the states of an unroll."""
+        return unroll(self.head, batch, levels)
+
+    def logits_of(self, batch: Batch, level: int, chains: Tensor, states: Tensor) -> Tensor:
+        """Return the head's logits."""
+        return self.head.logits(states)

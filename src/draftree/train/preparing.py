@@ -1,0 +1,204 @@
+"""What every training needs before it starts: the data, the target's parts, and a folder for the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree.bench.settings import apply_threads
+from draftree.core.errors import ConfigurationError
+from draftree.heads.target_parts import TargetParts
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.loading.choices import resolve_device, resolve_dtype
+from draftree.loading.load import LoadedModel, load_model
+from draftree.train.data.reading import UNSEEN_SHARE, TrainingData
+from draftree.train.processes import Processes, find_processes
+
+__all__ = ["Prepared", "TrainingJob", "answer_vocabulary", "prepare"]
+
+TRAINING = "training"
+"""Folder of checkpoints, log and plots in the folder of the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """Names of what is read and written.
+
+    Attributes:
+        model: name of the target.
+        data: folder of its training data.
+        output: folder of the result.
+        resume: whether to continue the run in that folder.
+        dtype: dtype of computation: "auto", "float32" or "bfloat16".
+        device: device of a run in one process.
+        threads: CPU threads; None keeps torch's own choice.
+        unseen_share: share of the prompts that are not trained on.
+        trust_remote_code: whether Python code in the target's folder may run.
+    """
+
+    model: str
+    data: Path
+    output: Path
+    resume: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    unseen_share: float = UNSEEN_SHARE
+    trust_remote_code: bool = False
+
+    @property
+    def training(self) -> Path:
+        """Folder of checkpoints, log and plots."""
+        return self.output / TRAINING
+
+    def require_output(self) -> None:
+        """Check that nothing is overwritten, before anything is loaded.
+
+        Raises:
+            ConfigurationError: the folder has a run and `resume` is False, or the reverse, or it has other files.
+        """
+        has_run = self.training.is_dir()
+        if self.resume and not has_run:
+            raise ConfigurationError(f"'{self.output}' has no run to resume: leave out --resume, or name its folder")
+        if not self.resume and has_run:
+            raise ConfigurationError(
+                f"'{self.output}' already has a run: give --resume to continue it, or another folder"
+            )
+        if not has_run and self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+            raise ConfigurationError(
+                f"'{self.output}' already exists, and files are never overwritten: choose another path"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Loaded inputs of a run.
+
+    Attributes:
+        job: the names.
+        data: the texts.
+        seen: numbers of texts of training.
+        unseen: numbers of texts of evaluations.
+        loaded: the target.
+        config: its transformers configuration.
+        parts: its parts, in the dtype and on the device of computation.
+        processes: the processes of the run.
+        dtype: dtype of computation.
+    """
+
+    job: TrainingJob
+    data: TrainingData
+    seen: list[int]
+    unseen: list[int]
+    loaded: LoadedModel
+    config: Any
+    parts: TargetParts
+    processes: Processes
+    dtype: torch.dtype
+
+
+def prepare(job: TrainingJob) -> Prepared:
+    """Load data and target.
+
+    Raises:
+        ConfigurationError: the data is of another target, or has no unseen texts.
+        ModelError: the target cannot be loaded, or does not expose its parts.
+    """
+    job.require_output()
+    apply_threads(job.threads)
+    processes = find_processes(resolve_device(job.device))
+    device = processes.device
+    dtype = resolve_dtype(job.dtype, device)
+    data = TrainingData(job.data)
+    loaded = load_model(
+        job.model,
+        dtype=data.recipe.dtype,
+        device=str(device),
+        kernels="torch" if data.recipe.quantization is None else "auto",
+        quantization=data.recipe.quantization,
+        trust_remote_code=job.trust_remote_code,
+    )
+    require_same_target(data, loaded)
+    seen, unseen = data.split(job.unseen_share)
+    if not seen or not unseen:
+        raise ConfigurationError(
+            f"'{job.data}' has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
+            "another --unseen-share"
+        )
+    parts = TargetParts.of(loaded.model)
+    parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
+    return Prepared(job, data, seen, unseen, loaded, transformers_config(loaded), parts, processes, dtype)
+
+
+def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
+    """Check that the data was made with these weights.
+
+    Raises:
+        ConfigurationError: it was not.
+    """
+    if data.recipe.fingerprint != loaded.model.fingerprint:
+        raise ConfigurationError(
+            f"'{data.folder}' was made with other weights ('{data.recipe.target}'): choose that model, or make data "
+            f"for '{loaded.name}' with 'draftree train data'"
+        )
+
+
+def transformers_config(loaded: LoadedModel) -> Any:
+    """Return the transformers configuration of a loaded model.
+
+    Raises:
+        ConfigurationError: the model was not loaded from a folder.
+    """
+    from transformers import AutoConfig
+
+    if loaded.folder is None:
+        raise ConfigurationError(f"'{loaded.name}' has no folder with a configuration: choose a model in a folder")
+    return AutoConfig.from_pretrained(loaded.folder).get_text_config()
+
+
+def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, float]:
+    """Return the most frequent tokens of the answers of training, and their share of unseen answers.
+
+    Args:
+        prepared: the inputs.
+        size: number of tokens; at least the vocabulary's size gives all tokens.
+    """
+    vocab = prepared.parts.vocab_size
+    if size >= vocab:
+        return DraftVocabulary.full(vocab), 1.0
+    counts = prepared.data.counts(prepared.seen)
+    always = [token for token in prepared.loaded.eos_ids if token < vocab]
+    found = DraftVocabulary.from_counts(counts, size, always=always, vocab_size=vocab)
+    unseen = prepared.data.counts(prepared.unseen)
+    return found, coverage(found, unseen)
+
+
+def coverage(vocabulary: DraftVocabulary, counts: torch.Tensor) -> float:
+    """Return the share of counted tokens that a vocabulary has."""
+    total = int(counts.sum())
+    return int(counts[vocabulary.ids[vocabulary.ids < len(counts)]].sum()) / total if total else 1.0
+
+
+def chosen_features(layers: Iterable[int] | None, stored: Sequence[int], num_layers: int) -> list[int]:
+    """Return the places of layers among the stored ones; all of them for None.
+
+    Raises:
+        ConfigurationError: a layer is not stored.
+    """
+    if layers is None:
+        return list(range(len(stored)))
+    normal = [num_layers if layer == -1 else layer for layer in stored]
+    places = []
+    for layer in layers:
+        wanted = num_layers if layer == -1 else layer
+        if wanted not in normal:
+            raise ConfigurationError(
+                f"the data has no hidden states of layer {layer}: it has {', '.join(map(str, stored))}; choose among "
+                "those, or make data with --features"
+            )
+        places.append(normal.index(wanted))
+    return places

@@ -1,0 +1,144 @@
+"""Settings of a training run that all drafters share: budget, optimizer, losses, evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.bench.settings import require_positive
+from draftree.core.errors import ConfigurationError
+from draftree.train.losses import loss_named
+from draftree.train.unroll import StepWeights
+
+__all__ = ["Limits", "TrainSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budget of a run; it ends at the first limit. Progress is the largest share of a limit that is used.
+
+    Attributes:
+        steps: updates of the weights; None for no limit.
+        tokens: tokens that predictions were trained on, repeated ones included; None for no limit.
+        minutes: duration without evaluations before and after; None for no limit.
+
+    Raises:
+        ConfigurationError: a limit is not positive, or there is none.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in given.items():
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"{name} is {value}: it must be positive")
+        if all(value is None for value in given.values()):
+            raise ConfigurationError("a run needs a limit: give steps, tokens or minutes")
+
+    def progress(self, steps: int, tokens: int, minutes: float) -> float:
+        """Return the share of the budget that is used, from 0 to 1."""
+        used = ((steps, self.steps), (tokens, self.tokens), (minutes, self.minutes))
+        return min(1.0, max(value / limit for value, limit in used if limit is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Settings of a run.
+
+    Attributes:
+        limits: the budget.
+        batch_tokens: tokens of a batch; a longer text is a batch of its own.
+        max_length: longest text in tokens; longer ones are cut; None for no limit.
+        learning_rate: highest learning rate, after the warm-up; it falls to 0 along a cosine.
+        warm_up: updates until the highest learning rate.
+        weight_decay: of AdamW.
+        clip: maximum norm of gradients.
+        loss: loss after the first part.
+        first_loss: loss of the first part.
+        first_share: share of the budget of the first part.
+        temperature: at which distributions are compared.
+        levels: levels of multi-step training: how often the drafter reads its own states, plus one.
+        levels_from: share of the budget from which more than one level is trained.
+        weights: weights of levels.
+        evaluate_every: updates between evaluations and checkpoints.
+        evaluate_texts: unseen texts of an evaluation during training; None for all.
+        patience: evaluations without a better score before the run stops early; None to run to the end.
+        depth: length of drafts in evaluations.
+        seed: of initial weights and of the order of texts.
+        dtype: dtype of computation, "auto", "float32" or "bfloat16"; weights are updated in float32 in any case.
+        max_skips: updates in a row that may be skipped because a gradient is not finite.
+
+    Raises:
+        ConfigurationError: a value is out of range, or a loss does not exist.
+    """
+
+    limits: Limits
+    batch_tokens: int = 2048
+    max_length: int | None = None
+    learning_rate: float = 1e-3
+    warm_up: int = 50
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    loss: str = "coupled"
+    first_loss: str = "kl"
+    first_share: float = 0.5
+    temperature: float = 0.8
+    levels: int = 3
+    levels_from: float = 0.5
+    weights: StepWeights = field(default_factory=StepWeights)
+    evaluate_every: int = 100
+    evaluate_texts: int | None = 64
+    patience: int | None = 8
+    depth: int = 4
+    seed: int = 0
+    dtype: str = "auto"
+    max_skips: int = 5
+
+    def __post_init__(self) -> None:
+        names = (
+            "batch_tokens",
+            "max_length",
+            "levels",
+            "evaluate_every",
+            "evaluate_texts",
+            "patience",
+            "depth",
+            "max_skips",
+        )
+        require_positive(self, *names)
+        for name in ("learning_rate", "clip", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be positive")
+        for name in ("first_share", "levels_from"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be from 0 to 1")
+        for name in ("warm_up", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must not be negative")
+        loss_named(self.loss)
+        loss_named(self.first_loss)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return dataclasses.asdict(self)
+
+    def loss_at(self, progress: float) -> str:
+        """Return the name of the loss at a share of the budget."""
+        return self.first_loss if progress < self.first_share else self.loss
+
+    def levels_at(self, progress: float) -> int:
+        """Return the number of levels that are trained at a share of the budget."""
+        return 1 if progress < self.levels_from else self.levels
+
+    def digest(self) -> str:
+        """Return a hash of what must be equal when a run is resumed: all but the budget and the reports."""
+        facts = self.facts()
+        for name in ("limits", "evaluate_texts", "patience", "max_skips"):
+            del facts[name]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

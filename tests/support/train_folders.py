@@ -1,0 +1,58 @@
+"""A tiny model in a folder, and training data that it wrote through the command line. Not a test itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench_samples import write_model
+from draftree.cli.main import run
+
+WORDS = ("the", "fox", "dog", "sleeps", "runs", "quick", "lazy", "jumps", "over", "brown")
+ANSWER = 40
+RUN = ["--dtype", "float32", "--kernels", "torch"]
+
+
+def learnable_model(folder: Path) -> Path:
+    """A random llama whose texts do not fall into a cycle at once, and depend mostly on the last tokens."""
+    write_model(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(0.4)
+        model.model.embed_tokens.weight.mul_(1.5)
+        model.lm_head.weight.mul_(2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def prompts_file(path: Path, count: int) -> Path:
+    lines = []
+    for number in range(count):
+        words = [WORDS[(number * step + number // 7) % len(WORDS)] for step in range(1, 5)]
+        lines.append(json.dumps({"prompt": " ".join((str(number), *words))}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_data(model: Path, folder: Path, *, count: int = 150, temperatures: tuple[str, ...] = ("0", "0.8")) -> Path:
+    """Training data of a model."""
+    prompts = prompts_file(folder.with_suffix(".jsonl"), count)
+    options = [option for one in temperatures for option in ("--temperature", one)]
+    arguments = [
+        "--prompts",
+        str(prompts),
+        "--raw",
+        "--max-tokens",
+        str(ANSWER),
+        "--features",
+        "0,1,-1",
+        *options,
+        *RUN,
+    ]
+    assert run(["train", "data", str(model), "--output", str(folder), *arguments]) == 0
+    return folder

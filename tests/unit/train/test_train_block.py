@@ -1,0 +1,96 @@
+"""Block heads: training's states are those of decoding, and training raises acceptance at every depth."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from draftree.heads.blocks import BlockRows
+from torch import Tensor
+
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.train.batches import collate
+from draftree.train.block import BlockTrainee, fresh_block_head
+from draftree.train.fresh_head import HeadShape, head_config
+from draftree.train.loop import TrainingRun
+from draftree.train.processes import Alone
+from draftree.train.settings import Limits
+from train_samples import FEATURES, PROMPT, VOCAB, perturbed, settings, shorter, target_parts, texts, tiny_target
+
+CPU = torch.device("cpu")
+BLOCK = 3
+
+
+def block_head(*, markov_rank: int = 8, layers: int = 1):  # type: ignore[no-untyped-def]
+    parts = target_parts()
+    base = head_config(
+        tiny_target().config, parts, FEATURES, HeadShape(layers), draft_vocab=VOCAB, depth=BLOCK, name="tiny"
+    )
+    config = base.changed(
+        kind="dspark", qk_norm=True, block_size=BLOCK, mask_token_id=0, markov_rank=markov_rank, anchor_predicts=True
+    )
+    return fresh_block_head(config, DraftVocabulary.full(VOCAB), parts, trains_output=False, seed=0)
+
+
+class OneBlock:
+    """Attention of one text with one block at its end, as in decoding."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def context(self, layer: int, query: Tensor | None, key: Tensor, value: Tensor, *, window: int = 0) -> None:
+        assert query is None
+        assert not window
+        self.kept[layer] = key, value
+
+    def block(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
+    ) -> Tensor:
+        assert not is_causal
+        assert not window
+        keys, values = (torch.cat(pair) for pair in zip(self.kept[layer], (key[0], value[0]), strict=True))
+        groups = query.shape[2] // keys.shape[1]
+        keys, values = (part.repeat_interleave(groups, dim=1) for part in (keys, values))
+        scores = torch.einsum("shd,khd->hsk", query[0], keys) / math.sqrt(query.shape[-1])
+        return torch.einsum("hsk,khd->shd", scores.softmax(-1), values)[None]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@torch.no_grad()
+def test_states_of_every_anchor_are_those_of_decoding(layers: int) -> None:
+    head = perturbed(block_head(layers=layers))
+    own = texts(3)
+    batch = collate([own[0], shorter(own[1], PROMPT + 4), own[2]], device=CPU, dtype=torch.float32)
+    trainee = BlockTrainee(head, target_parts(), list(own), range(2), range(2, 3), settings())
+    levels = list(trainee.states_of(batch, BLOCK))
+    assert len(levels) == BLOCK
+    chain = 0
+    for text in batch.texts:
+        for anchor in range(PROMPT - 1, text.num_rows):
+            rows = BlockRows(text.features[:anchor], text.tokens[1 : anchor + 1], torch.arange(1, anchor + 1), [anchor])
+            states = head.run(rows, OneBlock())[0]
+            tokens = text.tokens[anchor : anchor + BLOCK]
+            for level in range(min(BLOCK, text.num_rows - anchor)):
+                assert torch.allclose(levels[level][chain], states[head.first_slot + level], atol=2e-5)
+                bias, _ = head.follow(None, tokens[level : level + 1], states[None, head.first_slot + level])
+                wanted = head.logits(states[None, head.first_slot + level]) + bias
+                found = trainee.logits_of(batch, level, torch.tensor([chain]), levels[level][chain][None])
+                assert torch.allclose(found, wanted, atol=1e-4)
+            chain += 1
+    assert chain == batch.num_chains
+
+
+def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
+    chosen = settings(
+        limits=Limits(steps=120), evaluate_every=120, learning_rate=1e-2, batch_tokens=512, levels_from=0.0
+    )
+    data = texts(240)
+    trainee = BlockTrainee(block_head(layers=2), target_parts(), list(data), range(200), range(200, 240), chosen)
+    before = trainee.evaluate(None).modes[0.0].starts
+    TrainingRun(trainee, chosen, tmp_path, Alone(CPU)).run()
+    after = trainee.evaluate(None).modes[0.0].starts
+    assert after.acceptance_length > before.acceptance_length + 0.4
+    assert after.conditional[0] > before.conditional[0] + 0.2
+    assert after.survival[1] > before.survival[1] + 0.1

@@ -1,0 +1,202 @@
+"""`draftree train head|distill|boost|block` on a tiny model: from data to texts with drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftree.train.data.reading import TrainingData
+
+from draftree import LLM, SamplingParams
+from draftree.cli.main import run
+from draftree.heads.calibration import read_calibration
+from draftree.heads.folders import read_config, read_head
+from draftree.train.run_state import read_log
+from train_folders import ANSWER, RUN, learnable_model, write_data
+
+DEPTH = 3
+OPTIONS = [
+    *("--draft-vocab", "300", "--steps", "120", "--learning-rate", "1e-2", "--batch-tokens", "600"),
+    *("--evaluate-every", "40", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learnable_model(tmp_path_factory.mktemp("train") / "target")
+
+
+@pytest.fixture(scope="module")
+def data(model: Path) -> Path:
+    return write_data(model, model.parent / "data")
+
+
+@pytest.fixture(scope="module")
+def head(model: Path, data: Path) -> Path:
+    output = model.parent / "head"
+    assert run(["train", "head", str(model), "--data", str(data), "--output", str(output), *OPTIONS]) == 0
+    return output
+
+
+def lengths_of_unseen(model: Path, data: Path, spec: str, *, temperature: float) -> list[Any]:
+    """Statistics of unseen texts that the engine writes again, with drafts of a fixed length; texts are compared."""
+    texts = TrainingData(data)
+    _, unseen = texts.split(0.2)
+    llm = LLM(str(model), spec, plan=f"fixed:{DEPTH}", dtype="float32", kernels="torch")
+    found = []
+    for number in unseen:
+        text = texts[number]
+        if abs(text.temperature - temperature) > 1e-3:
+            continue
+        tokens = text.tokens.tolist()
+        params = SamplingParams(temperature=temperature, seed=text.seed, max_tokens=len(tokens) - text.prompt_length)
+        (completion,) = llm.generate([tokens[: text.prompt_length]], params)
+        assert list(completion.token_ids) == tokens[text.prompt_length :]
+        found.append(completion.stats)
+    return found
+
+
+def test_a_trained_head_drafts_accepted_tokens_and_leaves_the_text(model: Path, data: Path, head: Path) -> None:
+    facts = json.loads((head / "recipe.json").read_text())
+    for temperature in (0.0, 0.8):
+        stats = lengths_of_unseen(model, data, f"head:{head}", temperature=temperature)
+        assert sum(one.accepted_tokens for one in stats) > 0.3 * sum(one.draft_tokens for one in stats) / DEPTH
+        # the offline table and the engine agree in the acceptance at depth 1
+        accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
+        offline = facts["unseen"][f"{temperature:g}"]["rounds"]["all"]["conditional"][0]
+        assert accepted == pytest.approx(offline, abs=0.06)
+
+
+def test_the_folder_has_head_recipe_card_and_log(model: Path, head: Path) -> None:
+    config = read_config(head)
+    assert (config.kind, config.depth, config.draft_vocab_size) == ("eagle3", DEPTH, 300)
+    assert read_head(head).vocabulary.vocab_size == config.vocab_size
+    facts = json.loads((head / "recipe.json").read_text())
+    assert facts["run"]["updates"] == 120
+    assert facts["settings"]["loss"] == "coupled"
+    assert facts["data"]["prompts"][0]["count"] == 150
+    card = (head / "README.md").read_text()
+    assert "## Data" in card
+    assert "| 0.8 |" in card
+    log = read_log(head / "training" / "log.jsonl")
+    assert [line["step"] for line in log if line["kind"] == "evaluation"] == [40, 80, 120]
+    scores = [line["score"] for line in log if line["kind"] == "evaluation"]
+    assert scores[-1] > 1.2
+    calibration = read_calibration(head)
+    assert calibration is not None
+    assert len(calibration.greedy) == len(calibration.sampled) == DEPTH
+
+
+def test_plots_are_drawn(head: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = {path.name for path in (head / "training" / "plots").iterdir()}
+    assert names == {"loss.svg", "training-acceptance.svg", "unseen-acceptance.svg", "acceptance-length.svg"}
+    assert "coupled" in (head / "training" / "plots" / "loss.svg").read_text()
+
+
+def test_a_run_is_resumed_and_never_overwritten(
+    model: Path, data: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "head", str(model), "--data", str(data), *OPTIONS]
+    assert run([*command, "--output", str(head)]) == 1
+    assert "already has a run: give --resume" in capsys.readouterr().err
+    assert run([*command, "--output", str(tmp_path / "new"), "--resume"]) == 1
+    assert "has no run to resume" in capsys.readouterr().err
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "mine").write_text("mine")
+    assert run([*command, "--output", str(tmp_path / "file")]) == 1
+    assert "files are never overwritten" in capsys.readouterr().err
+    longer = [one if one != "120" else "122" for one in command]
+    assert run([*longer, "--output", str(head), "--resume"]) == 0
+    assert "resumed after 120 updates" in capsys.readouterr().err
+    assert json.loads((head / "recipe.json").read_text())["run"]["updates"] == 122
+
+
+def test_training_continues_from_a_head(model: Path, data: Path, head: Path, tmp_path: Path) -> None:
+    output = tmp_path / "second"
+    arguments = ["--data", str(data), "--output", str(output), "--from", str(head), *OPTIONS, "--levels-from", "0"]
+    arguments[arguments.index("120")] = "5"
+    assert run(["train", "head", str(model), *arguments]) == 0
+    first = read_log(head / "training" / "log.jsonl")[0]["levels"][0]["loss"]
+    assert read_log(output / "training" / "log.jsonl")[0]["levels"][0]["loss"] < first
+
+
+def test_data_of_another_target_is_refused(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = learnable_model(tmp_path / "other")
+    from bench_samples import write_model
+
+    write_model(other, seed=5)
+    assert run(["train", "head", str(other), "--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS]) == 1
+    assert "was made with other weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--features", "7"], "the data has no hidden states of layer 7: it has 0, 1, 2"),
+        (["--patience", "-1"], "patience is -1"),
+        (["--loss", "kll"], "did you mean 'kl'"),
+        (["--draft-vocab", "0"], "draft_vocab is 0"),
+        (["--unseen-share", "0"], "0 unseen ones"),
+    ],
+)
+def test_bad_options_are_refused(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    command = ["train", "head", str(model), "--data", str(data), "--output", str(tmp_path / "out"), "--steps", "1"]
+    assert run([*command, *options, "--dtype", "float32"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_distilled_model_drafts_accepted_tokens(model: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "student"
+    arguments = ["--hidden", "32", "--layers", "1", "--heads", "2", "--steps", "150", "--learning-rate", "1e-2"]
+    more = ["--batch-tokens", "600", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"]
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output)]
+    assert run([*command, *arguments, *more]) == 0
+    facts = json.loads((output / "recipe.json").read_text())
+    stats = lengths_of_unseen(model, data, f"model:{output}", temperature=0.0)
+    accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
+    assert accepted > 0.2
+    assert accepted == pytest.approx(facts["unseen"]["0"]["rounds"]["all"]["conditional"][0], abs=0.06)
+
+
+def test_distillation_starts_from_given_weights(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target itself: its drafts are accepted before any update counts."""
+    output = tmp_path / "same"
+    arguments = ["--from", str(model), "--steps", "1", "--learning-rate", "1e-9", "--depth", str(DEPTH)]
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output), *arguments]
+    assert run([*command, "--unseen-share", "0.2", "--dtype", "float32"]) == 0
+    facts = json.loads((output / "recipe.json").read_text())
+    for mode in facts["unseen"].values():
+        assert mode["rounds"]["all"]["acceptance_length"] > DEPTH + 0.9
+    assert "tokens per round" in capsys.readouterr().out
+
+
+def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(
+    model: Path, data: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "second"
+    command = ["train", "boost", str(model), "--data", str(data), "--output", str(output), "--earlier", str(head)]
+    assert run([*command, *OPTIONS]) == 0
+    text = capsys.readouterr().out
+    for temperature in ("0", "0.8"):
+        (line,) = [one for one in text.splitlines() if one.startswith(f"temperature {temperature}, tokens per round")]
+        values = {
+            name.rsplit(" ", 1)[0].strip(): float(name.rsplit(" ", 1)[1])
+            for name in line.partition(": ")[2].replace("head, best", "head best").split(",")
+        }
+        assert values["best of 2 heads"] >= max(values["first head"], values["last head"])
+        assert values["first head best 2"] >= values["first head"]
+    assert json.loads((output / "recipe.json").read_text())["boosting"]["earlier"] == [str(head)]
+
+
+def test_drafts_of_the_answer_s_length_are_measured(data: Path) -> None:
+    assert all(len(text.tokens) == text.prompt_length + ANSWER for text in TrainingData(data))
+    assert RUN[1] == TrainingData(data).recipe.dtype

@@ -1,0 +1,226 @@
+"""Multi-step training: rows, attention, teacher rows and gradients compared with direct computations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.heads.base import FeatureHead
+from draftree.train.acceptance import overlap
+from draftree.train.batches import Batch, collate, cut, is_usable, pack
+from draftree.train.losses import LOSSES
+from draftree.train.target_rows import TargetRows
+from draftree.train.unroll import StepWeights, backward, unroll
+from train_samples import PROMPT, VOCAB, perturbed, shorter, states_of, target_parts, texts, tiny_head
+
+STEPS = 4
+CPU = torch.device("cpu")
+
+
+def mixed_batch() -> Batch:
+    """Texts of several lengths; one has room for fewer steps than are unrolled."""
+    found = texts(4)
+    chosen = [found[0], shorter(found[1], PROMPT + 3), shorter(found[2], PROMPT + 11)]
+    return collate(chosen, device=CPU, dtype=torch.float32)
+
+
+class DenseAttention:
+    """Attention of one chain: keys of the true rows up to its start, then of its own rows."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        assert layer == 0
+        self.keys.extend(key.unbind(0))
+        self.values.extend(value.unbind(0))
+        known = len(self.keys) - len(query)
+        found = []
+        for row, one in enumerate(query):
+            keys, values = (torch.stack(part[: known + row + 1]) for part in (self.keys, self.values))
+            heads = one.shape[0] // keys.shape[1]
+            keys, values = (part.repeat_interleave(heads, dim=1) for part in (keys, values))
+            scores = torch.einsum("hd,khd->hk", one, keys) / math.sqrt(one.shape[-1])
+            found.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values))
+        return torch.stack(found)
+
+
+def chain_states(head: FeatureHead, batch: Batch, text: int, start: int) -> list[Tensor]:
+    """States of the chain that starts at a token of a text, as decoding makes them one after another."""
+    own = batch.texts[text]
+    attend = DenseAttention()
+    before = head.project(own.features[:start])
+    states = head.run(own.tokens[1 : start + 1], before, torch.arange(1, start + 1), attend)[-1:]
+    found = [states[0]]
+    for step in range(1, STEPS):
+        if start + step >= own.num_rows:
+            break
+        token = own.tokens[start + step : start + step + 1]
+        states = head.run(token, head.recycle(states), torch.tensor([start + step]), attend)
+        found.append(states[0])
+    return found
+
+
+@pytest.mark.parametrize("norm_output", [False, True])
+@torch.no_grad()
+def test_states_of_every_step_are_those_of_decoding(norm_output: bool) -> None:
+    head, batch = perturbed(tiny_head(norm_output=norm_output)), mixed_batch()
+    steps = list(unroll(head, batch, STEPS))
+    chain = 0
+    for text, own in enumerate(batch.texts):
+        for start in range(PROMPT - 1, own.num_rows):
+            wanted = chain_states(head, batch, text, start)
+            assert int(batch.room[chain]) == own.num_rows - start
+            for step, state in enumerate(wanted):
+                assert torch.allclose(steps[step][chain], state, atol=2e-5)
+            chain += 1
+    assert chain == batch.num_chains
+
+
+def test_rows_and_picks_are_those_of_the_texts() -> None:
+    batch = mixed_batch()
+    chain = 0
+    for own in batch.texts:
+        for start in range(PROMPT - 1, own.num_rows):
+            assert batch.tokens[batch.chains[chain]] == own.tokens[start]
+            assert batch.positions[batch.chains[chain]] == start
+            assert batch.picks[chain] == own.tokens[start + 1]
+            for step in range(int(batch.room[chain])):
+                rows, has_room = batch.step_rows(step)
+                assert has_room[chain]
+                assert batch.tokens[rows[chain]] == own.tokens[start + step]
+                assert batch.picks[batch.step_chains(step)[chain]] == own.tokens[start + step + 1]
+            assert not batch.step_rows(int(batch.room[chain]))[1][chain]
+            chain += 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("size", [VOCAB, 40])
+def test_teacher_rows_are_the_target_s_distributions(temperature: float, size: int) -> None:
+    head, batch = tiny_head(draft_vocab=size), mixed_batch()
+    found = TargetRows(target_parts(), head.vocabulary, temperature).of(batch.texts, [0, 1, 2])
+    rows = found.rows(torch.zeros(batch.num_chains, size))
+    chain = 0
+    for own in batch.texts:
+        probs = (states_of(own.tokens[None])[2][0] / temperature).softmax(-1)
+        for start in range(PROMPT - 1, own.num_rows):
+            assert torch.allclose(rows.log_p[chain].exp(), probs[start, :size], atol=1e-5)
+            outside = rows.log_outside[chain].exp()
+            assert torch.allclose(outside, probs[start, size:].sum(), atol=1e-5)
+            chain += 1
+
+
+def test_kept_sums_are_those_of_the_text_in_any_batch() -> None:
+    head, batch = tiny_head(draft_vocab=30), mixed_batch()
+    rows = TargetRows(target_parts(), head.vocabulary, 1.0)
+    first = rows.of(batch.texts, [5, 6, 7]).rows(torch.zeros(batch.num_chains, 30)).log_outside
+    last = rows.of(batch.texts[2:], [7]).rows(torch.zeros(batch.num_chains, 30)[-11:]).log_outside
+    assert torch.equal(first[-len(last) :], last)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_most_likely_tokens_as_teacher_are_close_to_all(temperature: float) -> None:
+    full, top = (collate(texts(3, top=top), device=CPU, dtype=torch.float32) for top in (0, 48))
+    head = tiny_head(draft_vocab=40)
+    logits = torch.randn(full.num_chains, 40, generator=torch.Generator().manual_seed(1))
+    exact, close = (
+        TargetRows(target_parts(), head.vocabulary, temperature).of(batch.texts, [0, 1, 2]).rows(logits)
+        for batch in (full, top)
+    )
+    mean = [overlap(rows.log_p, rows.log_q).mean().item() for rows in (exact, close)]
+    assert mean[1] == pytest.approx(mean[0], abs=0.02)
+    total = close.log_p.exp().sum(-1) + close.log_outside.exp()
+    assert torch.allclose(total, torch.ones_like(total), atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["kl", "coupled"])
+@pytest.mark.parametrize("weights", [StepWeights(), StepWeights(decay=0.8), StepWeights(smoothing=0.0)])
+def test_gradients_in_chunks_are_those_of_the_whole_loss(
+    loss: str, weights: StepWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.train.unroll.CHUNK_ROWS", 7)
+    head, batch = perturbed(tiny_head(draft_vocab=40)), mixed_batch()
+    teacher = TargetRows(target_parts(), head.vocabulary, 0.9).of(batch.texts, [0, 1, 2])
+    token_weights = torch.rand(batch.num_chains, generator=torch.Generator().manual_seed(2))
+    sums = backward(
+        unroll(head, batch, STEPS),
+        lambda step, chains, states: head.logits(states),
+        batch,
+        teacher,
+        loss=LOSSES[loss],
+        weights=weights,
+        total=10.0,
+        token_weights=token_weights,
+    )
+    found = {name: p.grad.clone() for name, p in head.named_parameters() if p.grad is not None}
+    head.zero_grad()
+
+    total = torch.zeros(())
+    scale = torch.ones(batch.num_chains)
+    for step, states in enumerate(unroll(head, batch, STEPS)):
+        chains = [chain for chain in range(batch.num_chains) if batch.room[chain] > step]
+        targets = torch.tensor([chain + step for chain in chains])
+        rows = teacher.part(targets).rows(head.logits(states[chains]))
+        total = total + (LOSSES[loss](rows) * scale[chains] * token_weights[targets]).sum() / 10
+        assert sums[step].count == len(chains)
+        accepted = torch.zeros(batch.num_chains)
+        accepted[chains] = overlap(rows.log_p, rows.log_q).detach()
+        assert sums[step].accepted == pytest.approx(float(accepted.sum()), rel=1e-4)
+        scale = scale * (
+            weights.decay if weights.decay is not None else weights.smoothing + (1 - weights.smoothing) * accepted
+        )
+    total.backward()
+    wanted = {name: p.grad for name, p in head.named_parameters() if p.grad is not None}
+    assert found.keys() == wanted.keys() >= {"fc.weight", "layers.0.self_attn.q_proj.weight"}
+    assert "lm_head.weight" not in found
+    for name, gradient in wanted.items():
+        assert torch.allclose(found[name], gradient, atol=1e-5, rtol=1e-4), name
+
+
+def test_texts_without_room_for_a_step_end_the_unroll() -> None:
+    head = tiny_head()
+    batch = collate([shorter(texts(1)[0], PROMPT + 2)], device=CPU, dtype=torch.float32)
+    teacher = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0])
+    sums = backward(
+        unroll(head, batch, STEPS),
+        lambda step, chains, states: head.logits(states),
+        batch,
+        teacher,
+        loss=LOSSES["kl"],
+        weights=StepWeights(),
+        total=1.0,
+    )
+    assert [one.count for one in sums] == [2, 1]
+
+
+def test_batches_hold_every_text_once_and_stay_within_their_size() -> None:
+    lengths = [5 + (17 * index) % 90 for index in range(200)] + [500]
+    for epoch in range(2):
+        batches = list(pack(lengths, 256, seed=1, epoch=epoch))
+        assert sorted(text for batch in batches for text in batch) == list(range(201))
+        assert all(len(batch) * max(lengths[text] for text in batch) <= 256 for batch in batches if 200 not in batch)
+    assert list(pack(lengths, 256, seed=1, epoch=0)) == list(pack(lengths, 256, seed=1, epoch=0))
+    assert list(pack(lengths, 256, seed=1, epoch=0)) != list(pack(lengths, 256, seed=1, epoch=1))
+    padded = sum(len(batch) * max(lengths[text] for text in batch) for batch in batches)
+    assert padded < 1.25 * sum(lengths)
+
+
+def test_a_cut_text_is_its_beginning() -> None:
+    text = texts(1)[0]
+    found = cut(text, PROMPT + 4)
+    assert found.tokens.equal(text.tokens[: PROMPT + 4])
+    assert found.num_rows == PROMPT + 3
+    assert found.features.equal(text.features[: PROMPT + 3])
+    assert cut(text, None) is text
+    assert not is_usable(cut(text, PROMPT))
+
+
+@pytest.mark.parametrize("name", ["decay", "smoothing"])
+def test_weights_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} of steps is 1.5: it must be from 0 to 1"):
+        StepWeights(**{name: 1.5})
