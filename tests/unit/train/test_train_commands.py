@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftree.train.data.reading import TrainingData
 
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
+from draftree.train.data.reading import TrainingData
 from draftree.train.run_state import read_log
 from train_folders import ANSWER, RUN, learnable_model, write_data
 
@@ -76,7 +76,7 @@ def test_the_folder_has_head_recipe_card_and_log(model: Path, head: Path) -> Non
     facts = json.loads((head / "recipe.json").read_text())
     assert facts["run"]["updates"] == 120
     assert facts["settings"]["loss"] == "coupled"
-    assert facts["data"]["prompts"][0]["count"] == 150
+    assert facts["data"]["prompts"][0]["count"] == 300
     card = (head / "README.md").read_text()
     assert "## Data" in card
     assert "| 0.8 |" in card
