@@ -144,7 +144,6 @@ class EagleHead(EagleFamilyHead):
         return self.outputs(states)
 
 
-@final
 class Eagle3Head(EagleFamilyHead):
     """EAGLE-3 and EAGLE-3.1.
 

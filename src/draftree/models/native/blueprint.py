@@ -33,7 +33,14 @@ class LinearBlueprint:
 
 @dataclass(frozen=True, slots=True)
 class LayerBlueprint:
-    """One layer: names of its norms, None for none, and its projections, grouped by their input."""
+    """One layer: names of its norms, None for none, and its projections, grouped by their input.
+
+    Attributes:
+        rope: index in `Blueprint.ropes`; None for no rotary positions.
+        embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
+            and then the normed residual stream, concatenated; None for other layers.
+        is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
+    """
 
     attention_norm: str
     attention_post_norm: str | None
@@ -48,7 +55,8 @@ class LayerBlueprint:
     window: int | None
     scaling: float
     rope: int | None
-    """Index in `Blueprint.ropes`; None for no rotary positions."""
+    embedding_norm: str | None = None
+    is_normed_residual: bool = False
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -58,7 +66,7 @@ class LayerBlueprint:
     @property
     def norms(self) -> tuple[str, ...]:
         """Names of all norms."""
-        found = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return tuple(name for name in (*found, self.query_norm, self.key_norm) if name is not None)
 
 

@@ -21,6 +21,7 @@ from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
+from draftree.models.native.packing import bytes_needed, packed_bias
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows
 from draftree.models.native.structures import CDecoder, CLayer, CLinear, CPass
@@ -54,6 +55,8 @@ class NativeDecoder:
         self._blueprint = blueprint
         self._weights = weights
         self._kept: list[Tensor] = []
+        self._lent: list[Tensor] = []
+        """Weights of another owner, which are not counted."""
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
@@ -61,7 +64,7 @@ class NativeDecoder:
         self._rooms = LogitBufferPool()
         self._form = CPass()
         """Arguments that all passes share."""
-        self._arena, self._used = huge_pages(self._bytes_needed()), 0
+        self._arena, self._used = huge_pages(bytes_needed(blueprint, self._block_bytes, page=PAGE)), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
         del self._weights
@@ -105,9 +108,7 @@ class NativeDecoder:
         self._layers = (CLayer * len(plan.layers))(*(self._layer(layer, pool) for layer in plan.layers))
         own = None
         if not tied:  # after the layers, whose weights are released by then
-            own = self._keep(self._weights.get(plan.embedding).to(self.dtype, copy=True).contiguous())
-            if not plan.is_tied:
-                self._weights.release(plan.embedding)
+            own = self._embedding(plan)
         head = self._linear([plan.head], pool)
         return CDecoder(
             hidden=plan.hidden,
@@ -134,6 +135,7 @@ class NativeDecoder:
     def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
         return CLayer(
             attention_norm=self._norm(layer.attention_norm),
+            embedding_norm=self._norm(layer.embedding_norm),
             attention_post_norm=self._norm(layer.attention_post_norm),
             mlp_norm=self._norm(layer.mlp_norm),
             mlp_post_norm=self._norm(layer.mlp_post_norm),
@@ -145,12 +147,23 @@ class NativeDecoder:
             down=self._linear([layer.down], pool),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
+            is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
         )
 
+    def _embedding(self, plan: Blueprint) -> Tensor:
+        weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
+        if is_lent and weight.dtype == self.dtype and weight.is_contiguous():
+            self._lent.append(weight)
+            return weight
+        own = self._keep(weight.to(self.dtype, copy=True).contiguous())
+        if not plan.is_tied:
+            self._weights.release(plan.embedding)
+        return own
+
     def _kept_at(self, place: int | None) -> Tensor | None:
         """Return the retained tensor at an address; None for no address."""
-        return None if place is None else next(tensor for tensor in self._kept if tensor.data_ptr() == place)
+        return None if place is None else next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
     def input_embedding(self) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden)."""
@@ -196,7 +209,7 @@ class NativeDecoder:
         """Pack layers one after the other or interleaved (gate and up), and release their weights."""
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
-        packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, self._format)))
+        packed = self._keep(self._room(blocks * self._block_bytes(inputs)))
         is_int8 = self._format == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
@@ -206,7 +219,8 @@ class NativeDecoder:
             weights = list(weights[0].chunk(2))
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         step, first = (2, 0) if in_turns else (1, 0)
-        bias = self._bias(weights, biases, in_turns=in_turns)
+        bias = packed_bias(weights, biases, dtype=self.dtype, in_turns=in_turns)
+        self._kept += [] if bias is None else [bias]
         pieces: list[tuple[Tensor, int]] = []
         for index, weight in enumerate(weights):
             place = index if in_turns else first
@@ -219,40 +233,32 @@ class NativeDecoder:
             self._weights.release(name)
         return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs)
 
+    def _block_bytes(self, inputs: int) -> int:
+        return self._library.block_bytes(inputs, self._format)
+
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used
         self._used += -(-num_bytes // PAGE) * PAGE
         return self._arena[start : start + num_bytes]
 
-    def _bytes_needed(self) -> int:
-        plan = self._blueprint
-        projections = [[plan.head]]
-        for layer in plan.layers:
-            projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
-        return sum(
-            -(-sum(part.outputs for part in parts) // LANES) * self._library.block_bytes(parts[0].inputs, self._format)
-            + PAGE
-            for parts in projections
-        )
+    def run(
+        self,
+        memory: KVMemory,
+        rows: Rows,
+        logit_rows: Sequence[int],
+        *,
+        layer_range: LayerRange,
+        rope_positions: Sequence[int] | None = None,
+    ) -> RangeOutput:
+        """Run one pass over rows; their keys and values are written to the memory.
 
-    def _bias(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, in_turns: bool) -> Tensor | None:
-        if all(bias is None for bias in biases):
-            return None
-        full = [
-            torch.zeros(weight.shape[0]) if bias is None else bias.to(self.dtype).to(torch.float32, copy=True)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
-        if in_turns:
-            return self._keep(torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous())
-        padding = -sum(part.numel() for part in full) % LANES
-        return self._keep(torch.cat([*full, torch.zeros(padding)]))
-
-    def run(self, memory: KVMemory, rows: Rows, logit_rows: Sequence[int], *, layer_range: LayerRange) -> RangeOutput:
-        """Run one pass over rows; their keys and values are written to the memory."""
+        `rope_positions` are positions in the rotary tables; None for the rows' own.
+        """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory.version != self._memory_version:
             self._point_at(memory)
-        self._ropes.point(self._form, longest=rows.longest)
+        longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
+        self._ropes.point(self._form, longest=longest)
         vocab, num_threads = self._blueprint.vocab, torch.get_num_threads()
         buffer = self._rooms.take(len(logit_rows), vocab)
         run = CPass.from_buffer_copy(self._form)
@@ -264,6 +270,8 @@ class NativeDecoder:
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
+        rotated = None if rope_positions is None else array("q", rope_positions)
+        run.rope_position = run.position if rotated is None else place_of(rotated)
         captured = layers = skipped = None
         if not layer_range.is_plain:
             layers = array("q", layer_range.captured_layers)

@@ -43,7 +43,7 @@ class CSearch(ctypes.Structure):
     _fields_ = (
         ("logits", _pointer),
         *((name, _size) for name in ("rows", "stride", "vocab", "count")),
-        *((name, _pointer) for name in ("keys", "temperatures", "tokens", "scores", "totals")),
+        *((name, _pointer) for name in ("keys", "ids", "temperatures", "tokens", "scores", "totals")),
         ("next", ctypes.c_long),
         ("failed", ctypes.c_int),
     )
@@ -177,10 +177,20 @@ class Library:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
-    def search(self, logits: RowsAt, noise: RowNoise, count: int, *, totals: bool, num_threads: int) -> Top:
+    def search(
+        self,
+        logits: RowsAt,
+        noise: RowNoise,
+        count: int,
+        *,
+        totals: bool,
+        num_threads: int,
+        ids: int | None = None,
+    ) -> Top:
         """Return the `count` largest scores of each row, at most `max_count` and the width.
 
-        With `totals`, sums are returned as well.
+        With `totals`, sums are returned as well. `ids` is the address of the tokens of the columns, 32-bit integers
+        filled up to a multiple of 64; None if column i is token i.
 
         Raises:
             MemoryError: there is no room for the scores of a row.
@@ -189,7 +199,7 @@ class Library:
         buffers = self._buffers.of(rows, count)
         search = buffers.search
         search.logits, search.stride, search.vocab = logits.address, logits.stride, logits.width
-        search.rows, search.count = rows, count
+        search.rows, search.count, search.ids = rows, count, ids
         search.totals = buffers.totals_at if totals else None
         keys, temperatures = buffers.keys, buffers.temperatures
         for row, entry in enumerate(noise):

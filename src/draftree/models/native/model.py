@@ -28,6 +28,9 @@ class NativeModel(SlottedModel):
         weights: weights of the model.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
 
+    Attributes:
+        quantization: as above.
+
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
     """
@@ -38,6 +41,7 @@ class NativeModel(SlottedModel):
         self.supports_trees = True
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
+        self.quantization = quantization
         self._decoder = decoder
         shape = LayerShape(blueprint.kv_heads, blueprint.head_dim, blueprint.head_dim)
         shapes = dict.fromkeys(range(decoder.num_layers), shape)

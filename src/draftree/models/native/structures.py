@@ -31,6 +31,7 @@ class CLayer(ctypes.Structure):
 
     _fields_ = (
         ("attention_norm", _pointer),
+        ("embedding_norm", _pointer),
         ("attention_post_norm", _pointer),
         ("mlp_norm", _pointer),
         ("mlp_post_norm", _pointer),
@@ -44,6 +45,7 @@ class CLayer(ctypes.Structure):
         ("values", _pointer),
         ("window", _size),
         ("rope", _size),
+        ("is_normed_residual", _size),
         ("scaling", _float),
     )
 
@@ -68,8 +70,8 @@ class CPass(ctypes.Structure):
     _fields_ = (
         *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
         *((name, _size) for name in ("num_captured", "places", "slot_step", "rotary_dim")),
-        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "identical", "list_start", "list")),
-        ("chunks", _pointer),
+        *((name, _pointer) for name in ("tokens", "slot", "place", "position", "rope_position", "identical")),
+        *((name, _pointer) for name in ("list_start", "list", "chunks")),
         ("cosines", _pointer * 2),
         ("sines", _pointer * 2),
         ("hidden_in", _pointer),

@@ -32,6 +32,10 @@ class Weights(ABC):
     def release(self, name: str) -> None:
         """Free a packed weight's memory."""
 
+    def lends(self, name: str) -> bool:
+        """Return whether a weight has another owner and stays in memory, so that it may be read without a copy."""
+        return False
+
 
 class ModelWeights(Weights):
     """Weights of a model in memory, which is unusable once they are released.

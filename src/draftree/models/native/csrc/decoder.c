@@ -73,12 +73,13 @@ static void capture_row(const Work *work, int64_t row, int64_t from, int64_t to)
 }
 
 /* The first step of a sublayer: reads the residual stream, unchanged by the layers since `from`. */
-static void norm_and_capture(const Work *work, const float *norm, int64_t from, int64_t layer,
-                             int phase) {
+static void norm_and_capture(const Work *work, const float *norm, const Layer *joined, int64_t from,
+                             int64_t layer, int phase) {
     const int64_t hidden = work->decoder->hidden;
     EACH(row, work->rows, phase) {
         capture_row(work, row, from, layer);
-        write_input(work, row, work->x + row * hidden, hidden, norm);
+        if (joined != NULL) write_joined(work, joined, row);
+        else write_input(work, row, work->x + row * hidden, hidden, norm);
     }
 }
 
@@ -86,7 +87,8 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
     const Pass *pass = work->pass;
-    norm_and_capture(work, layer->attention_norm, from, index, phase + ATTENTION_NORM);
+    const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
+    norm_and_capture(work, layer->attention_norm, joined, from, index, phase + ATTENTION_NORM);
     product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
     EACH(row, work->rows, phase + PLACE) store_row(work, layer, row);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
@@ -115,7 +117,7 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
 static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
-    norm_and_capture(work, layer->mlp_norm, from, index, phase + MLP_NORM);
+    norm_and_capture(work, layer->mlp_norm, NULL, from, index, phase + MLP_NORM);
     product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
     Work down = *work;
     if (decoder->format != INT8) { /* already in the right format */
@@ -164,7 +166,7 @@ static void run_thread(void *argument, int thread) {
 #endif
     const int64_t hidden = decoder->hidden;
     EACH(row, work->rows, EMBED) {
-        if (pass->hidden_in == NULL) embed(work, row);
+        if (pass->hidden_in == NULL) embed(work, row, work->x + row * hidden);
         else
             memcpy(work->x + row * hidden, pass->hidden_in + row * hidden,
                    (size_t)hidden * sizeof(float));
@@ -230,9 +232,9 @@ static int place_work(Work *work) { /* in the arena; 0 if there is no memory */
     const Pass *pass = work->pass;
     const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    const int64_t widest = max_int(all_heads, decoder->hidden);
-    const int64_t inputs = max_int(max_int(decoder->hidden, decoder->heads * dim), decoder->mlp) +
-                           64;
+    const int64_t joined = widest_input(decoder);
+    const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
+    const int64_t inputs = max_int(max_int(joined, decoder->heads * dim), decoder->mlp) + 64;
     const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
     const int64_t layers = pass->last_layer - pass->first_layer;
     const int64_t phase_bytes = (PASS_PHASES + LAYER_PHASES * layers) * (int64_t)sizeof(Phase);

@@ -80,10 +80,10 @@ INLINE vf stored(const void *base, int64_t at, int64_t format) {
                              : load_half((const uint16_t *)base + at);
 }
 
-static void embed(const Work *work, int64_t row) {
+/* writes the embedding of a row's token */
+static void embed(const Work *work, int64_t row, float *to) {
     const Decoder *decoder = work->decoder;
     const int64_t token = work->pass->tokens[row], hidden = decoder->hidden;
-    float *to = work->x + row * hidden;
     if (decoder->embedding != NULL) {
         for (int64_t i = 0; i < hidden; i += LANES)
             store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) *
@@ -106,6 +106,24 @@ static void embed(const Work *work, int64_t row) {
         store(to + i, load(to + i) * decoder->embedding_scale);
 }
 
+static void norm_row(const Work *work, const float *from, const float *norm, float *to) {
+    const Decoder *decoder = work->decoder;
+    const vf inverse = splat(inverse_rms(from, decoder->hidden, decoder->epsilon));
+    for (int64_t i = 0; i < decoder->hidden; i += LANES)
+        store(to + i, load(from + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
+}
+
+/* writes the input of a joined layer's attention; the product after it overwrites work->wide */
+static void write_joined(const Work *work, const Layer *layer, int64_t row) {
+    const int64_t hidden = work->decoder->hidden;
+    float *both = work->wide + row * 2 * hidden, *x = work->x + row * hidden;
+    embed(work, row, both);
+    norm_row(work, both, layer->embedding_norm, both);
+    norm_row(work, x, layer->attention_norm, both + hidden);
+    if (layer->is_normed_residual) memcpy(x, both + hidden, (size_t)hidden * sizeof(float));
+    write_input(work, row, both, 2 * hidden, NULL);
+}
+
 /* norm of one head, then its rotation by position */
 static void rotate_head(const Work *work, float *head, const float *norm, int64_t row,
                         int64_t rope) {
@@ -119,8 +137,8 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
                   load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
     }
     if (rope < 0) return;
-    const float *cosine = pass->cosines[rope] + pass->position[row] * rotary,
-                *sine = pass->sines[rope] + pass->position[row] * rotary;
+    const float *cosine = pass->cosines[rope] + pass->rope_position[row] * rotary,
+                *sine = pass->sines[rope] + pass->rope_position[row] * rotary;
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         const vf low = load(head + i), high = load(head + i + half);

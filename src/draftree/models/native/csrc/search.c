@@ -123,10 +123,12 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
     *largest = -INFINITY;
     if (!needs_all && !may_win) return 0;
     const uint32_t *key = search->keys + 2 * row;
-    const vu token = (vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)first;
+    const vu column = (vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)first;
     vi hash[GROUP / LANES], winning = {0};
     for (int i = 0; i < GROUP / LANES; i++) {
-        hash[i] = hash16(token + (uint32_t)(i * LANES), key[0], key[1]);
+        vu token = column + (uint32_t)(i * LANES);
+        if (search->ids != NULL) token = *(const vu_loose *)(search->ids + first + i * LANES);
+        hash[i] = hash16(token, key[0], key[1]);
         /* noise is below -log(uniform), so a score above the bound has a uniform below this */
         winning |= uniform16(hash[i]) <= exp16(x[i] - splat(bound)) * 1.0001f;
     }

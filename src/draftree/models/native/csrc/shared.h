@@ -30,11 +30,15 @@ typedef struct {
 } Linear;
 
 /* A layer. Norms that it does not have are NULL.
+ *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
+ *                        and after it the normed residual stream; otherwise NULL
+ *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
  *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart
  *   window         positions that a row attends to, its own included; 0: all
  *   rope           index of the pass's tables; negative: no rotary positions */
 #define LAYER_FIELDS(FIELD) \
     FIELD(const float *, attention_norm) \
+    FIELD(const float *, embedding_norm) \
     FIELD(const float *, attention_post_norm) \
     FIELD(const float *, mlp_norm) \
     FIELD(const float *, mlp_post_norm) \
@@ -48,6 +52,7 @@ typedef struct {
     FIELD(void *, values) \
     FIELD(int64_t, window) \
     FIELD(int64_t, rope) \
+    FIELD(int64_t, is_normed_residual) \
     FIELD(float, scaling)
 
 typedef struct {
@@ -86,6 +91,7 @@ typedef struct {
  *   places             positions that a slot and head has room for
  *   slot_step          places from one slot to the next
  *   tokens ... list    of each row; see models/native/rows.py
+ *   rope_position      of a row: its entry in the rotary tables
  *   identical          of a row: keys before this position lie at their position
  *   list_start, list   of a row: where its list of the other keys' places starts, and all lists
  *   chunks             first row of each run of rows of one slot, and the total after the last
@@ -110,6 +116,7 @@ typedef struct {
     FIELD(const int64_t *, slot) \
     FIELD(const int64_t *, place) \
     FIELD(const int64_t *, position) \
+    FIELD(const int64_t *, rope_position) \
     FIELD(const int64_t *, identical) \
     FIELD(const int64_t *, list_start) \
     FIELD(const int64_t *, list) \
@@ -130,8 +137,9 @@ typedef struct {
 /* A search for the largest entries of rows of logits.
  *   logits         [rows][stride]
  *   keys           [rows][2], the second odd
+ *   ids            tokens of the columns, filled up to a multiple of 64; NULL: columns are tokens
  *   temperatures   [rows], divisors of the logits; 0: no division and no noise
- *   tokens         [rows][count], descending by score; of equal scores the lower token first
+ *   tokens         [rows][count], columns, descending by score; of equal scores the lower first
  *   scores         [rows][count]; if a row holds a NaN, it comes first and alone
  *   totals         [rows], logarithms of the sums of exponentials; NULL: not wanted
  *   next, failed   used by the search */
@@ -142,6 +150,7 @@ typedef struct {
     FIELD(int64_t, vocab) \
     FIELD(int64_t, count) \
     FIELD(const uint32_t *, keys) \
+    FIELD(const int32_t *, ids) \
     FIELD(const float *, temperatures) \
     FIELD(int64_t *, tokens) \
     FIELD(float *, scores) \

@@ -1,0 +1,50 @@
+"""Sizes of packed weights, and values beside them in the order of the blocks of the C library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.library import LANES
+
+
+def packed_bias(
+    weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, dtype: torch.dtype, in_turns: bool
+) -> Tensor | None:
+    """Return the biases of layers that are packed together, float32; None if there are none.
+
+    Args:
+        weights: weights of the layers.
+        biases: their biases; None for none.
+        dtype: dtype of the model, to which biases are rounded.
+        in_turns: whether blocks of two layers alternate; otherwise the layers follow each other.
+    """
+    if all(bias is None for bias in biases):
+        return None
+    full = [
+        torch.zeros(weight.shape[0]) if bias is None else bias.to(dtype).to(torch.float32, copy=True)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    if in_turns:
+        return torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous()
+    padding = -sum(part.numel() for part in full) % LANES
+    return torch.cat([*full, torch.zeros(padding)])
+
+
+def bytes_needed(plan: Blueprint, block_bytes: Callable[[int], int], *, page: int) -> int:
+    """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
+
+    Args:
+        plan: architecture of the decoder.
+        block_bytes: size of 16 packed outputs by their number of inputs.
+        page: alignment of a weight in bytes.
+    """
+    projections = [[plan.head]]
+    for layer in plan.layers:
+        projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
+    return sum(
+        -(-sum(part.outputs for part in parts) // LANES) * block_bytes(parts[0].inputs) + page for parts in projections
+    )
