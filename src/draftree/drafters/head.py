@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
@@ -23,6 +24,7 @@ from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.heads.base import FeatureHead
+from draftree.heads.calibration import read_calibration
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.target_parts import TargetParts
@@ -75,6 +77,7 @@ class HeadDrafter(GrowingDrafter):
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            calibration=read_calibration(Path(config.path)),
         )
 
     @property

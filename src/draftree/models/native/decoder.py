@@ -163,7 +163,11 @@ class NativeDecoder:
 
     def _kept_at(self, place: int | None) -> Tensor | None:
         """Return the retained tensor at an address; None for no address."""
-        return None if place is None else next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
+        return (
+            None
+            if place is None
+            else next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
+        )
 
     def input_embedding(self) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden)."""
