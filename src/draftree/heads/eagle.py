@@ -81,6 +81,27 @@ class EagleFamilyHead(FeatureHead):
             self._output = parts.output if self.vocabulary.is_full else parts.output[ids]
         self._finish = parts.finish
 
+    @property
+    def rotary(self) -> Rotary:
+        """Rotary positions of all layers."""
+        return self._rotary
+
+    def embedding_weight(self) -> Tensor:
+        """Return the embedding, its own or the target's, shape (vocabulary, hidden)."""
+        found = self._embedding if self.embed_tokens is None else self.embed_tokens.weight
+        assert found is not None, "a head without its own embedding is bound to a target before it runs"
+        return found
+
+    def output_weight(self) -> Tensor:
+        """Return the output head, its own or the target's rows, shape (draft vocabulary, hidden)."""
+        found = self._output if self.lm_head is None else self.lm_head.weight
+        assert found is not None, "a head without its own output is bound to a target before it runs"
+        return found
+
+    def forget_output(self) -> None:
+        """Forget the target's rows of the output head, which another copy replaces; `logits` cannot run then."""
+        self._output = None
+
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return embeddings of tokens, not scaled, shape (..., rows, hidden), in the head's dtype."""
         if self.embed_tokens is not None:
