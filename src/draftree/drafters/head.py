@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
-
-import torch
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
@@ -28,10 +27,13 @@ from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.heads.base import FeatureHead, Head
 from draftree.heads.blocks import BlockHead
+from draftree.heads.calibration import read_calibration
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config, read_head
+from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.target_parts import TargetParts
+from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
 
 
@@ -72,13 +74,14 @@ class HeadDrafter(GrowingDrafter):
         target = context.target
         head = read_head(config.path, dtype=target.dtype, device=target.device)
         head.bind(TargetParts.of(target))
-        self._stepper = _stepper(head, target.device)
+        self._stepper = _stepper(head, target)
         self._growth = Growth(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            calibration=read_calibration(Path(config.path)),
         )
 
     @property
@@ -92,14 +95,14 @@ class HeadDrafter(GrowingDrafter):
         super().observe(observations)
 
 
-def _stepper(head: Head, device: torch.device) -> HeadStepper | BlockStepper:
+def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
-        return BlockStepper(ParallelEagle(head), device)
+        return BlockStepper(ParallelEagle(head), target.device)
     if isinstance(head, BlockHead):
-        return BlockStepper(head, device)
+        return BlockStepper(head, target.device)
     if isinstance(head, FeatureHead):
-        return HeadStepper(head, device)
+        return HeadStepper(passes_of(head, target))
     raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")
 
 
