@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import random
 import shutil
 from collections.abc import Sequence
@@ -18,37 +17,15 @@ from draftree.core.tree import path
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
 from draftree.models.native import library as libraries
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.build import built_library
 from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
+from native_builds import BUILDS, built
 from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-BUILDS: dict[str, Sequence[str]] = {"this processor": []}
-if platform.machine() == "x86_64":
-    BUILDS |= {
-        "no tiles": WITHOUT_TILES,
-        "AVX-512": [*WITHOUT_TILES, "-mno-avx512bf16", "-mno-avx512vnni"],
-        "SSE": ["-march=x86-64"],
-    }
-    if torch.cpu._is_avx2_supported():
-        BUILDS["AVX2"] = ["-march=haswell"]
-
-
-def built(name: str) -> Library:
-    """The library of a build; skips if the compiler or the system does not support its instructions."""
-    try:
-        return Library(built_library(extra_flags=BUILDS[name]))
-    except TilesRefusedError as error:
-        pytest.skip(str(error))
-    except NativeUnavailableError as error:
-        if "unrecognized command" in str(error) or "unknown argument" in str(error):
-            pytest.skip(str(error))
-        raise
-
 
 HEADS = [(9, 3, 64), (2, 1, 128), (3, 3, 80), (20, 1, 16)]
 """Heads, key heads and their size: queries of a row in two tiles, sums that fit into tiles and that do not."""

@@ -31,6 +31,8 @@ SLOW = frozenset(
         "test_gpu_passes",
         "test_grammar_distributions",
         "test_growth",
+        "test_head_stepper",
+        "test_head_texts",
         "test_kernels_told",
         "test_lending",
         "test_merged_distributions",

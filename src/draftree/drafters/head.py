@@ -27,6 +27,7 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.calibration import read_calibration
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config, read_head
+from draftree.heads.native_passes import passes_of
 from draftree.heads.target_parts import TargetParts
 from draftree.models.memory import Footprint
 
@@ -70,7 +71,7 @@ class HeadDrafter(GrowingDrafter):
         if not isinstance(head, FeatureHead):
             raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' do not draft level by level")
         head.bind(TargetParts.of(target))
-        self._stepper = HeadStepper(head, target.device)
+        self._stepper = HeadStepper(passes_of(head, target))
         self._growth = Growth(
             self._stepper,
             shape=_shape(config, head.config),

@@ -81,6 +81,27 @@ class EagleFamilyHead(FeatureHead):
             self._output = parts.output if self.vocabulary.is_full else parts.output[ids]
         self._finish = parts.finish
 
+    @property
+    def rotary(self) -> Rotary:
+        """Rotary positions of all layers."""
+        return self._rotary
+
+    def embedding_weight(self) -> Tensor:
+        """Return the embedding, its own or the target's, shape (vocabulary, hidden)."""
+        found = self._embedding if self.embed_tokens is None else self.embed_tokens.weight
+        assert found is not None, "a head without its own embedding is bound to a target before it runs"
+        return found
+
+    def output_weight(self) -> Tensor:
+        """Return the output head, its own or the target's rows, shape (draft vocabulary, hidden)."""
+        found = self._output if self.lm_head is None else self.lm_head.weight
+        assert found is not None, "a head without its own output is bound to a target before it runs"
+        return found
+
+    def forget_output(self) -> None:
+        """Forget the target's rows of the output head, which another copy replaces; `logits` cannot run then."""
+        self._output = None
+
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return embeddings of tokens, not scaled, shape (..., rows, hidden), in the head's dtype."""
         if self.embed_tokens is not None:
@@ -92,7 +113,11 @@ class EagleFamilyHead(FeatureHead):
     def through_layers(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream after all layers, from that before the first."""
         cosines, sines = self._rotary.tables(int(positions.max()) + 1 if positions.numel() else 1, states)
-        rotated = partial(rotate, cosines=cosines[positions].unsqueeze(-2), sines=sines[positions].unsqueeze(-2))
+        if positions.dim() == 1:  # a pass of decoding: half the time of an index
+            cosines, sines = cosines.index_select(0, positions), sines.index_select(0, positions)
+        else:
+            cosines, sines = cosines[positions], sines[positions]
+        rotated = partial(rotate, cosines=cosines.unsqueeze(-2), sines=sines.unsqueeze(-2))
         for layer in self.layers:
             states = layer(states, embedded, rotated, attend)
         return states

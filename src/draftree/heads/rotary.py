@@ -35,6 +35,16 @@ class Rotary:
         self._frequencies, self._scaling = _frequencies(rope, head_dim, max_length)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
+    @property
+    def frequencies(self) -> tuple[float, ...]:
+        """Radians per position for each pair of numbers."""
+        return tuple(self._frequencies.tolist())
+
+    @property
+    def scaling(self) -> float:
+        """Factor of cosines and sines."""
+        return self._scaling
+
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of at least the positions below `length`.
 

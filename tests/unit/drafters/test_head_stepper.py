@@ -13,6 +13,7 @@ from draftree.drafters.growing.stepping import IDLE_ROUNDS
 from draftree.drafters.growing.unread import MAX_UNREAD
 from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
+from draftree.heads.torch_passes import TorchPasses
 from head_samples import VARIANTS, VOCAB, head_config, random_head, random_parts, reference_logits
 from head_texts import HeadText, grown, hidden_states
 
@@ -29,7 +30,7 @@ def parts() -> TargetParts:
 def built(variant: str = "eagle3", **values: int) -> tuple[FeatureHead, HeadStepper]:
     head = random_head(head_config(variant, **values)).double()
     head.bind(parts())
-    return head, HeadStepper(head, torch.device("cpu"))
+    return head, HeadStepper(TorchPasses(head, torch.device("cpu")))
 
 
 def wanted(head: FeatureHead, tokens: list[int], path: list[int]) -> Tensor:

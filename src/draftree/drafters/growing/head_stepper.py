@@ -25,12 +25,11 @@ from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, last_rows
-from draftree.heads.base import FeatureHead
-from draftree.heads.decoding import HeadDecoder, RowJob
+from draftree.heads.decoding import HeadDecoder
+from draftree.heads.passes import HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
-from draftree.sampling.logits import Logits, TensorLogits
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.logits import Logits
 
 
 @dataclass(slots=True)
@@ -60,16 +59,13 @@ class HeadStepper(Stepper[HeadedSequence]):
     """Stepper for a head that drafts level by level.
 
     Args:
-        head: the head, bound to its target.
-        device: device of its weights.
+        passes: passes of the head.
     """
 
-    def __init__(self, head: FeatureHead, device: torch.device) -> None:
-        self._decoder = HeadDecoder(head, device)
-        self.max_length = self.max_depth = head.config.max_length
+    def __init__(self, passes: HeadPasses) -> None:
+        self._decoder = HeadDecoder(passes)
+        self.max_length = self.max_depth = passes.head.config.max_length
         self._block = max(1, self.max_length // 2)
-        vocabulary = head.vocabulary
-        self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
 
@@ -187,7 +183,7 @@ class HeadStepper(Stepper[HeadedSequence]):
         before = self._decoder.recycle(roots)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
-        return self._answered(roots)
+        return self._decoder.logits(roots)
 
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -203,14 +199,13 @@ class HeadStepper(Stepper[HeadedSequence]):
             chosen = [parent + 1 for parent in above]
             before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
             jobs.append(RowJob(state.slot, row, positions, above, before))
-        found = self._decoder.run(jobs)
-        together = found[0] if len(found) == 1 else torch.cat(found)
+        together, logits = self._decoder.answer(jobs)
         recycled, place = self._decoder.recycle(together), 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
             state.before = torch.cat((state.before, recycled[place : place + len(row)]))
             place += len(row)
-        return self._answered(together)
+        return logits
 
     def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Drop the tree: the rows of accepted tokens are read from the target's hidden states."""
@@ -221,10 +216,6 @@ class HeadStepper(Stepper[HeadedSequence]):
     def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
         """Do as `keep`."""
         self.keep(states, [()] * len(states))
-
-    def _answered(self, states: Tensor) -> Logits:
-        logits = self._decoder.logits(states)
-        return TensorLogits(logits) if self._subset is None else SubsetLogits(logits, self._subset)
 
     def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> dict[int, Tensor]:
         """Read unread rows below these positions; returns states of the last rows by index of the sequence."""

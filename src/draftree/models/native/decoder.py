@@ -62,8 +62,7 @@ class NativeDecoder:
         self._memory_version = -1
         self._ropes = RopeTables(blueprint.ropes)
         self._rooms = LogitBufferPool()
-        self._form = CPass()
-        """Arguments that all passes share."""
+        self._form = CPass()  # arguments that all passes share
         self._arena, self._used = huge_pages(bytes_needed(blueprint, self._block_bytes, page=PAGE)), 0
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self._decoder = self._pack(pool)
@@ -247,19 +246,19 @@ class NativeDecoder:
 
     def run(
         self,
-        memory: KVMemory,
+        memory: KVMemory | None,
         rows: Rows,
         logit_rows: Sequence[int],
         *,
         layer_range: LayerRange,
         rope_positions: Sequence[int] | None = None,
     ) -> RangeOutput:
-        """Run one pass over rows; their keys and values are written to the memory.
+        """Run one pass over rows; their keys and values are written to the memory, None for a pass over no layers.
 
-        `rope_positions` are positions in the rotary tables; None for the rows' own.
+        `rope_positions` are entries of the rotary tables; None for the rows' positions.
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
-        if memory.version != self._memory_version:
+        if memory is not None and memory.version != self._memory_version:
             self._point_at(memory)
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest)

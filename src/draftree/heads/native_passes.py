@@ -1,0 +1,274 @@
+"""Passes of EAGLE-3 heads in C, beside the target's own.
+
+The first layer is a joined layer of the C decoder: its attention reads the normed embedding and the normed state before
+a row. The residual stream starts at that state. The product of the target's hidden states, `fc`, stays in torch: it
+runs once for each chunk of a text and not for each level. States are float32; stored ones have the head's dtype.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from draftree.heads.base import FeatureHead
+from draftree.heads.eagle import Eagle3Head
+from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.torch_passes import TorchPasses
+from draftree.models.base import LanguageModel
+from draftree.models.kv.partial import LayerRange, RangeOutput
+from draftree.models.kv.pool import Leftovers
+from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.decoder import NativeDecoder
+from draftree.models.native.logits import NativeLogits
+from draftree.models.native.lowering import DTYPES
+from draftree.models.native.model import NativeModel
+from draftree.models.native.rotary import Rope
+from draftree.models.native.rows import Rows, plan_rows
+from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
+from draftree.models.native.weights import Weights
+from draftree.sampling.logits import Logits
+from draftree.sampling.subset_logits import TokenSubset
+
+logger = logging.getLogger(__name__)
+
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
+EMBEDDING, NORM, OUTPUT = "embed_tokens.weight", "norm.weight", "lm_head.weight"
+
+
+def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
+    """Return passes in C if the target's are in C and they support the head, with its quantization; else in torch.
+
+    Passes in C take the weights of the head, which cannot run in torch afterwards. The reason for torch is logged.
+
+    Args:
+        head: the head, bound to the target.
+        target: the target.
+    """
+    if isinstance(target, NativeModel):
+        try:
+            return NativePasses(head, quantization=target.quantization)
+        except NativeUnavailableError as reason:
+            logger.warning("head of kind '%s': kernels: torch (%s)", head.config.kind, reason)
+    return TorchPasses(head, target.device)
+
+
+def plan_head(head: FeatureHead) -> Blueprint:
+    """Return the blueprint of a head.
+
+    Raises:
+        NativeUnavailableError: its kind, sizes, activation, dtype or device is not supported.
+    """
+    if not isinstance(head, Eagle3Head):
+        raise NativeUnavailableError(f"passes in C are for heads of kind 'eagle3', not '{head.config.kind}'")
+    config, dtype = head.config, str(head.dtype).removeprefix("torch.")
+    device = next(head.parameters()).device
+    if device.type != "cpu" or dtype not in DTYPES:
+        raise NativeUnavailableError(f"passes in C are for float32 and bfloat16 on CPUs, not {dtype} on {device}")
+    if not config.num_layers:
+        raise NativeUnavailableError("it has no layers")
+    if config.activation not in ACTIVATIONS:
+        raise NativeUnavailableError(
+            f"its activation is {config.activation}: passes in C have {', '.join(ACTIVATIONS)}"
+        )
+    units = {"hidden size": (config.hidden, 16), "size of a head": (config.head_dim, 16)}
+    for name, (size, unit) in {**units, "inner size": (config.intermediate, 32)}.items():
+        if size % unit:
+            raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
+    return Blueprint(
+        kind=config.kind,
+        fingerprint="",
+        context=config.max_length,
+        dtype=dtype,
+        hidden=config.hidden,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp=config.intermediate,
+        vocab=config.draft_vocab_size,
+        activation=ACTIVATIONS[config.activation],
+        epsilon=config.epsilon,
+        norm_offset=0.0,
+        embedding_scale=1.0,
+        residual_scale=1.0,
+        logit_scale=1.0,
+        embedding=EMBEDDING,
+        final_norm=NORM,
+        head=LinearBlueprint(OUTPUT, None, config.hidden, config.draft_vocab_size),
+        ropes=(Rope(head.rotary.frequencies, head.rotary.scaling),),
+        layers=tuple(_layer(head, index) for index in range(config.num_layers)),
+    )
+
+
+def _layer(head: Eagle3Head, index: int) -> LayerBlueprint:
+    config, name = head.config, f"layers.{index}"
+    joins = index == 0
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    width = 2 * config.hidden if joins else config.hidden
+
+    def linear(part: str, inputs: int, outputs: int, *, has_bias: bool = False) -> LinearBlueprint:
+        bias = f"{name}.{part}.bias" if has_bias else None
+        return LinearBlueprint(f"{name}.{part}.weight", bias, inputs, outputs)
+
+    qkv = (("q", queries), ("k", keys), ("v", keys))
+    return LayerBlueprint(
+        attention_norm=f"{name}.hidden_norm.weight" if joins else f"{name}.input_layernorm.weight",
+        attention_post_norm=None,
+        mlp_norm=f"{name}.post_attention_layernorm.weight",
+        mlp_post_norm=None,
+        query_norm=f"{name}.self_attn.q_norm.weight" if config.qk_norm else None,
+        key_norm=f"{name}.self_attn.k_norm.weight" if config.qk_norm else None,
+        qkv=tuple(linear(f"self_attn.{p}_proj", width, size, has_bias=config.attention_bias) for p, size in qkv),
+        output=linear("self_attn.o_proj", queries, config.hidden),
+        gate_up=tuple(
+            linear(f"mlp.{p}_proj", config.hidden, config.intermediate, has_bias=config.mlp_bias)
+            for p in ("gate", "up")
+        ),
+        down=linear("mlp.down_proj", config.intermediate, config.hidden, has_bias=config.mlp_bias),
+        window=None,
+        scaling=config.head_dim**-0.5,
+        rope=0,
+        embedding_norm=f"{name}.input_layernorm.weight" if joins else None,
+        is_normed_residual=joins and config.norm_before_residual,
+    )
+
+
+@final
+class HeadWeights(Weights):
+    """Weights of a head and of what it shares with its target. Own ones are emptied once they are packed.
+
+    Args:
+        head: the head, bound to its target.
+    """
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self._head = head
+        self._own: dict[str, Tensor] = dict(head.named_parameters())
+
+    def get(self, name: str) -> Tensor:
+        """Return a weight."""
+        if name in self._own:
+            return self._own[name].detach()
+        return self._head.embedding_weight() if name == EMBEDDING else self._head.output_weight()
+
+    def release(self, name: str) -> None:
+        """Empty a parameter, or forget the rows of the target's output head."""
+        weight = self._own.pop(name, None)
+        if weight is None:
+            if name == OUTPUT:
+                self._head.forget_output()
+            return
+        owner, _, attribute = name.rpartition(".")
+        empty = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+        setattr(self._head.get_submodule(owner), attribute, empty)
+
+    def lends(self, name: str) -> bool:
+        """Return whether the target owns the embedding."""
+        return name == EMBEDDING and name not in self._own
+
+
+@final
+class NativePasses(HeadPasses):
+    """Passes in C. The head's weights are packed, and its module cannot run afterwards, except `project`.
+
+    Args:
+        head: the head, bound to its target.
+        quantization: "int8" for 8-bit weights, None for the head's dtype.
+
+    Raises:
+        NativeUnavailableError: the native kernels are unavailable or do not support the head, which is then unchanged.
+    """
+
+    def __init__(self, head: FeatureHead, *, quantization: str | None = None) -> None:
+        super().__init__(head, torch.device("cpu"), Leftovers.UNREAD)
+        plan = plan_head(head)
+        assert isinstance(head, Eagle3Head), "other heads have no plan"
+        self._norms_output = head.config.norm_output
+        self._decoder = NativeDecoder(plan, HeadWeights(head), quantization=quantization)
+        vocabulary = head.vocabulary
+        tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
+        self._subset = None if tokens is None else NativeSubset(tokens)
+
+    @property
+    def kernels(self) -> str:
+        """The instructions of the kernels."""
+        return f"native ({self._decoder.instructions})"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of packed weights and of the parameters in torch in bytes."""
+        rest = self.head.state_dict().values()
+        return self._decoder.weight_bytes + sum(tensor.numel() * tensor.element_size() for tensor in rest)
+
+    @torch.inference_mode()
+    def project(self, features: Tensor) -> Tensor:
+        """Return the states before the tokens that follow, float32 with the values of the head's dtype."""
+        return self.head.project(features).float()
+
+    @torch.inference_mode()
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states before the children of rows, float32."""
+        return self._decoder.final_norm(states) if self._norms_output else states
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Logits:
+        """Return logits of states, from a pass of the final norm and the output head only."""
+        count, end = len(states), self._decoder.num_layers
+        part = LayerRange(end, end, hidden=states.float().contiguous())
+        return self._answered(self._decoder.run(None, _rows_of_states(count), range(count), layer_range=part))
+
+    @torch.inference_mode()
+    def run(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
+    ) -> list[Tensor]:
+        """Return the states of the rows of each job, float32."""
+        found = self._run(memory, slots, nodes, jobs, answers=False).hidden
+        assert found is not None, "states are captured"
+        return [found] if len(jobs) == 1 else list(found.split([len(job.tokens) for job in jobs]))
+
+    @torch.inference_mode()
+    def answer(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
+    ) -> tuple[Tensor, Logits]:
+        """Return the states of all rows, float32, and their logits, from one pass."""
+        found = self._run(memory, slots, nodes, jobs, answers=True)
+        assert found.hidden is not None, "states are captured"
+        return found.hidden, self._answered(found)
+
+    def _run(
+        self,
+        memory: KVMemory,
+        slots: Sequence[KVSlot],
+        nodes: Sequence[Sequence[int]],
+        jobs: Sequence[RowJob],
+        *,
+        answers: bool,
+    ) -> RangeOutput:
+        tokens = [job.tokens for job in jobs]
+        count = sum(map(len, tokens))
+        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(count))
+        before = jobs[0].before if len(jobs) == 1 else torch.cat([job.before for job in jobs])
+        part = LayerRange(0, self._decoder.num_layers, hidden=before.float().contiguous(), keeps_hidden=True)
+        return self._decoder.run(
+            memory,
+            rows,
+            range(count if answers else 0),
+            layer_range=part,
+            rope_positions=[position for job in jobs for position in job.positions],
+        )
+
+    def _answered(self, found: RangeOutput) -> Logits:
+        columns = found.logits
+        assert isinstance(columns, NativeLogits), "passes in C return their own logits"
+        return columns if self._subset is None else NativeSubsetLogits(columns, self._subset)
+
+
+def _rows_of_states(count: int) -> Rows:
+    """Return rows for a pass that runs no layer and reads nothing of them."""
+    return Rows(array("q", [0]), (0,) * 8, count, 0, 1)

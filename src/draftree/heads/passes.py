@@ -1,0 +1,97 @@
+"""Passes of a head that drafts level by level, over rows in slots: in torch, or in C beside the target's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.heads.base import FeatureHead
+from draftree.models.kv.pool import Leftovers
+from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.sampling.logits import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class RowJob:
+    """New rows of one sequence.
+
+    Attributes:
+        slot: the slot.
+        tokens: token ids of the target.
+        positions: positions of the tokens in the text.
+        parents: for each row the tentative row that it follows, or -1 for the end of the prefix.
+        before: states before the tokens, shape (rows, hidden).
+    """
+
+    slot: KVSlot
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    parents: Sequence[int]
+    before: Tensor
+
+
+class HeadPasses(ABC):
+    """Passes of a head. Methods run without gradients.
+
+    Args:
+        head: the head, bound to its target.
+        device: device of its weights.
+        leftovers: what passes read at positions whose keys and values are not kept.
+
+    Attributes:
+        head: as above.
+        device: as above.
+        dtype: dtype of keys, values and stored states.
+        leftovers: as above.
+    """
+
+    def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
+        self.head = head
+        self.device = device
+        self.dtype = next(head.parameters()).dtype
+        self.leftovers = leftovers
+
+    @property
+    @abstractmethod
+    def kernels(self) -> str:
+        """What computes the passes: "native" with the instructions in brackets, or "torch"."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Size of all weights of its own in bytes."""
+
+    @abstractmethod
+    def project(self, features: Tensor) -> Tensor:
+        """Return the states before the tokens that follow, shape (rows, hidden), from hidden states of the target."""
+
+    @abstractmethod
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states before the children of rows, from the states of the rows."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Logits:
+        """Return logits of states, as wide as the target's vocabulary."""
+
+    @abstractmethod
+    def run(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
+    ) -> list[Tensor]:
+        """Return the states of the rows of each job, shape (rows, hidden); their keys and values are stored.
+
+        Args:
+            memory: keys and values of the slots.
+            slots: slot of each job, with the rows appended.
+            nodes: for each job the tentative rows that are read.
+            jobs: the rows.
+        """
+
+    @abstractmethod
+    def answer(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
+    ) -> tuple[Tensor, Logits]:
+        """Return the states of all rows, in the order of the jobs, and their logits; arguments as in `run`."""

@@ -1,0 +1,34 @@
+"""Builds of the C library for several sets of instructions."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
+
+BUILDS: dict[str, Sequence[str]] = {"this processor": []}
+if platform.machine() == "x86_64":
+    BUILDS |= {
+        "no tiles": WITHOUT_TILES,
+        "AVX-512": [*WITHOUT_TILES, "-mno-avx512bf16", "-mno-avx512vnni"],
+        "SSE": ["-march=x86-64"],
+    }
+    if torch.cpu._is_avx2_supported():
+        BUILDS["AVX2"] = ["-march=haswell"]
+
+
+def built(name: str) -> Library:
+    """The library of a build; skips if the compiler or the system does not support its instructions."""
+    try:
+        return Library(built_library(extra_flags=BUILDS[name]))
+    except TilesRefusedError as error:
+        pytest.skip(str(error))
+    except NativeUnavailableError as error:
+        if "unrecognized command" in str(error) or "unknown argument" in str(error):
+            pytest.skip(str(error))
+        raise

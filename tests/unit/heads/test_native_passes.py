@@ -1,0 +1,202 @@
+"""Passes of heads in C compute what the module computes, with the same bits alone, in trees and in batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.heads import native_passes
+from draftree.heads.base import FeatureHead
+from draftree.heads.decoding import HeadDecoder
+from draftree.heads.native_passes import NativePasses, plan_head
+from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.torch_passes import TorchPasses
+from draftree.models.kv.slots import KVSlot
+from draftree.models.native import decoder
+from draftree.models.native.build import NativeUnavailableError
+from head_samples import HIDDEN, VOCAB, head_config, random_head, random_parts
+from head_texts import HeadText
+from native_builds import BUILDS, built
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+SIZES: dict[str, Any] = {"hidden": 32, "target_hidden": 32, "head_dim": 16, "intermediate": 64}
+VARIANTS = ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc", "eagle3-qwen3", "eagle3-llama3-rope"]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+TREE = ([7, 8, 9, 7, 30, 31], [-1, -1, 0, 0, 1, 3], (2, 3, 1))
+"""Tokens, parents and sizes of levels."""
+LONG = [(7 * i + i // 5) % VOCAB for i in range(150)]
+
+
+def bound(variant: str = "eagle3", kind: str = "float32", **values: Any) -> FeatureHead:
+    head = random_head(head_config(variant, **{**SIZES, "max_length": 256, **values}), scale=0.2)
+    head.to(getattr(torch, kind))
+    parts = random_parts(hidden=32)
+    parts.embedding.div_(4)
+    parts.output.div_(4)
+    head.bind(parts)
+    return head
+
+
+def in_c(variant: str = "eagle3", kind: str = "float32", **values: Any) -> NativePasses:
+    quantization = "int8" if kind == "int8" else None
+    return NativePasses(bound(variant, "float32" if quantization else kind, **values), quantization=quantization)
+
+
+def in_torch(variant: str = "eagle3", kind: str = "float32", **values: Any) -> TorchPasses:
+    return TorchPasses(bound(variant, kind, **values), torch.device("cpu"))
+
+
+def rows_of(passes: HeadPasses, tokens: Sequence[int] = PROMPT, rounds: int = 1) -> Tensor:
+    """Logits of the tokens of the draft vocabulary, after a text and after every node of trees, after rejections."""
+    text = HeadText(HeadStepper(passes), passes.head, list(tokens)).read(3).read()
+    found = []
+    for path, bonus in (((0, 2), 13), ((), 12), ((0, 3, 5), 15))[:rounds]:
+        found += text.levels(*TREE)
+        text.write([*(TREE[0][node] for node in path), bonus], path)
+        text.stepper.check_integrity([text.state])
+    return torch.cat(found)[:, passes.head.vocabulary.ids].float()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_the_module(variant: str) -> None:
+    found, wanted = rows_of(in_c(variant), rounds=3), rows_of(in_torch(variant), rounds=3)
+    assert (found - wanted).abs().max() < 2e-5 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize(
+    "more", [{"mlp_bias": True}, {"activation": "gelu_pytorch_tanh"}, {"own_output": True}], ids=str
+)
+def test_other_parts(more: dict[str, Any]) -> None:
+    found, wanted = rows_of(in_c(**more)), rows_of(in_torch(**more))
+    assert (found - wanted).abs().max() < 2e-5 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize(("kind", "share"), [("bfloat16", 0.02), ("int8", 0.04)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_smaller_formats_stay_near_float32(variant: str, kind: str, share: float) -> None:
+    found, wanted = rows_of(in_c(variant, kind)), rows_of(in_torch(variant))
+    assert (found - wanted).abs().max() < share * (wanted.max() - wanted.min())
+
+
+def states_before(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
+
+
+def filled(slots: HeadDecoder, count: int, seed: int = 0) -> KVSlot:
+    """A slot with rows of a text."""
+    slot = slots.pool.open()
+    slots.read([RowJob(slot, LONG[:count], range(1, count + 1), range(-1, count - 1), states_before(count, seed))])
+    return slot
+
+
+def check_bits(passes: HeadPasses) -> None:
+    tokens, parents, _ = TREE
+    before, depths = states_before(len(tokens), 9), [1, 1, 2, 2, 2, 3]
+    slots = HeadDecoder(passes)
+    lengths = (70, 5, 130)
+    texts = [filled(slots, length, seed) for seed, length in enumerate(lengths)]
+    jobs = [
+        RowJob(slot, tokens, [length + depth for depth in depths], parents, before)
+        for slot, length in zip(texts, lengths, strict=True)
+    ]
+    states, logits = slots.answer(jobs)
+    together = logits.tensor().view(3, len(tokens), -1)
+    for number, (slot, length) in enumerate(zip(texts, lengths, strict=True)):
+        # the text row by row, then the path of every node row by row
+        alone = slots.pool.open()
+        text = states_before(length, number)
+        for row in range(length):
+            slots.read([RowJob(alone, [LONG[row]], [row + 1], [-1], text[row : row + 1])])
+        for node in range(len(tokens)):
+            path, place = [], node
+            while place >= 0:
+                path.insert(0, place)
+                place = parents[place]
+            for depth, at in enumerate(path):
+                job = RowJob(alone, [tokens[at]], [length + depth + 1], [depth - 1], before[at : at + 1])
+                state, row = slots.answer([job])
+            assert torch.equal(row.tensor()[0], together[number, node])
+            assert torch.equal(state[0], states[number * len(tokens) + node])
+            slots.pool.truncate(alone, length)
+        again = slots.logits(state)
+        assert torch.equal(again.tensor(), row.tensor()), "a pass over no layers has the same norm and output head"
+        slots.pool.truncate(slot, length)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("variant", ["eagle3", "eagle3-before-fc"])
+def test_bits_are_the_same_alone_in_trees_and_in_batches(variant: str, kind: str) -> None:
+    check_bits(in_c(variant, kind, num_heads=9, num_kv_heads=3))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_set_of_instructions_agrees(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = rows_of(in_c("eagle3-qwen3", kind))
+    library = built(name)
+    monkeypatch.setattr(decoder, "library", lambda: library)
+    passes = in_c("eagle3-qwen3", kind)
+    check_bits(passes)
+    found = rows_of(in_c("eagle3-qwen3", kind))
+    assert (found - wanted).abs().max() < 0.01 * (wanted.max() - wanted.min())
+
+
+def test_positions_need_not_be_those_of_the_slot() -> None:
+    """Rows whose hidden states are unknown are left out, and windows drop the first ones."""
+    found = []
+    for passes in (in_c(), in_torch()):
+        slots = HeadDecoder(passes)
+        slot = slots.pool.open()
+        positions = [1, 2, 9, 10, 11]
+        slots.read([RowJob(slot, LONG[:5], positions, range(-1, 4), states_before(5))])
+        slots.pool.drop_first(slot, 1)
+        found.append(slots.answer([RowJob(slot, [4, 5], [1500, 1500], [-1, -1], states_before(2, 1))])[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+def test_the_embedding_of_the_target_is_not_copied_and_own_weights_are_released() -> None:
+    head = bound()
+    parameters = sum(tensor.numel() for tensor in head.state_dict().values())
+    embedding, fc = head.embedding_weight(), head.fc.weight
+    passes = NativePasses(head)
+    assert passes._decoder.input_embedding().data_ptr() == embedding.data_ptr()
+    assert sum(tensor.numel() for tensor in head.state_dict().values()) == fc.numel() < parameters
+    assert passes.weight_bytes < 4 * (parameters + 16 * VOCAB * HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("variant", "values", "words"),
+    [
+        ("eagle", {"own_output": False}, "for heads of kind 'eagle3', not 'eagle'"),
+        ("eagle3", {"activation": "relu"}, "its activation is relu"),
+        ("eagle3", {"head_dim": 8}, "size of a head of 8 is no multiple of 16"),
+        ("eagle3", {"intermediate": 48}, "inner size of 48 is no multiple of 32"),
+    ],
+)
+def test_other_heads_are_refused_and_left_unchanged(variant: str, values: dict[str, Any], words: str) -> None:
+    head = bound(variant, **values)
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    with pytest.raises(NativeUnavailableError, match=words):
+        NativePasses(head)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
+
+
+def test_half_precision_is_refused() -> None:
+    with pytest.raises(NativeUnavailableError, match="not float16"):
+        plan_head(bound(kind="float16"))
+
+
+def test_torch_targets_keep_torch_heads() -> None:
+    class Target:
+        device = torch.device("cpu")
+
+    found = native_passes.passes_of(bound(), Target())  # type: ignore[arg-type]
+    assert isinstance(found, TorchPasses)
+    assert found.kernels == "torch"
