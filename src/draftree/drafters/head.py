@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
@@ -26,6 +27,7 @@ from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.heads.base import FeatureHead, Head
 from draftree.heads.blocks import BlockHead
+from draftree.heads.calibration import read_calibration
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
@@ -79,6 +81,7 @@ class HeadDrafter(GrowingDrafter):
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            calibration=read_calibration(Path(config.path)),
         )
 
     @property
