@@ -154,6 +154,33 @@ def test_drafts_after_a_cached_prefix_are_those_of_the_text(model: Path, where: 
     assert counts[0] == counts[1]
 
 
+def test_many_requests_leave_no_row_behind(model: Path, where: Path) -> None:
+    """Requests that share beginnings come and go in a small batch with a small cache, two of them cancelled."""
+    begin = prompts(33)[0]
+    texts = [[*begin[: 5 + 4 * (i % 8)], *(1 + (i * j) % 90 for j in range(1, 4 + i % 5))] for i in range(20)]
+    asked = [params(float(i % 2), max_tokens=4 + i % 9, seed=i) for i in range(20)]
+    plain = LLM(model, dtype="float32", prefix_cache_size=0)
+    fast = LLM(
+        model,
+        f"head:{head_folder(where)},tree=best-9",
+        plan="fixed",
+        dtype="float32",
+        max_batch_size=4,
+        prefill_chunk_size=8,
+        prefix_cache_size=3,
+    )
+    wanted = [done.token_ids for done in plain.generate(texts, asked)]
+    for _ in range(2):
+        assert [done.token_ids for done in fast.generate(texts, asked)] == wanted
+        fast.engine.check_integrity()
+    for text in texts[:2]:
+        stream = fast.stream_updates(text, params(1.0))
+        next(stream)
+        stream.close()
+        fast.engine.check_integrity()
+    assert [done.token_ids for done in fast.generate(texts, asked)] == wanted
+
+
 def test_several_texts_of_one_prompt(model: Path, where: Path) -> None:
     fast = LLM(model, f"head:{head_folder(where)}", plan="fixed", dtype="float32")
     plain = LLM(model, dtype="float32")

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
+from draftree.drafters import head as head_drafter
+from draftree.heads import native_passes
 from draftree.heads.folders import write_head
 from draftree.heads.native_passes import NativePasses
+from draftree.heads.passes import HeadPasses
 from draftree.heads.torch_passes import TorchPasses
 from families import VOCAB_SIZE, drafter_folder, prompts
 from head_samples import head_config, random_head
@@ -44,8 +47,17 @@ def params(temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=40, temperature=temperature, seed=11)
 
 
-def passes_of(llm: LLM) -> Any:
-    return llm.engine.drafter._stepper._decoder._passes
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[HeadPasses]:
+    """Passes of heads that were made, in order."""
+    found: list[HeadPasses] = []
+
+    def noting(*args: Any) -> HeadPasses:
+        found.append(native_passes.passes_of(*args))
+        return found[-1]
+
+    monkeypatch.setattr(head_drafter, "passes_of", noting)
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,11 +72,11 @@ def passes_of(llm: LLM) -> Any:
     ],
 )
 def test_texts_are_those_without_it_bit_for_bit(
-    model: Path, tmp_path: Path, kind: str, variant: str, tree: str
+    model: Path, tmp_path: Path, made: list[HeadPasses], kind: str, variant: str, tree: str
 ) -> None:
     options = KINDS[kind] | {"exact": True}
     plain, fast = LLM(model, **options), LLM(model, f"head:{saved(tmp_path, variant)}{tree}", plan="fixed", **options)
-    assert isinstance(passes_of(fast), NativePasses)
+    assert isinstance(made[-1], NativePasses)
     for temperature in (0.0, 1.0):
         wanted = [done.token_ids for done in plain.generate(TEXTS, params(temperature))]
         done = fast.generate(TEXTS, params(temperature))
@@ -74,12 +86,12 @@ def test_texts_are_those_without_it_bit_for_bit(
     fast.engine.check_integrity()
 
 
-def test_drafts_are_those_of_torch(model: Path, tmp_path: Path) -> None:
+def test_drafts_are_those_of_torch(model: Path, tmp_path: Path, made: list[HeadPasses]) -> None:
     """With float32 both make the same drafts, so that rounds and accepted tokens agree."""
     spec, counts = f"head:{saved(tmp_path)},tree=best-9", []
     for kernels, kind in (("native", NativePasses), ("torch", TorchPasses)):
         llm = LLM(model, spec, plan="fixed", dtype="float32", kernels=kernels)
-        assert isinstance(passes_of(llm), kind)
+        assert isinstance(made[-1], kind)
         done = llm.generate(TEXTS, params(1.0))
         counts.append([(one.stats.rounds, one.stats.draft_tokens, one.stats.accepted_tokens) for one in done])
     assert counts[0] == counts[1]
@@ -87,11 +99,11 @@ def test_drafts_are_those_of_torch(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_head_that_c_does_not_support_runs_in_torch(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model: Path, tmp_path: Path, made: list[HeadPasses], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         llm = LLM(model, f"head:{saved(tmp_path, activation='relu')}", plan="fixed", dtype="float32")
-    assert isinstance(passes_of(llm), TorchPasses)
+    assert isinstance(made[-1], TorchPasses)
     assert "head of kind 'eagle3': kernels: torch (its activation is relu" in caplog.text
     wanted = LLM(model, dtype="float32").generate(TEXTS, params(1.0))
     assert [one.token_ids for one in llm.generate(TEXTS, params(1.0))] == [one.token_ids for one in wanted]

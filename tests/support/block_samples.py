@@ -51,10 +51,10 @@ def config_of(values: dict[str, Any], **others: Any) -> HeadConfig:
 
 
 def vocabulary_of(config: HeadConfig) -> DraftVocabulary:
-    """Every second token, or all of them."""
-    if config.is_full:
-        return DraftVocabulary.full(config.vocab_size)
-    return DraftVocabulary(torch.arange(config.draft_vocab_size) * 2, config.vocab_size)
+    """Tokens at equal distances, or all of them."""
+    step = config.vocab_size / config.draft_vocab_size
+    ids = [int(step * row) for row in range(config.draft_vocab_size)]
+    return DraftVocabulary(torch.tensor(ids), config.vocab_size)
 
 
 def random_head(config: HeadConfig, seed: int = 0) -> Head:
@@ -75,6 +75,6 @@ def random_parts(config: HeadConfig, seed: int = 1) -> TargetParts:
     gain = 1 + 0.1 * torch.randn(config.target_hidden, generator=noise)
 
     def finish(states: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(states, gain.shape, gain, 1e-6)
+        return torch.nn.functional.rms_norm(states, gain.shape, gain.to(states.dtype), 1e-6)
 
     return TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), finish, LAYERS)

@@ -126,7 +126,11 @@ def change(folder: Path, **values: Any) -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "no layers of the target": ("eagle3", lambda folder: change(folder, eagle_config=None), "the target is needed"),
+    "no layers of the target": (
+        "eagle3",
+        lambda folder: change(folder, eagle_config=None),
+        "eagle_aux_hidden_state_layer_ids",
+    ),
     "several layers": ("eagle3", lambda folder: change(folder, num_hidden_layers=2), "head of 2 layers"),
     "no mask token": (
         "dflash",

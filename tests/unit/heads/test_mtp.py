@@ -57,8 +57,8 @@ def target_and_mtp(values: dict[str, Any]) -> tuple[Any, Any]:
         config.mtp_mlp_layer_types = ["sparse"]
     torch.manual_seed(3)
     loader: Any = AutoModelForCausalLM
-    model = loader.from_config(config).double().eval().requires_grad_(False)
-    mtp = MtpModel(model, 1).double().eval().requires_grad_(False)
+    model = loader.from_config(config).eval().requires_grad_(False)
+    mtp = MtpModel(model, 1).eval().requires_grad_(False)
     for part in (model, mtp.layers):
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
             if tensor.is_floating_point() and "inv_freq" not in name:
@@ -125,7 +125,7 @@ def test_an_mtp_layer_computes_what_transformers_does(name: str, tmp_path: Path)
     noise = torch.Generator().manual_seed(4)
     tokens, states = (
         torch.randint(VOCABULARY, (2, 7), generator=noise),
-        torch.randn(2, 7, WIDTH, generator=noise).double(),
+        torch.randn(2, 7, WIDTH, generator=noise),
     )
     places = torch.arange(1, 8).expand(2, -1)
     for text in range(2):
@@ -133,10 +133,10 @@ def test_an_mtp_layer_computes_what_transformers_does(name: str, tmp_path: Path)
             0, states[text : text + 1], places[:1], MtpCache(config=mtp.config), input_ids=tokens[text : text + 1]
         )[0]
         ours = head.run(tokens[text], head.project(states[text][:, None]), places[0], causal)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(head.logits(ours), mtp._project_to_logits(theirs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(head.logits(ours), mtp._project_to_logits(theirs), rtol=1e-3, atol=1e-3)
     together = head.run(tokens, head.project(states[:, :, None]), places, causal)
-    torch.testing.assert_close(together[1], ours, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together[1], ours, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", TARGETS)

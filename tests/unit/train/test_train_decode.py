@@ -9,6 +9,7 @@ import torch
 
 from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.heads.target_parts import TargetParts
+from draftree.heads.torch_passes import TorchPasses
 from draftree.train.batches import collate
 from draftree.train.data.texts import Text
 from draftree.train.unroll import unroll
@@ -35,7 +36,7 @@ def test_logits_of_a_level_are_those_of_the_drafter(variant: str) -> None:
     batch = collate([text], device=torch.device("cpu"), dtype=torch.float64)
     levels = [head.logits(states) for states in unroll(head, batch, STEPS)]
 
-    drafted = HeadText(HeadStepper(head, torch.device("cpu")), head, TOKENS[:PROMPT]).read()
+    drafted = HeadText(HeadStepper(TorchPasses(head, torch.device("cpu"))), head, TOKENS[:PROMPT]).read()
     for chain, start in enumerate(range(PROMPT - 1, text.num_rows)):
         own = TOKENS[start + 1 : start + STEPS]
         room = min(STEPS, text.num_rows - start)

@@ -88,11 +88,13 @@ class SpeculatorsLayout(Layout):
         )
 
     def stored(self, config: HeadConfig, tensors: Mapping[str, Tensor]) -> Stored:
-        """Return the content; whether embedding and output head are its own follows from the tensors."""
+        """Return the content; own embedding and output head, and a bias after attention, follow from the tensors."""
         vocabulary = vocabulary_of(config, tensors)
         parameters = without(tensors, (OFFSETS, MASK, *SHARED))
         config = config.changed(
-            own_embedding="embed_tokens.weight" in parameters, own_output="lm_head.weight" in parameters
+            own_embedding="embed_tokens.weight" in parameters,
+            own_output="lm_head.weight" in parameters,
+            output_bias="layers.0.self_attn.o_proj.bias" in parameters,
         )
         return Stored(config, vocabulary, parameters)
 

@@ -79,5 +79,7 @@ def tensors(folder: HeadFolder) -> dict[str, Tensor]:
 def _vocabulary(folder: HeadFolder, target: TargetFacts | None) -> int:
     found = target.vocab_size if target else folder.config.get("vocab_size")
     if not found:
-        raise ModelLoadError(f"'{folder.path}' does not name the size of the vocabulary: the target is needed")
+        raise ModelLoadError(
+            f"'{folder.path}' does not name the size of the vocabulary: add vocab_size to its config.json"
+        )
     return int(found)

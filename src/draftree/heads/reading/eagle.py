@@ -82,7 +82,11 @@ def _eagle3(folder: HeadFolder, target: TargetFacts | None) -> dict[str, Any]:
         )
     ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if not ids and target is None:
-        raise ModelLoadError(f"'{folder.path}' does not name the hidden states that it reads: the target is needed")
+        raise ModelLoadError(
+            f"'{folder.path}' does not name the hidden states that it reads: for a target of N layers add "
+            '"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, N // 2 - 1, N - 4]} to its config.json, with the '
+            "numbers in place of N"
+        )
     features = tuple(layer + 1 for layer in ids) if ids else default_features(target.num_layers if target else 0)
     wide = config.get("target_hidden_size") or (target.hidden if target else config["hidden_size"])
     return {"features": features, "target_hidden": wide}

@@ -95,7 +95,7 @@ def _eagle3(folder: HeadFolder, target: TargetFacts | None) -> dict[str, Any]:
     config, features = folder.config, folder.config.get("eagle_aux_hidden_state_layer_ids")
     if not features and target is None:
         raise ModelLoadError(
-            f"'{folder.path}' does not name its hidden states (eagle_aux_hidden_state_layer_ids): the target is needed"
+            f"'{folder.path}' does not name its hidden states: add eagle_aux_hidden_state_layer_ids to its config.json"
         )
     return {
         "features": tuple(features or default_features(target.num_layers if target else 0)),
