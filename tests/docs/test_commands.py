@@ -6,6 +6,7 @@ import io
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def silence(command: Any) -> Any:
 
 def head_of_examples(folder: str) -> HeadConfig:
     """The head that examples name, which the reader of a page would have trained or fetched."""
-    return examples.HEAD_CONFIG if folder == examples.HEAD else read_config(folder)
+    return read_config(folder) if Path(folder).exists() else examples.HEAD_CONFIG
 
 
 @pytest.fixture

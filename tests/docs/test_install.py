@@ -17,6 +17,7 @@ NEEDS = {
     "plots": ["--plots"],
     "ray": ["--replicas"],
     "serve": ["draftree serve"],
+    "train": ["draftree train"],
     "tune": ["draftree tune"],
 }
 
@@ -46,7 +47,7 @@ def test_the_install_command_brings_the_extras_of_all_that_is_shown() -> None:
 def test_every_extra_is_named_in_readme_and_guides() -> None:
     guides = "".join(
         (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8")
-        for name in ("command-line", "library", "operating", "replicas")
+        for name in ("command-line", "library", "operating", "replicas", "training")
     )
     for extra in EXTRAS:
         assert f"| `{extra}` |" in README.read_text(encoding="utf-8")

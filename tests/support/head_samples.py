@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "eagle3-full": {"draft_vocab_size": VOCAB, "own_output": False, "features": (0, 2, -1)},
     "eagle3.1": {"fc_norm": True, "norm_output": True},
     "eagle3-before-fc": {"norm_before_fc": True, "norm_before_residual": True, "own_embedding": True},
-    "eagle3-qwen3": {"qk_norm": True, "attention_bias": True, "num_layers": 2},
+    "eagle3-qwen3": {"qk_norm": True, "attention_bias": True, "output_bias": True, "num_layers": 2},
     "eagle3-llama3-rope": {
         "rope": {
             "rope_type": "llama3",

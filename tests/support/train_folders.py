@@ -23,8 +23,8 @@ def learnable_model(folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(0.4)
-        model.model.embed_tokens.weight.mul_(1.5)
+                parameter.mul_(0.2)
+        model.lm_head.weight.mul_(3)
     model.save_pretrained(folder)
     return folder
 
@@ -38,7 +38,7 @@ def prompts_file(path: Path, count: int) -> Path:
     return path
 
 
-def write_data(model: Path, folder: Path, *, count: int = 60, temperatures: tuple[str, ...] = ("0", "0.8")) -> Path:
+def write_data(model: Path, folder: Path, *, count: int = 300, temperatures: tuple[str, ...] = ("0", "0.8")) -> Path:
     """Training data of a model."""
     prompts = prompts_file(folder.with_suffix(".jsonl"), count)
     options = [option for one in temperatures for option in ("--temperature", one)]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from draftree.train.data.texts import Text, TopRows
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -16,6 +15,7 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
+from draftree.train.data.texts import Text, TopRows
 from draftree.train.fresh_head import HeadShape, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.settings import Limits, TrainSettings

@@ -158,7 +158,10 @@ COMMANDS = {
             "train",
             "draftree.cli.train:train",
             "Make training data from a model's own texts, and train drafters.",
-            ("draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",),
+            (
+                "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
+                "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",
+            ),
         ),
     )
 }

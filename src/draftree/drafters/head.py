@@ -1,7 +1,8 @@
-"""Learned head: a small network reads the target's hidden states and drafts a chain or a tree, one pass per level.
+"""Learned head: a small network reads the target's hidden states and drafts a chain or a tree.
 
-The head was trained for one target (EAGLE-1, 2, 3 and 3.1). Its rows of the text use hidden states that the target's
-own passes return; nodes of a tree use the head's states, and are read again from the target's after the round. With a
+The head was trained for one target. EAGLE-1, 2, 3 and 3.1 and MTP run one pass per level: rows of the text use hidden
+states that the target's own passes return; nodes of a tree use the head's states, and are read again from the target's
+after the round. P-EAGLE, DFlash, DSpark and Medusa give the logits of all levels in one pass. With a
 reduced vocabulary some tokens are never proposed. Candidates are ranked with the request's noise of their token ids if
 the verifier allows it. The default depth is the number of levels that it was trained for.
 
@@ -14,19 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
+from draftree.drafters.growing.block_stepper import BlockStepper
 from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.heads.base import FeatureHead
+from draftree.heads.base import FeatureHead, Head
+from draftree.heads.blocks import BlockHead
+from draftree.heads.calibration import read_calibration
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
+from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.target_parts import TargetParts
+from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
 
 
@@ -36,7 +43,7 @@ class HeadDrafter(GrowingDrafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`head:PATH`: the folder of a head, with `config.json` and `model.safetensors`.
+        """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
@@ -66,16 +73,15 @@ class HeadDrafter(GrowingDrafter):
     def __init__(self, config: Config, context: DraftContext) -> None:
         target = context.target
         head = read_head(config.path, dtype=target.dtype, device=target.device)
-        if not isinstance(head, FeatureHead):
-            raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' do not draft level by level")
         head.bind(TargetParts.of(target))
-        self._stepper = HeadStepper(passes_of(head, target))
+        self._stepper = _stepper(head, target)
         self._growth = Growth(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
+            calibration=read_calibration(Path(config.path)),
         )
 
     @property
@@ -87,6 +93,17 @@ class HeadDrafter(GrowingDrafter):
         """Note the target's hidden states, and drop the trees."""
         self._stepper.learn([o.state for o in observations], [o.hidden for o in observations])
         super().observe(observations)
+
+
+def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
+    """Return the stepper of a head: for one pass per level, or one pass for all levels."""
+    if isinstance(head, PEagleHead):
+        return BlockStepper(ParallelEagle(head), target.device)
+    if isinstance(head, BlockHead):
+        return BlockStepper(head, target.device)
+    if isinstance(head, FeatureHead):
+        return HeadStepper(passes_of(head, target))
+    raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")
 
 
 def _shape(config: HeadDrafter.Config, head: HeadConfig) -> Shape:

@@ -18,6 +18,7 @@ KINDS = (*FEATURE_KINDS, *BLOCK_KINDS)
 LAST_LAYER = -1
 """Index in `features` of the output of the last layer, before the final norm; others count back from it."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+MARKOV_TYPES = ("vanilla", "gated", "rnn")
 MAX_SIZE = 1 << 24
 """Upper limit of every size: a damaged file must not allocate memory without end."""
 
@@ -53,6 +54,7 @@ class HeadConfig:
         activation: function in the perceptron, one of `ACTIVATIONS`.
         qk_norm: whether queries and keys are normalized per head, as in qwen3.
         attention_bias: whether the products of queries, keys and values have a bias.
+        output_bias: whether the product after attention has a bias.
         mlp_bias: whether the products of the perceptron have a bias.
         fc_bias: whether the first product, `fc`, has a bias.
         fc_norm: whether every feature has a norm before `fc`.
@@ -64,8 +66,16 @@ class HeadConfig:
         block_size: tokens of a block of block heads; number of heads for Medusa; 0 for other kinds.
         mask_token_id: token id of slots that are to be predicted; None without such slots.
         markov_rank: rank of the bias by the token before; 0 without it.
+        markov_type: how the bias is computed, one of `MARKOV_TYPES`.
         has_confidence: whether it estimates the probability of acceptance.
+        confidence_with_markov: whether that estimate also reads the embedding of the token before.
         anchor_predicts: whether the first row of a block, that of the last known token, predicts a token.
+        windows: for each layer of a block head the number of positions that its rows see of the text, or 0 for all;
+            empty for all layers without a window.
+        causal_windows: whether rows of a block see only earlier rows of it, in layers with a window.
+        head_layers: number of residual products of each Medusa head; 0 for other kinds.
+        layer: configuration of transformers of the decoder layer inside an MTP head; empty for other kinds. Not to be
+            mutated.
         target_name: name or path of the target, for messages and exports; empty if unknown.
         target_architecture: class of the target in transformers, for exports; empty if unknown.
 
@@ -91,6 +101,7 @@ class HeadConfig:
     activation: str = "silu"
     qk_norm: bool = False
     attention_bias: bool = False
+    output_bias: bool = False
     mlp_bias: bool = False
     fc_bias: bool = False
     fc_norm: bool = False
@@ -102,8 +113,14 @@ class HeadConfig:
     block_size: int = 0
     mask_token_id: int | None = None
     markov_rank: int = 0
+    markov_type: str = "vanilla"
     has_confidence: bool = False
+    confidence_with_markov: bool = False
     anchor_predicts: bool = True
+    windows: tuple[int, ...] = ()
+    causal_windows: bool = False
+    head_layers: int = 0
+    layer: Mapping[str, Any] = field(default_factory=dict)
     target_name: str = ""
     target_architecture: str = ""
 
@@ -190,6 +207,21 @@ class HeadConfig:
                     raise ConfigurationError(f"head: {name} is a variant of kind '{EAGLE3}', not of '{EAGLE}'")
         if self.is_block and not self.block_size:
             raise ConfigurationError(f"head: block_size is 0: kind '{self.kind}' needs the tokens of a block")
+        self._require_block()
+
+    def _require_block(self) -> None:
+        if self.markov_type not in MARKOV_TYPES:
+            raise ConfigurationError(
+                f"head: markov_type '{self.markov_type}' is not known: {suggestion(self.markov_type, MARKOV_TYPES)}"
+            )
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ConfigurationError(
+                f"head: windows names {len(self.windows)} layers, and it has {self.num_layers}: name each layer once"
+            )
+        if self.kind == MTP and "model_type" not in self.layer:
+            raise ConfigurationError("head: layer has no model_type: kind 'mtp' needs the configuration of its layer")
         token = self.mask_token_id
+        if token is None and self.kind in (PEAGLE, DFLASH, DSPARK):
+            raise ConfigurationError(f"head: mask_token_id is not set: kind '{self.kind}' needs the token of its slots")
         if token is not None and not 0 <= token < self.vocab_size:
             raise ConfigurationError(f"head: mask_token_id is {token}: the target has {self.vocab_size} tokens")

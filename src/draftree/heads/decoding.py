@@ -46,7 +46,7 @@ class HeadDecoder:
         return Footprint(
             weights=self._passes.weight_bytes,
             token=self.pool.memory.token_bytes,
-            logits=config.draft_vocab_size * LOGIT_BYTES,
+            logits=config.vocab_size * LOGIT_BYTES,
             row=(8 * config.hidden + 3 * config.intermediate) * self._passes.dtype.itemsize,
         )
 

@@ -113,7 +113,11 @@ class EagleFamilyHead(FeatureHead):
     def through_layers(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream after all layers, from that before the first."""
         cosines, sines = self._rotary.tables(int(positions.max()) + 1 if positions.numel() else 1, states)
-        rotated = partial(rotate, cosines=cosines[positions].unsqueeze(-2), sines=sines[positions].unsqueeze(-2))
+        if positions.dim() == 1:  # a pass of decoding: half the time of an index
+            cosines, sines = cosines.index_select(0, positions), sines.index_select(0, positions)
+        else:
+            cosines, sines = cosines[positions], sines[positions]
+        rotated = partial(rotate, cosines=cosines.unsqueeze(-2), sines=sines.unsqueeze(-2))
         for layer in self.layers:
             states = layer(states, embedded, rotated, attend)
         return states
@@ -165,7 +169,6 @@ class EagleHead(EagleFamilyHead):
         return self.outputs(states)
 
 
-@final
 class Eagle3Head(EagleFamilyHead):
     """EAGLE-3 and EAGLE-3.1.
 

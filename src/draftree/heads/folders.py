@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, ModelNotFoundError
+from draftree.heads import reading
 from draftree.heads.base import Head
 from draftree.heads.config import HeadConfig
 from draftree.heads.kinds import head_class
@@ -32,6 +33,8 @@ def read_config(folder: str | os.PathLike[str]) -> HeadConfig:
         ModelLoadError: the file is damaged, or no known layout has such values.
     """
     values, layout = _values(Path(folder))
+    if layout is None:
+        return reading.read_config(Path(folder))
     return _config(Path(folder), layout, values)
 
 
@@ -50,6 +53,8 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
     """
     path = Path(folder)
     values, layout = _values(path)
+    if layout is None:
+        return _head(path, reading.read_head(path), dtype, torch.device(device))
     config = _config(path, layout, values)
     try:
         stored = layout.stored(config, read_tensors(path))
@@ -124,7 +129,15 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _values(folder: Path) -> tuple[dict[str, Any], Layout]:
+def _head(folder: Path, read: reading.ReadHead, dtype: torch.dtype | None, device: torch.device) -> Head:
+    """Return the module of a head in another layout."""
+    head = _empty(head_class(read.config.kind), read.config, read.vocabulary)
+    _fill(folder, head, read.tensors, dtype, device)
+    return head
+
+
+def _values(folder: Path) -> tuple[dict[str, Any], Layout | None]:
+    """Return the content of `config.json`, and the layout; None for a layout of `heads/reading`."""
     if not folder.is_dir():
         raise ModelNotFoundError(f"there is no folder '{folder}': give the path of a head's folder")
     path = folder / CONFIG
@@ -134,6 +147,8 @@ def _values(folder: Path) -> tuple[dict[str, Any], Layout]:
     for layout in LAYOUTS:
         if layout.matches(values):
             return values, layout
+    if reading.is_known(folder):
+        return values, None
     raise ModelLoadError(f"{path} does not describe a head in a known layout: {_traits(values)}")
 
 

@@ -6,9 +6,17 @@ import importlib
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.heads.base import Head
-from draftree.heads.config import EAGLE, EAGLE3
+from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
 
-CLASSES = {EAGLE: "draftree.heads.eagle:EagleHead", EAGLE3: "draftree.heads.eagle:Eagle3Head"}
+CLASSES = {
+    EAGLE: "draftree.heads.eagle:EagleHead",
+    EAGLE3: "draftree.heads.eagle:Eagle3Head",
+    PEAGLE: "draftree.heads.peagle:PEagleHead",
+    MTP: "draftree.heads.mtp:MtpHead",
+    DFLASH: "draftree.heads.dflash:DFlashHead",
+    DSPARK: "draftree.heads.dflash:DFlashHead",
+    MEDUSA: "draftree.heads.medusa:MedusaHead",
+}
 """Kind to module and class; a class takes a configuration and a vocabulary."""
 
 

@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(width, queries, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, keys, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden, bias=config.output_bias)
         self.q_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
 

@@ -125,7 +125,7 @@ def _layer(head: Eagle3Head, index: int) -> LayerBlueprint:
         query_norm=f"{name}.self_attn.q_norm.weight" if config.qk_norm else None,
         key_norm=f"{name}.self_attn.k_norm.weight" if config.qk_norm else None,
         qkv=tuple(linear(f"self_attn.{p}_proj", width, size, has_bias=config.attention_bias) for p, size in qkv),
-        output=linear("self_attn.o_proj", queries, config.hidden),
+        output=linear("self_attn.o_proj", queries, config.hidden, has_bias=config.output_bias),
         gate_up=tuple(
             linear(f"mlp.{p}_proj", config.hidden, config.intermediate, has_bias=config.mlp_bias)
             for p in ("gate", "up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import final
@@ -87,38 +88,45 @@ class TorchPasses(HeadPasses):
         together = found[0] if len(found) == 1 else torch.cat(found)
         return together, self.logits(together)
 
-    def _attend(self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> OneRow | ManyRows:
+    def _attend(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]
+    ) -> ChainRows | ManyRows:
         scaling = self.head.config.head_dim**-0.5
         slot = slots[0]
-        if len(slots) == 1 and len(nodes[0]) == 1 and slot.depths[-1] == slot.num_tentative:
-            return OneRow(memory, slot.index, slot.length + nodes[0][0], scaling)
+        if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
+            return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)
         return ManyRows(plan_pass(memory, slots, nodes, self.device), scaling)
 
 
 @final
-class OneRow:
-    """Attention of one row at the end of a chain: it sees every key of its slot.
+class ChainRows:
+    """Attention of the last rows of one slot whose tentative rows are a chain: each sees all rows before it.
 
     Args:
         memory: keys and values.
         slot: index of the slot.
-        place: index of the row in the slot.
+        place: index of the first row in the slot.
         scaling: factor of scores.
     """
 
     def __init__(self, memory: KVMemory, slot: int, place: int, scaling: float) -> None:
         self._memory, self._slot, self._place, self._scaling = memory, slot, place, scaling
+        self._mask: Tensor | None = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store key and value, then attend; shapes as in `Attend`, with one row."""
+        """Store keys and values, then attend; shapes as in `Attend`."""
         keys, values = self._memory.keys[layer][self._slot], self._memory.values[layer][self._slot]
-        place = self._place
-        keys[:, place], values[:, place] = key[0], value[0]
-        grouped = query.view(keys.shape[0], -1, query.shape[-1])
-        mixed = F.scaled_dot_product_attention(
-            grouped, keys[:, : place + 1], values[:, : place + 1], scale=self._scaling
-        )
-        return mixed.view(query.shape)
+        rows, first, end = len(query), self._place, self._place + len(query)
+        keys[:, first:end], values[:, first:end] = key.transpose(0, 1), value.transpose(0, 1)
+        keys, values = keys[None, :, :end], values[None, :, :end]
+        group = query.shape[1] // keys.shape[1]
+        if rows > 1 and self._mask is None:
+            hidden = torch.full((rows, end), -math.inf, dtype=query.dtype, device=query.device).triu_(first + 1)
+            self._mask = hidden.repeat(group, 1)
+        # the queries of one key head become rows; four axes select the faster kernel
+        grouped = query.transpose(0, 1).reshape(1, -1, group * rows, query.shape[-1])
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=self._scaling)
+        return mixed.view(query.shape[1], rows, -1).transpose(0, 1)
 
 
 @final

@@ -23,17 +23,19 @@ from draftree.heads.calibration import write_calibration
 from draftree.heads.config import DSPARK, HeadConfig
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import write_head
+from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
 from draftree.train.confidence import ConfidenceFit
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
 from draftree.train.fresh_head import HeadShape, fill_fresh, head_config
-from draftree.train.head import HeadOptions, HeadResult, json_ready
+from draftree.train.head import HeadOptions, HeadResult, json_ready, scaled
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.loop import TrainingRun
 from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, prepare
 from draftree.train.run_state import Progress
+from draftree.train.scaling import fold
 from draftree.train.settings import TrainSettings
 
 __all__ = ["BlockOptions", "BlockTrainee", "fresh_block_head", "train_block"]
@@ -157,11 +159,16 @@ class BlockTrainee(TextTrainee):
 
 
 def fresh_block_head(
-    config: HeadConfig, vocabulary: DraftVocabulary, prepared_parts: object, *, trains_output: bool, seed: int
+    config: HeadConfig,
+    vocabulary: DraftVocabulary,
+    parts: TargetParts,
+    *,
+    trains_output: bool,
+    seed: int,
 ) -> DFlashHead:
     """Return a new block head, bound to its target; as `fresh_head`."""
     head = DFlashHead(config, vocabulary)
-    fill_fresh(head, prepared_parts, trains_output=trains_output, seed=seed)  # type: ignore[arg-type]
+    fill_fresh(head, parts, trains_output=trains_output, seed=seed)
     return head
 
 
@@ -181,7 +188,8 @@ def train_block(
     """
     prepared = prepare(job)
     head = new_block_head(prepared, settings, options, note)
-    trainee = BlockTrainee(head, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings)
+    data = scaled(prepared, head.config, range(len(head.config.features)))
+    trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
     run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
     if job.resume:
         run.resume()
@@ -192,6 +200,7 @@ def train_block(
         return HeadResult(job.output, Evaluation(), ())
     fit = ConfidenceFit(settings.depth)
     evaluation = trainee.evaluate(None, watch=fit.add)
+    fold(head, data.sizes)
     write_head(head.to(prepared.loaded.model.dtype), job.output)
     calibration = fit.fit()
     write_calibration(calibration, job.output)

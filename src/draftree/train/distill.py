@@ -174,7 +174,7 @@ def new_student(prepared: Prepared, settings: TrainSettings, options: StudentOpt
 
     config = prepared.config
     if options.start is not None:
-        student = AutoModelForCausalLM.from_pretrained(resolve_model(options.start), dtype=torch.float32)
+        student: Any = AutoModelForCausalLM.from_pretrained(resolve_model(options.start), dtype=torch.float32)
         require_same_vocabulary(student, options.start, prepared)
         longest = int(getattr(student.config, "max_position_embeddings", 0))
         student.config.max_position_embeddings = max(longest, int(getattr(config, "max_position_embeddings", longest)))
@@ -191,7 +191,7 @@ def new_student(prepared: Prepared, settings: TrainSettings, options: StudentOpt
                 num_key_value_heads=options.heads,
                 intermediate_size=inner,
                 max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
-                rope_theta=float(rope.get("rope_theta", 10000.0)),
+                rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
                 tie_word_embeddings=True,
                 bos_token_id=getattr(config, "bos_token_id", None),
                 eos_token_id=getattr(config, "eos_token_id", None),

@@ -18,9 +18,9 @@ from draftree.heads.vocabulary import DraftVocabulary
 __all__ = ["HeadShape", "fill_fresh", "fresh_head", "head_config"]
 
 SMALL = 0.1
-"""Factor of the first weights of products that add to the residual stream."""
-ADDING = ("o_proj.weight", "down_proj.weight", "markov_w2.weight")
-"""Ends of the names of those products."""
+"""Factor of the first weights of the bias by the token before."""
+PASSED = 0.5
+"""Share of the deepest hidden state that the first product passes through."""
 SPREAD = 0.02
 """Standard deviation of random first weights."""
 
@@ -94,12 +94,18 @@ def head_config(
 
 
 def fresh_head(
-    config: HeadConfig, vocabulary: DraftVocabulary, parts: TargetParts, *, trains_output: bool, seed: int
+    config: HeadConfig,
+    vocabulary: DraftVocabulary,
+    parts: TargetParts,
+    *,
+    trains_output: bool,
+    seed: int,
 ) -> Eagle3Head:
     """Return a new head, bound to its target.
 
-    The first product passes the deepest hidden state through, the layers add little, and norm and output head are the
-    target's: the head starts as the target's prediction from that hidden state.
+    The first product expects hidden states of size 1 (`ScaledTexts`) and returns states of size 1: otherwise the layer,
+    whose outputs are small at first, has no effect on the residual stream for many updates. Norm and output head are
+    the target's.
 
     Args:
         config: of kind `eagle3`.
@@ -133,9 +139,9 @@ def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: boo
         for name, parameter in head.named_parameters():
             if parameter.dim() > 1:
                 parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
-                if name.endswith(ADDING):
+                if name.endswith("markov_w2.weight"):
                     parameter.mul_(SMALL)
-        _pass_through(head.fc, head.config)
+        _fill_first_product(head.fc, head.config, generator)
         head.norm.weight.copy_(norm_gain(parts))
         assert head.lm_head is not None, "new heads have an output head of their own"
         rows = parts.output[head.vocabulary.ids.to(parts.output.device)]
@@ -144,13 +150,13 @@ def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: boo
     head.bind(parts)
 
 
-def _pass_through(fc: nn.Linear, config: HeadConfig) -> None:
-    """Make the first product return the deepest hidden state, plus little of all of them."""
+def _fill_first_product(fc: nn.Linear, config: HeadConfig, generator: torch.Generator) -> None:
+    """Mix all hidden states at random and pass a share of the deepest one through, from elements of size 1."""
     width, hidden = config.target_hidden, config.hidden
     deepest = max(range(len(config.features)), key=lambda i: config.features[i] % (1 << 30))
-    fc.weight.mul_(SMALL)
+    fc.weight.copy_(torch.randn(fc.weight.shape, generator=generator) * fc.in_features**-0.5)
     part = fc.weight[:, deepest * width : (deepest + 1) * width]
-    part[: min(hidden, width), : min(hidden, width)] += torch.eye(min(hidden, width))
+    part[: min(hidden, width), : min(hidden, width)] += PASSED * torch.eye(min(hidden, width))
 
 
 def norm_gain(parts: TargetParts) -> Tensor:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import FeatureHead
 from draftree.heads.calibration import write_calibration
+from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_head, write_head
 from draftree.train.batches import Batch
 from draftree.train.confidence import ConfidenceFit
-from draftree.train.data.texts import Text
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
 from draftree.train.fresh_head import HeadShape, fresh_head, head_config
@@ -24,6 +25,7 @@ from draftree.train.loop import TrainingRun
 from draftree.train.preparing import Prepared, answer_vocabulary, chosen_features, prepare
 from draftree.train.preparing import TrainingJob as TrainingJob
 from draftree.train.run_state import Progress
+from draftree.train.scaling import SIZED_TEXTS, ScaledTexts, fold, sizes_for, unfold
 from draftree.train.settings import TrainSettings
 
 __all__ = ["HeadOptions", "HeadResult", "TrainingJob", "train_head"]
@@ -67,25 +69,6 @@ class HeadResult:
     notes: tuple[str, ...]
 
 
-class SelectedFeatures(Sequence[Text]):
-    """Texts with some of their hidden states.
-
-    Args:
-        data: the texts.
-        places: places of the hidden states that are kept, in order.
-    """
-
-    def __init__(self, data: Sequence[Text], places: Sequence[int]) -> None:
-        self._data, self._places = data, list(places)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: Any) -> Any:
-        text = self._data[index]
-        return replace(text, features=text.features[:, self._places])
-
-
 def train_head(
     job: TrainingJob,
     settings: TrainSettings,
@@ -127,7 +110,7 @@ def train_head(
     note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
     state = run.run()
     return (
-        _finished(prepared, settings, trainee, state, kind, facts or {})
+        _finished(prepared, settings, trainee, data.sizes, state, kind, facts or {})
         if prepared.processes.index == 0
         else (HeadResult(job.output, Evaluation(), ()))
     )
@@ -135,7 +118,7 @@ def train_head(
 
 def start(
     prepared: Prepared, settings: TrainSettings, options: HeadOptions, note: Callable[[str], None]
-) -> tuple[FeatureHead, Sequence[Text]]:
+) -> tuple[FeatureHead, ScaledTexts]:
     """Return the head before training, and the data with the hidden states that it reads."""
     stored = prepared.data.recipe.features
     if options.start is not None:
@@ -148,7 +131,9 @@ def start(
         for name, parameter in head.named_parameters():
             parameter.requires_grad_(options.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
         places = chosen_features(head.config.features, stored, prepared.parts.num_layers)
-        return _placed(head, prepared), SelectedFeatures(prepared.data, places)
+        data = scaled(prepared, head.config, places)
+        unfold(head, data.sizes)
+        return _placed(head, prepared), data
     vocabulary, share = answer_vocabulary(prepared, options.draft_vocab)
     note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     if share < LEAST_COVERAGE:
@@ -163,8 +148,21 @@ def start(
         depth=settings.depth,
         name=prepared.loaded.name,
     )
-    head = fresh_head(config, vocabulary, prepared.parts, trains_output=options.shape.trains_output, seed=settings.seed)
-    return _placed(head, prepared), SelectedFeatures(prepared.data, places)
+    data = scaled(prepared, config, places)
+    head = fresh_head(
+        config,
+        vocabulary,
+        prepared.parts,
+        trains_output=options.shape.trains_output,
+        seed=settings.seed,
+    )
+    return _placed(head, prepared), data
+
+
+def scaled(prepared: Prepared, config: HeadConfig, places: Sequence[int]) -> ScaledTexts:
+    """Return the data with the hidden states that a head reads, divided by their sizes."""
+    texts = (prepared.data[number] for number in prepared.seen[:SIZED_TEXTS])
+    return ScaledTexts(prepared.data, places, sizes_for(config, texts, places))
 
 
 def _placed(head: FeatureHead, prepared: Prepared) -> FeatureHead:
@@ -176,7 +174,13 @@ def _placed(head: FeatureHead, prepared: Prepared) -> FeatureHead:
 
 
 def _finished(
-    prepared: Prepared, settings: TrainSettings, trainee: HeadTrainee, state: Any, kind: str, facts: dict[str, Any]
+    prepared: Prepared,
+    settings: TrainSettings,
+    trainee: HeadTrainee,
+    sizes: Tensor,
+    state: Any,
+    kind: str,
+    facts: dict[str, Any],
 ) -> HeadResult:
     """Evaluate, fit the confidence and write all files."""
     fit = ConfidenceFit(settings.depth)
@@ -186,6 +190,7 @@ def _finished(
 
     evaluation = trainee.evaluate(None, watch=watch)
     output = prepared.job.output
+    fold(trainee.head, sizes)
     write_head(trainee.head.to(prepared.loaded.model.dtype), output)
     calibration = fit.fit()
     write_calibration(calibration, output)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,16 @@ from draftree.train.settings import TrainSettings
 from draftree.train.target_rows import TargetRows
 from draftree.train.unroll import StepTotals, backward, unroll
 
-__all__ = ["HeadTrainee", "TextTrainee", "TokenWeights"]
+__all__ = ["HeadTrainee", "TextTrainee", "Texts", "TokenWeights"]
 
 TokenWeights = Callable[[Batch, Sequence[int]], Tensor]
 """Weights of the predictions of a batch, given the numbers of its texts; shape (chains,)."""
+
+
+class Texts(Protocol):
+    """Texts by number."""
+
+    def __getitem__(self, index: int, /) -> Text: ...
 
 
 class TextTrainee(ABC):
@@ -51,7 +58,7 @@ class TextTrainee(ABC):
         module: nn.Module,
         vocabulary: DraftVocabulary,
         parts: TargetParts,
-        data: Sequence[Text],
+        data: Texts,
         seen: Sequence[int],
         unseen: Sequence[int],
         settings: TrainSettings,
@@ -157,7 +164,10 @@ class TextTrainee(ABC):
     def steps_of(self, batch: Batch, depth: int) -> Iterator[StepLogits]:
         """Yield the logits of each level."""
         for level, states in enumerate(self.states_of(batch, depth)):
-            yield lambda chains, level=level, states=states: self.logits_of(batch, level, chains, states[chains])
+            yield partial(self._logits_of_chains, batch, level, states)
+
+    def _logits_of_chains(self, batch: Batch, level: int, states: Tensor, chains: Tensor) -> Tensor:
+        return self.logits_of(batch, level, chains, states[chains])
 
 
 class HeadTrainee(TextTrainee):
@@ -177,7 +187,7 @@ class HeadTrainee(TextTrainee):
         self,
         head: FeatureHead,
         parts: TargetParts,
-        data: Sequence[Text],
+        data: Texts,
         seen: Sequence[int],
         unseen: Sequence[int],
         settings: TrainSettings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from draftree.core.extras import import_extra
 
 __all__ = ["draw_run"]
 
+Draw = Callable[[Any, Sequence[dict[str, Any]]], None]
 SIZE = (6.4, 4.0)
 AVERAGED = 40
 """Points of the curves of losses: successive updates are averaged to so many."""
@@ -32,7 +33,10 @@ def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         raise ConfigurationError("the log has no update: there is nothing to plot")
     pyplot = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
-    figures = [("loss", _draw_loss, updates), ("training-acceptance", _draw_acceptance, updates)]
+    figures: list[tuple[str, Draw, list[dict[str, Any]]]] = [
+        ("loss", _draw_loss, updates),
+        ("training-acceptance", _draw_acceptance, updates),
+    ]
     if evaluations:
         figures.append(("unseen-acceptance", _draw_unseen, evaluations))
         figures.append(("acceptance-length", _draw_length, evaluations))

@@ -84,7 +84,7 @@ class TargetRows:
     def _logits(self, states: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         """Return logits over the temperature of some rows of the output head, float32."""
         facts = self._parts.facts
-        products = (states @ output.T).float()
+        products = (states.to(output.dtype) @ output.T).float()
         if facts.bias is not None:
             products = products + facts.bias[ids.to(facts.bias.device)].to(products.device)
         return facts.capped(products) / self._temperature

@@ -33,6 +33,13 @@ def add_all(numbers, start=0):
 
 def tiny(x):
     return x
+
+
+def stub(
+    first,
+    second,
+    third,
+): ...
 '''
 
 
@@ -61,6 +68,8 @@ def test_expanded_prompts_are_distinct_complete_and_continue_smaller_sets() -> N
     prompts = [prompt.text for prompt in expanded(5000)]
     assert len(prompts) == len(set(prompts)) == 5000
     assert not any(SLOT.search(prompt) for prompt in prompts)
+    assert any("an ironic" in prompt for prompt in prompts)
+    assert not any(" a ironic" in prompt for prompt in prompts)
     assert [prompt.text for prompt in expanded(100)] == prompts[:100]
     content = json.loads(files("draftree.train.data.shipped").joinpath("templates.json").read_text("utf-8"))
     assert all(len(set(words)) == len(words) for words in content["slots"].values())
@@ -107,7 +116,7 @@ def test_packages_are_quoted_with_their_licence(package: Any) -> None:
     function = next(text for text in texts if "def add_all" in text)
     assert "```python\ndef add_all(numbers, start=0):" in function
     assert "return total\n```" in function
-    assert not any("test_it" in text or "def tiny" in text for text in texts)
+    assert not any("test_it" in text or "def tiny" in text or "def stub" in text for text in texts)
     assert [prompt.text for prompt in package_prompts(2)[0]] == texts[:2]
     found = prompt_set("packages:2")
     assert found.source.count == 2

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftree.heads.blocks import BlockRows
 from torch import Tensor
 
+from draftree.heads.blocks import BlockRows
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import BlockTrainee, fresh_block_head

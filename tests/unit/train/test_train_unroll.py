@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,6 +114,19 @@ def test_teacher_rows_are_the_target_s_distributions(temperature: float, size: i
             outside = rows.log_outside[chain].exp()
             assert torch.allclose(outside, probs[start, size:].sum(), atol=1e-5)
             chain += 1
+
+
+def test_parts_in_bfloat16_give_nearly_the_same_rows() -> None:
+    """The final norm of a model returns float32 whatever the dtype of its weights."""
+    head, batch = tiny_head(draft_vocab=40), mixed_batch()
+    exact = target_parts()
+    low = replace(exact, output=exact.output.bfloat16(), finish=lambda states: exact.finish(states.float()))
+    one, two = (
+        TargetRows(parts, head.vocabulary, 1.0).of(batch.texts, [0, 1, 2]).rows(torch.zeros(batch.num_chains, 40))
+        for parts in (exact, low)
+    )
+    assert (one.log_p.exp() - two.log_p.exp()).abs().max() < 0.03
+    assert (one.log_outside.exp() - two.log_outside.exp()).abs().max() < 0.03
 
 
 def test_kept_sums_are_those_of_the_text_in_any_batch() -> None:

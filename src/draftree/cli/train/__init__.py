@@ -9,6 +9,7 @@ from draftree.cli.train.block import block
 from draftree.cli.train.boost import boost
 from draftree.cli.train.data import data
 from draftree.cli.train.distill import distill
+from draftree.cli.train.export import export
 from draftree.cli.train.head import head
 
 __all__ = ["train"]
@@ -21,5 +22,12 @@ def about() -> None:
     """Make training data from a target's own texts, and train drafters on them."""
 
 
-for _name, _command in (("data", data), ("head", head), ("block", block), ("distill", distill), ("boost", boost)):
+for _name, _command in (
+    ("data", data),
+    ("head", head),
+    ("block", block),
+    ("distill", distill),
+    ("boost", boost),
+    ("export", export),
+):
     train.command(_name, cls=PlainCommand)(_command)

@@ -90,6 +90,7 @@ def boost(
     levels_from: o.LevelsFrom = 0.5,
     level_decay: o.Decay = None,
     learning_rate: o.LearningRate = 1e-3,
+    warm_up: o.WarmUp = 50,
     batch_tokens: o.BatchTokens = 2048,
     max_length: o.MaxLength = None,
     seed: o.Seed = 0,
@@ -124,6 +125,7 @@ def boost(
         levels=levels,
         levels_from=levels_from,
         learning_rate=learning_rate,
+        warm_up=warm_up,
         batch_tokens=batch_tokens,
         max_length=max_length,
         seed=seed,
@@ -149,8 +151,8 @@ def boost(
     for line in result.notes:
         note(line)
     say_result(result.evaluation)
-    for temperature, rows in union.items():
+    for kind, rows in union.items():
         lengths = ", ".join(f"{name} {row['acceptance_length']:.3f}" for name, row in rows.items())
-        say(f"temperature {temperature}, tokens per round: {lengths}\n")
+        say(f"temperature {kind}, tokens per round: {lengths}\n")
     merged = "+".join(f"head:{folder}" for folder in (*earlier, result.folder))
     say(f"{result.folder}: draftree generate {model} --draft {merged}\n")

@@ -116,7 +116,7 @@ def data(
     ] = False,
     batch: Annotated[
         int, typer.Option(help="Texts that are generated at a time.", metavar="N", rich_help_panel=RUNNING)
-    ] = 32,
+    ] = 64,
     draft: Annotated[
         str,
         typer.Option(

@@ -40,6 +40,7 @@ __all__ = [
     "Tokens",
     "TrustRemoteCode",
     "UnseenShare",
+    "WarmUp",
     "settings_of",
 ]
 
@@ -93,6 +94,9 @@ Decay = Annotated[
     ),
 ]
 LearningRate = Annotated[float, typer.Option(help="Highest learning rate.", metavar="X", rich_help_panel=RECIPE)]
+WarmUp = Annotated[
+    int, typer.Option(help="Updates until the highest learning rate.", metavar="N", rich_help_panel=RECIPE)
+]
 BatchTokens = Annotated[int, typer.Option(help="Tokens of a batch.", metavar="N", rich_help_panel=RECIPE)]
 MaxLength = Annotated[
     int | None, typer.Option(help="Cut longer texts; no limit if not given.", metavar="N", rich_help_panel=RECIPE)

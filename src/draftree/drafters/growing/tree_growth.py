@@ -7,6 +7,7 @@ allows it; drawn children use random streams of their round and node.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
+from draftree.heads.calibration import Calibration
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
@@ -82,6 +84,8 @@ class Growth:
         draw: how children are drawn, one of the shape's draws.
         shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
         place: index of the drafter among merged ones, whose draws must be independent.
+        calibration: map from scores under the request's noise to probabilities; None to use the scores as they are. It
+            is not used for other draws.
     """
 
     def __init__(
@@ -92,12 +96,14 @@ class Growth:
         draw: Draw,
         shares_noise: bool,
         place: int = 0,
+        calibration: Calibration | None = None,
     ) -> None:
         self._stepper = stepper
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
+        self._calibration = calibration if self._shares_noise else None
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
@@ -187,7 +193,11 @@ class Growth:
     def _add_children(self, active: Sequence[_Growing], distributions: Distributions, width: int) -> None:
         num_best = self._shape.num_best
         tokens, values = self._candidates(active, distributions, width)
-        confidence = self._confidence(active, distributions, tokens)
+        if self._calibration is not None:
+            values = self._calibrated(self._calibration, active, values)
+            confidence = [[math.exp(value) for value in row] for row in values]
+        else:
+            confidence = self._confidence(active, distributions, tokens)
         for index, g in enumerate(active):
             span, first = distributions.span(index), len(g.tokens)
             with_distributions = (
@@ -227,6 +237,22 @@ class Growth:
             draws = [argmax(distributions.perturbed_rows([s.stream(child) for s in streams])) for child in range(width)]
             chosen = torch.tensor(draws, device=distributions.logits.device).T
         return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
+
+    @staticmethod
+    def _calibrated(
+        calibration: Calibration, active: Sequence[_Growing], values: Sequence[Sequence[float]]
+    ) -> list[list[float]]:
+        """Return logarithms of the probabilities that children are picked, given that their parents are."""
+        parents = [(g, node) for g in active for node in g.frontier]
+        return [
+            [
+                calibration.log_probability(
+                    value, len(g.ways[node + 1]), is_sampled=g.state.view.controls.temperature > 0
+                )
+                for value in row
+            ]
+            for (g, node), row in zip(parents, values, strict=True)
+        ]
 
     def _confidence(
         self, active: Sequence[_Growing], distributions: Distributions, tokens: list[list[int]]

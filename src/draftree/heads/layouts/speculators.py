@@ -14,7 +14,7 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
-from draftree.heads.config import EAGLE, EAGLE3, HeadConfig
+from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, PEAGLE, HeadConfig
 from draftree.heads.layouts.base import (
     MASK,
     OFFSETS,
@@ -33,7 +33,17 @@ from draftree.heads.layouts.base import (
 TYPE = "speculators_model_type"
 LAYERS = "transformer_layer_config"
 FEATURES = "eagle_aux_hidden_state_layer_ids"
-ARCHITECTURES = {EAGLE: "EagleSpeculator", EAGLE3: "Eagle3Speculator"}
+ARCHITECTURES = {
+    EAGLE: "EagleSpeculator",
+    EAGLE3: "Eagle3Speculator",
+    PEAGLE: "PEagleSpeculator",
+    DFLASH: "DFlashSpeculator",
+    DSPARK: "DSparkSpeculator",
+}
+"""Kinds that can be written."""
+READ = (EAGLE, EAGLE3)
+"""Kinds that are read here; `heads/reading` reads the others."""
+BLOCK_FEATURES = "aux_hidden_state_layer_ids"
 LLAMA, QWEN3 = "llama", "qwen3"
 VERSION = "0.9.0"
 """Version of speculators whose layout this is."""
@@ -43,13 +53,13 @@ SHARED = ("verifier_lm_head.weight", "verifier_norm.weight")
 
 @final
 class SpeculatorsLayout(Layout):
-    """Folders of speculators with heads of the kinds in `ARCHITECTURES`."""
+    """Folders of speculators: reads heads of the kinds in `READ`, writes those in `ARCHITECTURES`."""
 
     name: ClassVar[str] = "speculators"
 
     def matches(self, values: Mapping[str, Any]) -> bool:
         """Return whether `config.json` names a kind of head."""
-        return values.get(TYPE) in ARCHITECTURES
+        return values.get(TYPE) in READ
 
     def config(self, values: Mapping[str, Any]) -> HeadConfig:
         """Return the configuration."""
@@ -78,11 +88,13 @@ class SpeculatorsLayout(Layout):
         )
 
     def stored(self, config: HeadConfig, tensors: Mapping[str, Tensor]) -> Stored:
-        """Return the content; whether embedding and output head are its own follows from the tensors."""
+        """Return the content; own embedding and output head, and a bias after attention, follow from the tensors."""
         vocabulary = vocabulary_of(config, tensors)
         parameters = without(tensors, (OFFSETS, MASK, *SHARED))
         config = config.changed(
-            own_embedding="embed_tokens.weight" in parameters, own_output="lm_head.weight" in parameters
+            own_embedding="embed_tokens.weight" in parameters,
+            own_output="lm_head.weight" in parameters,
+            output_bias="layers.0.self_attn.o_proj.bias" in parameters,
         )
         return Stored(config, vocabulary, parameters)
 
@@ -100,7 +112,7 @@ class SpeculatorsLayout(Layout):
             "speculators_version": VERSION,
             "draft_vocab_size": config.draft_vocab_size,
             "target_hidden_size": config.target_hidden,
-            FEATURES: list(config.features),
+            BLOCK_FEATURES if config.is_block else FEATURES: list(config.features),
             LAYERS: layers_json(config),
             "speculators_config": {
                 "algorithm": config.kind,
@@ -121,14 +133,36 @@ class SpeculatorsLayout(Layout):
         }
         if config.kind == EAGLE:
             return {**values, "layernorms": False, "fusion_bias": config.fc_bias}
+        if config.is_block:
+            return {**values, **_block_values(config)}
+        if config.kind == PEAGLE:
+            values["mask_token_id"] = config.mask_token_id
         return {
             **values,
             "norm_before_residual": config.norm_before_residual,
             "norm_before_fc": config.norm_before_fc,
             "fc_norm": config.fc_norm,
             "norm_output": config.norm_output,
-            "embed_requires_grad": False,
+            "embed_requires_grad": config.kind == PEAGLE,
         }
+
+
+def _block_values(config: HeadConfig) -> dict[str, Any]:
+    """Return the values of DFlash and DSpark."""
+    values: dict[str, Any] = {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.anchor_predicts,
+        "sliding_window_non_causal": not config.causal_windows,
+    }
+    if config.kind == DSPARK:
+        values |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov_type,
+            "enable_confidence_head": config.has_confidence,
+            "confidence_head_with_markov": config.confidence_with_markov,
+        }
+    return values
 
 
 def _proposals(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +185,13 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
     """Return the configuration of the layers as transformers writes it, for its versions 4 and 5."""
     rope = dict(config.rope)
     scaling = None if rope.get("rope_type", "default") == "default" else rope
+    windows: dict[str, Any] = {}
+    if any(config.windows):
+        windows = {
+            "use_sliding_window": True,
+            "sliding_window": max(config.windows),
+            "layer_types": ["sliding_attention" if width else "full_attention" for width in config.windows],
+        }
     return {
         "model_type": QWEN3 if config.qk_norm else LLAMA,
         "hidden_size": config.hidden,
@@ -169,4 +210,7 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": False,
+        # vLLM takes the width of `fc` from here, not from the list of hidden states
+        "num_aux_hidden_states": len(config.features),
+        **windows,
     }

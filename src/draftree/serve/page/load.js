@@ -120,13 +120,13 @@ export class LoadView {
   #draw(status, now, loads) {
     const limit = (name) => (Number.isFinite(status.queue?.[name]) ? ` of ${status.queue[name]}` : "");
     const gauge = (name) => shown(now?.sum(`draftree_${name}`) ?? null);
-    const sum = (name) => shown(total([...loads.values()].map((load) => load?.[name] ?? null)));
+    const sum = (name, digits) => decimal(total([...loads.values()].map((load) => load?.[name] ?? null)), digits);
     const tiles = [
       ["Running requests", gauge("requests_running")],
       ["Places taken", gauge("places_taken") + limit("max_places")],
       ["Waiting requests", gauge("requests_waiting") + limit("max_waiting")],
-      ["Tokens/s", sum("tokensPerSecond")],
-      ["Requests/s", sum("requestsPerSecond")],
+      ["Tokens/s", sum("tokensPerSecond", 1)],
+      ["Requests/s", sum("requestsPerSecond", 2)],
       ["Up", duration(status.uptime_seconds ?? 0)],
       ["Version", shown(status.version)],
     ];

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from draftree.core.threads import single_threaded
 from draftree.engine.sequence import WritingSequence
 from draftree.engine.sinks import StateRows, StateSink
 
@@ -35,7 +36,8 @@ class StateCollector(StateSink):
 
     def take(self, hidden: Tensor, texts: Sequence[StateRows]) -> None:
         """Convert the states of a pass at once, and keep views of them by text."""
-        states = hidden.to("cpu", self._dtype, copy=True)
+        with single_threaded():  # workers that spin after a copy would slow down the next pass
+            states = hidden.to("cpu", self._dtype, copy=True)
         for text in texts:
             own = self._texts.setdefault(text.sequence, _States())
             if text.start < own.length:  # read again
@@ -51,7 +53,8 @@ class StateCollector(StateSink):
         """Return the states of a finished text, shape (tokens - 1, layers, hidden), and forget them."""
         own = self._texts.pop(sequence)
         assert own.length == len(sequence.history) - 1, "every token but the last was read"
-        return torch.cat(own.pieces)
+        with single_threaded():
+            return torch.cat(own.pieces)
 
     def drop(self, sequence: WritingSequence) -> None:
         """Forget the states of a text that failed."""

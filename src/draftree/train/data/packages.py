@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftree.train.data.jobs import DataPrompt
 
-MAX_FILES = 40
+MAX_FILES = 12
 """Source files of a package that are read."""
 MAX_FILE_BYTES = 200_000
 MIN_TEXT, MAX_TEXT = 200, 1200
@@ -133,7 +133,8 @@ def _of_source(path: Path) -> Iterator[str]:
 def _bodies(functions: Iterable[ast.FunctionDef], lines: Sequence[str]) -> Iterator[str]:
     for function in functions:
         own = lines[function.lineno - 1 : function.end_lineno]
-        if MIN_LINES <= len(own) <= MAX_LINES and not _is_data(own):
+        has_code = len(function.body) > 1 or not isinstance(function.body[0], ast.Expr | ast.Pass)
+        if has_code and MIN_LINES <= len(own) <= MAX_LINES and not _is_data(own):
             indent = len(own[0]) - len(own[0].lstrip())
             yield "\n".join(line[indent:] for line in own)
 

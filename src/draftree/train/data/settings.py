@@ -41,7 +41,7 @@ class CaptureSettings:
     max_prompt_tokens: int = 800
     limit_tokens: int | None = None
     seed: int = 0
-    batch: int = 32
+    batch: int = 64
     shard_megabytes: int = 64
 
     def __post_init__(self) -> None:

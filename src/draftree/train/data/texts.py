@@ -93,7 +93,7 @@ def text_of(tensors: dict[str, Tensor], index: int) -> Text:
         features=tensors["features"][first:end],
         last=tensors["last"][first:end] if "last" in tensors else None,
         top=top,
-        temperature=float(tensors["temperatures"][index]),
+        temperature=round(float(tensors["temperatures"][index]), 6),  # 0.8 and not the nearest float32
         seed=int(tensors["seeds"][index]),
         prompt_id=int(tensors["prompt_ids"][index]),
     )

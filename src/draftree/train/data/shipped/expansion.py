@@ -19,6 +19,8 @@ from itertools import islice
 from draftree.train.data.jobs import DataPrompt
 
 SLOT = re.compile(r"\{(\w+?)(\d?)\}")
+ARTICLE = re.compile(r"\b([Aa]) (?=[aeio])")
+"""An article before a vowel; no word of the slots begins with another sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Template:
         pairs = [(chosen[slot], chosen.get(f"{slot}2")) for slot in chosen]
         if any(first == second for first, second in pairs):
             return None
-        return SLOT.sub(lambda found: chosen[found[1] + found[2]], self.text)
+        return ARTICLE.sub(r"\1n ", SLOT.sub(lambda found: chosen[found[1] + found[2]], self.text))
 
     def prompts(self) -> Iterator[str]:
         """Yield all prompts, each once."""

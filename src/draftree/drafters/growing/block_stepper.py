@@ -1,0 +1,259 @@
+"""Stepper for a head that drafts all levels in one pass.
+
+The first pass of a tree reads the new rows of the text and one block; it gives the logits of every level. Later levels
+of a tree run no pass: their logits are those of their level, plus the head's bias by the token before. Rows of the text
+are read from the target's hidden states, as for `HeadStepper`. A row whose hidden states are unknown, such as the first
+one after a cached prefix, is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.core.tree import TokenTree
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.block_sequence import BlockSequence, Levels
+from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
+from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
+from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, last_rows
+from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.models.memory import LOGIT_BYTES, Footprint
+from draftree.sampling.logits import Logits, TensorLogits
+from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+
+
+@final
+class BlockStepper(Stepper[BlockSequence]):
+    """Stepper for a head that drafts all levels in one pass.
+
+    Args:
+        head: the head, bound to its target.
+        device: device of its weights.
+    """
+
+    def __init__(self, head: BlockHead, device: torch.device) -> None:
+        self._head, self._device = head, device
+        self.max_length = head.config.max_length
+        self.max_depth = head.num_levels
+        vocabulary = head.vocabulary
+        self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids.to(device), vocabulary.vocab_size)
+        self._idle_rounds = 0
+        """Number of rounds since the last tree."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the head in bytes."""
+        config, tensors = self._head.config, list(self._head.state_dict().values())
+        item = tensors[0].element_size()
+        return Footprint(
+            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            token=2 * config.num_layers * config.num_kv_heads * config.head_dim * item,
+            logits=config.block_size * config.draft_vocab_size * LOGIT_BYTES,
+            row=(8 * config.hidden + 3 * config.intermediate) * item,
+        )
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Do nothing: memory grows with the rows of each text."""
+
+    def open(self, view: SequenceView) -> BlockSequence:
+        """Return the state of a new sequence."""
+        return BlockSequence(view)
+
+    def close(self, state: BlockSequence) -> None:
+        """Free the rows."""
+        state.kept, state.positions, state.unread, state.levels = KeptRows(), [], [], None
+
+    def fork(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
+        """Copy the rows of the common prefix."""
+        shared = common_length(state.view.history, view.history)
+        count = sum(position < shared for position in state.positions)
+        unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
+        return BlockSequence(view, state.kept.copy(count), state.positions[:count], unread)
+
+    def detach(self, state: BlockSequence) -> BlockSequence | None:
+        """Drop the tree and keep the rows."""
+        if not state.positions and not state.unread:
+            self.close(state)
+            return None
+        self._forget_tree(state)
+        state.levels = None
+        return state
+
+    def attach(self, state: BlockSequence, view: SequenceView) -> BlockSequence:
+        """Cut the rows to those of the common prefix."""
+        shared = common_length(state.view.history, view.history)
+        count = sum(position < shared for position in state.positions)
+        state.unread = _below(state.unread, shared + 1 if count == len(state.positions) else 0)
+        state.kept.length = count
+        del state.positions[count:]
+        state.view, state.levels = view, None
+        return state
+
+    def check_integrity(self, states: Sequence[BlockSequence]) -> None:
+        """Raise AssertionError unless every state has the rows that it recorded."""
+        assert len({id(state.kept) for state in states}) == len(states), "rows have one owner"
+        for state in states:
+            assert not self._head.config.num_layers or state.kept.length == len(state.positions), "a row is recorded"
+            ends = [*state.positions, *(place for piece in state.unread for place in range(piece.first, piece.end))]
+            assert all(a < b for a, b in itertools.pairwise(ends)), "positions ascend, unread ones come last"
+            assert not ends or ends[0] > 0, "the first token has no row: nothing is before it"
+
+    def learn(self, states: Sequence[BlockSequence], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states of the tokens that its slots have just gained.
+
+        Args:
+            states: the sequences.
+            hidden: shape (tokens, layers, hidden) for each; None for no tokens.
+        """
+        for state, rows in zip(states, hidden, strict=True):
+            slot = state.view.slot
+            if rows is None:
+                continue
+            assert slot is not None, "hidden states come from a slot of the target"
+            new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
+            if new is not None:
+                state.unread.append(new)
+            if self._idle_rounds > IDLE_ROUNDS:
+                state.unread = last_rows(state.unread, MAX_UNREAD)
+
+    def read(self, states: Sequence[BlockSequence], counts: Sequence[int]) -> None:
+        """Read rows of prompts along with the target; nothing while no trees are requested."""
+        if self._idle_rounds <= IDLE_ROUNDS:
+            # the row of the last token is read with the first tree
+            self._read(states, [len(state.view.history) - 1 for state in states])
+
+    def is_ready(self, state: BlockSequence) -> bool:
+        """Return whether the hidden states before the text's last token are known, and its length is in range."""
+        length = len(state.view.history)
+        return length < self.max_length and (state.has_levels() or (bool(state.unread) and state.end == length))
+
+    def catch_up(self, states: Sequence[BlockSequence], ahead: Sequence[int]) -> Logits:
+        """Read the unread rows of every sequence and one block."""
+        self._idle_rounds = 0
+        self._read(states, [len(state.view.history) for state in states])
+        for state in states:
+            assert state.levels is not None, "a state that is ready has levels after its rows are read"
+            self._forget_tree(state)
+            state.depths, state.memories = [], [state.levels.memory]
+        tokens = [int(state.view.history.tokens[len(state.view.history) - 1]) for state in states]
+        return self._logits(states, [[-1]] * len(states), [[token] for token in tokens])
+
+    def feed(
+        self, states: Sequence[BlockSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Logits:
+        """Return the logits of new nodes of trees, without a pass."""
+        for state, above in zip(states, parents, strict=True):
+            depths = [0 if parent < 0 else state.depths[parent] for parent in above]
+            state.depths.extend(depth + 1 for depth in depths)
+        return self._logits(states, parents, tokens)
+
+    def keep(self, states: Sequence[BlockSequence], paths: Sequence[Sequence[int]]) -> None:
+        """Drop the tree."""
+        self._idle_rounds += 1
+        for state in states:
+            self._forget_tree(state)
+
+    def follow(self, states: Sequence[BlockSequence], trees: Sequence[TokenTree]) -> None:
+        """Do as `keep`."""
+        self.keep(states, [()] * len(states))
+
+    @staticmethod
+    def _forget_tree(state: BlockSequence) -> None:
+        state.fed.clear()
+        state.depths, state.memories = [], []
+
+    def _logits(
+        self, states: Sequence[BlockSequence], parents: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> Logits:
+        """Return the logits of the last nodes of each tree, with the bias by their tokens.
+
+        Args:
+            states: the sequences.
+            parents: for each the nodes' parents as they were fed, or -1 for the text's last token.
+            tokens: for each the nodes' tokens.
+        """
+        logits, hidden = [], []
+        memories: list[Tensor | None] = []
+        for state, above in zip(states, parents, strict=True):
+            assert state.levels is not None, "a tree begins with a pass"
+            # before a node is fed, its level is 0: that of the text's last token
+            places = state.depths[len(state.depths) - len(above) :] if state.depths else [0]
+            logits.append(state.levels.logits[places])
+            hidden.append(state.levels.states[places])
+            if self._head.has_bias:
+                memories.extend(state.memories[parent + 1] for parent in above)
+        together = torch.cat(logits)
+        if self._head.has_bias:
+            joined = torch.tensor([token for row in tokens for token in row], device=self._device)
+            memory = None if memories[0] is None else torch.cat([part for part in memories if part is not None])
+            bias, after = self._head.follow(memory, joined, torch.cat(hidden))
+            together = together + bias
+            self._remember(states, parents, after)
+        return TensorLogits(together) if self._subset is None else SubsetLogits(together, self._subset)
+
+    @staticmethod
+    def _remember(states: Sequence[BlockSequence], parents: Sequence[Sequence[int]], after: Tensor | None) -> None:
+        """Note the memory after each node; the first one replaces that before the text's last token."""
+        place = 0
+        for state, above in zip(states, parents, strict=True):
+            rows: list[Tensor | None] = [None] * len(above)
+            if after is not None:
+                rows = [after[place + index : place + index + 1] for index in range(len(above))]
+            place += len(above)
+            state.memories = [*state.memories, *rows] if state.depths else rows
+
+    @torch.inference_mode()
+    def _read(self, states: Sequence[BlockSequence], ends: Sequence[int]) -> None:
+        """Read unread rows below these positions, and note the levels after the last ones."""
+        while True:
+            going = []
+            for state, end in zip(states, ends, strict=True):
+                first = state.unread[0].first if state.unread else end
+                piece = state.unread[0].between(first, min(end, first + PREFILL_ROWS)) if state.unread else None
+                if piece is not None:
+                    rest = state.unread[0].between(piece.end, state.unread[0].end)
+                    state.unread[:1] = [] if rest is None else [rest]
+                    going.append((state, piece))
+            if not going:
+                return
+            self._run(going)
+
+    def _run(self, going: Sequence[tuple[BlockSequence, Unread]]) -> None:
+        rows = BlockRows(
+            torch.cat([piece.hidden for _, piece in going]).to(self._device),
+            torch.cat([_tokens(state, piece) for state, piece in going]).to(self._device),
+            torch.cat([torch.arange(piece.first, piece.end) for _, piece in going]).to(self._device),
+            [len(piece.hidden) for _, piece in going],
+        )
+        attention = BlockPass([state.kept for state, _ in going], rows.counts)
+        states = self._head.run(rows, attention)
+        if self._head.config.num_layers:
+            attention.finish()
+        needed = [index for index, (state, piece) in enumerate(going) if piece.end == len(state.view.history)]
+        for state, piece in going:
+            state.positions.extend(range(piece.first, piece.end))
+        if not needed:
+            return
+        states, first = states[needed], self._head.first_slot
+        memory = self._head.start(states, rows.tokens[[rows.anchors[index] for index in needed]])
+        logits = self._head.logits(states)
+        for place, index in enumerate(needed):
+            state = going[index][0]
+            own = None if memory is None else memory[place : place + 1]
+            state.levels = Levels(len(state.view.history), states[place, first:], logits[place, first:], own)
+
+
+def _tokens(state: BlockSequence, piece: Unread) -> Tensor:
+    return torch.tensor(state.view.history.tokens[piece.first : piece.end].tolist(), dtype=torch.int64)
+
+
+def _below(pieces: Sequence[Unread], end: int) -> list[Unread]:
+    """Return unread rows below a position."""
+    cut = (piece.between(0, end) for piece in pieces)
+    return [piece for piece in cut if piece is not None]

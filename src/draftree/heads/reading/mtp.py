@@ -1,0 +1,170 @@
+"""MTP heads inside the folder of a target, and those that speculators writes.
+
+* DeepSeek, GLM: `model.layers.N.` with N the number of layers, and the decoder layer's tensors beside `eh_proj`.
+* Qwen3-Next, Qwen3.5, Mellum: `mtp.fc`, `mtp.pre_fc_norm_*`, `mtp.layers.0.*`, `mtp.norm`.
+* speculators: `mtp_layers.0.*`.
+
+Only the first MTP layer is read, and used for every level.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.heads.config import LAST_LAYER, MTP, HeadConfig
+from draftree.heads.reading.folder import HeadFolder
+from draftree.heads.reading.layout import TargetFacts, needed, rope_of
+
+NAME = "mtp"
+BLOCK = "block."
+NEXT = {
+    "fc.": "eh_proj.",
+    "pre_fc_norm_embedding.": "enorm.",
+    "pre_fc_norm_hidden.": "hnorm.",
+    "norm.": "norm.",
+    "layers.0.": BLOCK,
+}
+DEEPSEEK = {"enorm.": "enorm.", "hnorm.": "hnorm.", "eh_proj.": "eh_proj.", "shared_head.norm.": "norm.", "": BLOCK}
+SPECULATORS = {
+    "input_proj.": "eh_proj.",
+    "token_layernorm.": "enorm.",
+    "hidden_layernorm.": "hnorm.",
+    "final_layernorm.": "norm.",
+    "": BLOCK,
+}
+SHARED = ("shared_head.head.weight", "embed_tokens.weight", "lm_head.weight", "rotary_emb.inv_freq")
+"""Copies of the target's tensors inside MTP layers."""
+_EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_MAIN = re.compile(r"(?:model\.|language_model\.)*mtp\.")
+
+
+def recognise(folder: HeadFolder) -> bool:
+    """Return whether the folder is that of a target with an MTP layer."""
+    return _prefix(folder) is not None
+
+
+def configure(folder: HeadFolder, target: TargetFacts | None) -> HeadConfig:
+    """Return the configuration of the MTP layer of a target's folder.
+
+    Raises:
+        ModelLoadError: values are missing.
+    """
+    return layer_config(folder, _text_config(folder), depth=1, target_name=str(folder.path))
+
+
+def tensors(folder: HeadFolder) -> dict[str, Tensor]:
+    """Return the tensors by our names."""
+    found = _prefix(folder)
+    assert found is not None, "recognised before it is read"
+    return renamed(folder, *found)
+
+
+def _prefix(folder: HeadFolder) -> tuple[str, dict[str, str]] | None:
+    names = folder.shapes
+    inside = next((match.group() for match in map(_MAIN.match, names) if match), None)
+    if inside is not None and f"{inside}fc.weight" in names:
+        return inside, NEXT
+    layers = _text_config(folder).get("num_hidden_layers")
+    prefix = f"model.layers.{layers}."
+    return (prefix, DEEPSEEK) if f"{prefix}eh_proj.weight" in names else None
+
+
+def _text_config(folder: HeadFolder) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = folder.config.get("text_config") or folder.config
+    return found
+
+
+def renamed(folder: HeadFolder, prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return tensors by our names.
+
+    Args:
+        folder: the folder.
+        prefix: beginning of their names.
+        names: our beginnings of the rest of a name by theirs; of several, the first is used.
+
+    Raises:
+        ModelLoadError: products of experts are missing.
+    """
+    held = folder.tensors(lambda name: name.startswith(prefix))
+    own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+    return _with_joined_experts({_renamed(name, names): own[name] for name in own if name not in SHARED})
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    theirs = next((start for start in names if name.startswith(start)), None)
+    return name if theirs is None else names[theirs] + name.removeprefix(theirs)
+
+
+def layer_config(folder: HeadFolder, layer: Mapping[str, Any], *, depth: int, target_name: str) -> HeadConfig:
+    """Return the configuration of an MTP head.
+
+    Args:
+        folder: the folder.
+        layer: configuration of transformers of the target.
+        depth: levels that it was trained for.
+        target_name: name of the target.
+
+    Raises:
+        ModelLoadError: values are missing.
+    """
+    hidden, heads, vocab_size, _ = needed(
+        layer, ("hidden_size", "num_attention_heads", "vocab_size", "model_type"), folder
+    )
+    # keys of latent attention are expanded to all heads, and padded to the width of queries
+    latent = int(layer.get("qk_nope_head_dim") or 0) + int(layer.get("qk_rope_head_dim") or 0)
+    width = max(latent, int(layer.get("v_head_dim") or 0)) if latent else layer.get("head_dim") or hidden // heads
+    return HeadConfig(
+        kind=MTP,
+        features=(LAST_LAYER,),
+        target_hidden=hidden,
+        hidden=hidden,
+        vocab_size=vocab_size,
+        draft_vocab_size=vocab_size,
+        depth=depth,
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=heads if latent else layer.get("num_key_value_heads") or heads,
+        head_dim=width,
+        intermediate=layer.get("intermediate_size") or hidden,
+        epsilon=float(layer.get("rms_norm_eps") or 1e-6),
+        rope=rope_of(layer),
+        max_length=int(layer.get("max_position_embeddings") or 2048),
+        own_output=False,
+        layer=dict(layer),
+        target_name=target_name,
+    )
+
+
+def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with those of all experts in one, as transformers has them.
+
+    Raises:
+        ModelLoadError: a product of an expert is missing.
+    """
+    found, experts = {}, {}  # type: ignore[var-annotated]
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(match.group(1), {})[int(match.group(2)), match.group(3)] = tensor
+    for name, products in experts.items():
+        count = 1 + max(index for index, _ in products)
+        missing = [
+            f"{name}.{i}.{part}_proj.weight"
+            for i in range(count)
+            for part in ("gate", "up", "down")
+            if (i, part) not in products
+        ]
+        if missing:
+            raise ModelLoadError(f"an MTP layer lacks products of experts: missing: {', '.join(missing[:12])}")
+        both = [torch.cat((products[i, "gate"], products[i, "up"])) for i in range(count)]
+        found[f"{name}.gate_up_proj"] = torch.stack(both)
+        found[f"{name}.down_proj"] = torch.stack([products[i, "down"] for i in range(count)])
+    return found

@@ -1,0 +1,171 @@
+"""DFlash against the code of transformers, and DSpark's additions against their equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from block_samples import FLASH, SPARK, WIDTH, config_of, random_head, random_parts
+from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
+from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.dflash import DFlashHead
+from draftree.heads.target_parts import TargetParts
+
+FEATURES = 3
+
+
+def rows_of(counts: list[int], starts: list[int], seed: int = 5) -> BlockRows:
+    noise = torch.Generator().manual_seed(seed)
+    total = sum(counts)
+    places = [torch.arange(start, start + count) + 1 for start, count in zip(starts, counts, strict=True)]
+    features = torch.randn(total, FEATURES, WIDTH, generator=noise)
+    return BlockRows(features, torch.randint(0, 40, (total,), generator=noise), torch.cat(places), counts)
+
+
+def parts_of_rows(rows: BlockRows, first: int, last: int) -> BlockRows:
+    return BlockRows(rows.features[first:last], rows.tokens[first:last], rows.positions[first:last], [last - first])
+
+
+def bound(config: Any) -> tuple[DFlashHead, TargetParts]:
+    head, parts = random_head(config), random_parts(config)
+    head.bind(parts)
+    assert isinstance(head, DFlashHead)
+    return head, parts
+
+
+def run(head: BlockHead, rows: BlockRows, kept: list[KeptRows]) -> Tensor:
+    pass_ = BlockPass(kept, rows.counts)
+    states = head.run(rows, pass_)
+    pass_.finish()
+    return states
+
+
+def reference(head: DFlashHead) -> Any:
+    """The model of transformers with the weights of our head."""
+    from transformers import MuseGlimmerAssistantConfig
+    from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
+
+    config = head.config
+    library: Any = MuseGlimmerAssistantConfig
+    made = library(
+        hidden_size=config.hidden, intermediate_size=config.intermediate, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads, head_dim=config.head_dim,
+        rms_norm_eps=config.epsilon, rope_parameters=dict(config.rope), block_size=config.block_size,
+        mask_token_id=config.mask_token_id, target_layer_ids=[layer - 1 for layer in config.features],
+        layer_types=["sliding_attention" if width else "full_attention" for width in config.windows or (0, 0)],
+        sliding_window=max(config.windows, default=2049) - 1, attn_implementation="eager",
+    )  # fmt: skip
+    model = MuseGlimmerAssistantModel(made).eval()
+    theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    model.load_state_dict({theirs.get(name, name): part for name, part in head.state_dict().items()})
+    return model
+
+
+@pytest.mark.parametrize("windows", [(), (5, 0)])
+def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[int, ...]) -> None:
+    from transformers.cache_utils import DFlashCache
+
+    head, parts = bound(config_of(FLASH, windows=windows))
+    model = reference(head)
+    cache = DFlashCache(config=model.config)
+    cache.activate_past_recording()
+    rows, kept, size = rows_of([9], [0]), KeptRows(), head.config.block_size
+    for first, last in ((0, 4), (4, 5), (5, 9)):
+        new = parts_of_rows(rows, first, last)
+        cache.set_previous_accepted_tokens(last - first)
+        if first:
+            cache.crop(-size)
+        tokens = torch.tensor([[int(new.tokens[-1]), *[head.config.mask_token_id] * (size - 1)]])
+        theirs = model(
+            noise_embeds=parts.embedding[tokens],
+            context_hidden_states=new.features.flatten(1)[None],
+            position_ids=torch.arange(first, last + size)[None],
+            past_key_values=cache,
+        ).last_hidden_state[0]
+        ours = run(head, new, [kept])[0]
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert kept.length == 9
+    expected = run(head, rows, [KeptRows()])[0]
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    logits = head.logits(ours[None])[0]
+    torch.testing.assert_close(logits, ours @ parts.output.T, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_a_batch_do_not_see_each_other() -> None:
+    head, _ = bound(config_of(FLASH))
+    rows = rows_of([3, 1, 6], [0, 0, 0])
+    together = run(head, rows, [KeptRows() for _ in range(3)])
+    for text, (first, last) in enumerate(((0, 3), (3, 4), (4, 10))):
+        alone = run(head, parts_of_rows(rows, first, last), [KeptRows()])
+        torch.testing.assert_close(together[text], alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_last_rows_of_the_context_count() -> None:
+    head, _ = bound(config_of(FLASH))
+    rows = rows_of([4], [0])
+    before = run(head, rows, [KeptRows()])
+    rows.features[-1] += 1
+    assert not torch.allclose(before, run(head, rows, [KeptRows()]), atol=1e-3)
+
+
+def test_causal_windows_hide_later_slots() -> None:
+    head, _ = bound(config_of(FLASH, windows=(6, 6), causal_windows=True))
+    free, _ = bound(config_of(FLASH))
+    rows = rows_of([4], [0])
+    changed, at_first = head.config.changed(mask_token_id=46), run(head, rows, [KeptRows()])
+    other = random_head(changed)
+    other.bind(random_parts(changed))
+    assert isinstance(other, DFlashHead)
+    torch.testing.assert_close(run(other, rows, [KeptRows()])[0, 0], at_first[0, 0])
+    assert not torch.allclose(run(free, rows, [KeptRows()])[0, 0], at_first[0, 0])
+
+
+@pytest.mark.parametrize("anchor_predicts", [True, False])
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_bias_of_dspark_follows_its_equations(kind: str, anchor_predicts: bool) -> None:
+    config = config_of(SPARK, markov_type=kind, anchor_predicts=anchor_predicts)
+    head, _ = bound(config)
+    weights, rank = head.state_dict(), config.markov_rank
+    states = run(head, rows_of([3, 2], [0, 0]), [KeptRows(), KeptRows()])
+    path = torch.tensor([[7, 3, 9], [1, 40, 2]])
+    memory = head.start(states, path[:, 0])
+    for level in range(3):
+        slot = level + head.first_slot
+        bias, memory = head.follow(memory, path[:, level], states[:, slot])
+        for text in range(2):
+            # all slots up to this one from the beginning, as in training
+            known = [path[text, 0].item()] * head.first_slot + path[text, : level + 1].tolist()
+            torch.testing.assert_close(bias[text], expected_bias(weights, kind, rank, known, states[text]))
+    assert head.num_levels == (4 if anchor_predicts else 3)
+
+
+def expected_bias(weights: dict[str, Tensor], kind: str, rank: int, tokens: list[int], states: Tensor) -> Tensor:
+    memory = torch.zeros(rank)
+    for slot, token in enumerate(tokens):
+        code = weights["markov_head.markov_w1.weight"][token]
+        if kind == "gated":
+            joined = torch.cat((states[slot], code))
+            gate = weights["markov_head.gate_proj.weight"] @ joined + weights["markov_head.gate_proj.bias"]
+            code = code * torch.sigmoid(gate)
+        elif kind == "rnn":
+            joined = torch.cat((memory, code, states[slot]))
+            mixed = weights["markov_head.joint_proj.weight"] @ joined + weights["markov_head.joint_proj.bias"]
+            gate, new, out = mixed[:rank], mixed[rank : 2 * rank], mixed[2 * rank :]
+            memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
+            code = torch.tanh(out)
+    return weights["markov_head.markov_w2.weight"] @ code
+
+
+def test_the_confidence_of_dspark_follows_its_equation() -> None:
+    head, _ = bound(config_of(SPARK))
+    weights = head.state_dict()
+    states, tokens = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(3)), torch.tensor([5, 11])
+    joined = torch.cat((states, weights["markov_head.markov_w1.weight"][tokens]), dim=1)
+    expected = torch.sigmoid(joined @ weights["confidence_head.proj.weight"][0] + weights["confidence_head.proj.bias"])
+    found = head.confidence(tokens, states)
+    assert found is not None
+    torch.testing.assert_close(found, expected)
+    assert bound(config_of(FLASH))[0].confidence(tokens, states) is None

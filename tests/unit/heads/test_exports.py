@@ -1,0 +1,192 @@
+"""Exports: every trap of the two layouts, and the way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from block_samples import (
+    DRAFTED,
+    EAGLE_1,
+    EAGLE_3,
+    FLASH,
+    LAYERS,
+    MEDUSA,
+    PARALLEL,
+    SPARK,
+    VOCABULARY,
+    WIDTH,
+    config_of,
+    random_head,
+    random_parts,
+)
+from draftree.core.errors import ConfigurationError
+from draftree.heads.config import HeadConfig
+from draftree.heads.folders import read_head
+from draftree.heads.tensors import tensor_shapes
+from draftree.heads.writing import sglang, speculators
+from draftree.heads.writing.common import ExportTarget
+
+LAYER = "transformer_layer_config"
+
+
+def target_of(config: HeadConfig) -> ExportTarget:
+    return ExportTarget("org/target", "LlamaForCausalLM", LAYERS, config.target_hidden, random_parts(config).output)
+
+
+def exported(
+    values: dict[str, Any], folder: Path, writer: Any = speculators, **others: Any
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[str]]:
+    config = config_of(values, **others)
+    lines = writer.export(random_head(config), target_of(config), folder / "out")
+    return json.loads((folder / "out/config.json").read_text()), load_file(folder / "out/model.safetensors"), lines
+
+
+def test_values_with_other_defaults_in_vllm_are_always_written(tmp_path: Path) -> None:
+    values, _, _ = exported(EAGLE_3, tmp_path / "eagle3")
+    assert values["norm_before_residual"] is False
+    assert {values[name] for name in ("norm_before_fc", "fc_norm", "norm_output")} == {False}
+    values, _, _ = exported(FLASH, tmp_path / "dflash")
+    assert (values["sample_from_anchor"], values["sliding_window_non_causal"]) == (False, True)
+    values, _, _ = exported(SPARK, tmp_path / "dspark")
+    assert (values["sample_from_anchor"], values["sliding_window_non_causal"]) == (True, True)
+    values, _, _ = exported(FLASH, tmp_path / "windows", windows=(8, 0), causal_windows=True)
+    assert values["sliding_window_non_causal"] is False
+    assert values[LAYER]["layer_types"] == ["sliding_attention", "full_attention"]
+    assert values[LAYER]["sliding_window"] == 8
+
+
+def test_the_number_of_hidden_states_is_written_where_vllm_reads_it(tmp_path: Path) -> None:
+    values, tensors, _ = exported(EAGLE_3, tmp_path, features=(2, 4))
+    assert values[LAYER]["num_aux_hidden_states"] == 2
+    assert tensors["fc.weight"].shape == (WIDTH, 2 * WIDTH)
+
+
+def test_hidden_states_are_numbered_as_each_layout_does(tmp_path: Path) -> None:
+    values, _, _ = exported(EAGLE_3, tmp_path / "a", features=(2, 3, -1))
+    assert values["eagle_aux_hidden_state_layer_ids"] == [2, 3, LAYERS]
+    values, _, _ = exported(FLASH, tmp_path / "b")
+    assert values["aux_hidden_state_layer_ids"] == [2, 3, 5]
+    values, _, _ = exported(EAGLE_3, tmp_path / "c", sglang)
+    assert values["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "use_aux_hidden_state": True}
+    values, _, _ = exported(FLASH, tmp_path / "d", sglang)
+    assert values["dflash_config"] == {"mask_token_id": 47, "target_layer_ids": [1, 2, 4]}
+    assert (values["architectures"], values["num_target_layers"], values["block_size"]) == (
+        ["DFlashDraftModel"], LAYERS, 4,
+    )  # fmt: skip
+
+
+def test_maps_are_offsets_and_masks_of_the_target(tmp_path: Path) -> None:
+    for writer in (speculators, sglang):
+        values, tensors, _ = exported(EAGLE_3, tmp_path / writer.NAME, writer)
+        ids = torch.arange(DRAFTED) + tensors["d2t"]
+        assert tensors["d2t"].dtype == torch.int64
+        assert tensors["t2d"].dtype == torch.bool
+        assert ids.tolist() == tensors["t2d"].nonzero()[:, 0].tolist()
+        layer = values.get(LAYER, values)
+        assert (layer["vocab_size"], values["draft_vocab_size"]) == (VOCABULARY, DRAFTED)
+        assert layer["tie_word_embeddings"] is False
+    _, tensors, _ = exported(EAGLE_3, tmp_path / "full", draft_vocab_size=VOCABULARY)
+    assert "d2t" not in tensors
+    assert tensors["lm_head.weight"].shape == (VOCABULARY, WIDTH)
+
+
+def test_a_shared_output_is_written_as_the_targets_rows(tmp_path: Path) -> None:
+    config = config_of(EAGLE_3, own_output=False)
+    for writer in (speculators, sglang):
+        _, tensors, _ = exported(EAGLE_3, tmp_path / writer.NAME, writer, own_output=False)
+        expected = target_of(config).output[torch.arange(DRAFTED) * 2]
+        torch.testing.assert_close(tensors["lm_head.weight"], expected)
+    _, tensors, _ = exported(FLASH, tmp_path / "flash")
+    assert not {"lm_head.weight", "embed_tokens.weight", "mask_hidden"} & set(tensors)
+
+
+def test_names_for_sglang_are_those_of_its_modules(tmp_path: Path) -> None:
+    values, tensors, lines = exported(EAGLE_3, tmp_path, sglang)
+    products = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+    products += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    norms = ["input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight"]
+    assert set(tensors) == {
+        *(f"midlayer.{name}" for name in (*products, *norms)),
+        "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d",
+    }  # fmt: skip
+    assert (values["architectures"], values["num_hidden_layers"]) == (["LlamaForCausalLMEagle3"], 1)
+    assert lines == [
+        "python -m sglang.launch_server --model-path org/target --speculative-algorithm EAGLE3 "
+        f"--speculative-draft-model-path {tmp_path / 'out'} --speculative-num-steps 3 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 4"
+    ]
+
+
+@pytest.mark.parametrize("values", [EAGLE_3, PARALLEL, FLASH, SPARK])
+def test_an_export_to_speculators_is_read_back_with_equal_logits(values: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(values)
+    head = random_head(config)
+    speculators.export(head, target_of(config), tmp_path / "out")
+    found = read_head(tmp_path / "out")
+    assert found.config.changed(target_name="", target_architecture="", depth=config.depth) == config
+    assert found.vocabulary == head.vocabulary
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, found.state_dict()[name]), name
+    assert {n: tuple(t.shape) for n, t in found.state_dict().items()} == tensor_shapes(config)
+
+
+@pytest.mark.parametrize("values", [EAGLE_3, FLASH])
+def test_an_export_to_sglang_is_read_back_with_equal_tensors(values: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(values)
+    head = random_head(config)
+    sglang.export(head, target_of(config), tmp_path / "out")
+    found = read_head(tmp_path / "out")
+    assert found.config.features == config.features
+    assert found.vocabulary == head.vocabulary
+    assert found.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in head.state_dict().items())
+
+
+def test_one_switch_for_all_biases_of_attention(tmp_path: Path) -> None:
+    values, tensors, _ = exported(EAGLE_3, tmp_path, attention_bias=True)
+    assert values[LAYER]["attention_bias"] is True
+    assert tensors["layers.0.self_attn.o_proj.bias"].eq(0).all()
+
+
+REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+    (speculators, EAGLE_1, {}, "the layout has eagle3"),
+    (speculators, MEDUSA, {}, "the layout has eagle3"),
+    (speculators, EAGLE_3, {"hidden": 8, "own_embedding": True}, "width differs"),
+    (speculators, PARALLEL, {"fc_norm": True}, "of EAGLE-3 only"),
+    (speculators, SPARK, {"markov_type": "rnn"}, "vanilla"),
+    (speculators, FLASH, {"anchor_predicts": True}, "for DSpark only"),
+    (speculators, FLASH, {"windows": (8, 4)}, "several widths"),
+    (sglang, SPARK, {}, "it reads eagle3, dflash"),
+    (sglang, EAGLE_3, {"features": (2, 3)}, "3 hidden states"),
+    (sglang, EAGLE_3, {"features": (0, 2, 3)}, "embedding as a hidden state"),
+    (sglang, EAGLE_3, {"norm_output": True}, "variant of norms"),
+    (sglang, EAGLE_3, {"num_layers": 2}, "more than one layer"),
+    (sglang, EAGLE_3, {"qk_norm": True}, "norms of queries"),
+    (sglang, FLASH, {"own_output": True, "draft_vocab_size": DRAFTED}, "vocabulary is reduced"),
+]
+
+
+@pytest.mark.parametrize(("writer", "values", "others", "words"), REFUSALS)
+def test_heads_that_a_server_would_read_wrongly_are_refused(
+    writer: Any, values: dict[str, Any], others: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        exported(values, tmp_path, writer, **others)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_target_and_a_full_folder_are_refused(tmp_path: Path) -> None:
+    config = config_of(EAGLE_3)
+    other = ExportTarget("org/other", "LlamaForCausalLM", LAYERS, WIDTH, torch.zeros(VOCABULARY + 1, WIDTH))
+    with pytest.raises(ConfigurationError, match="org/other"):
+        speculators.export(random_head(config), other, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/kept").write_text("")
+    with pytest.raises(ConfigurationError, match="not an empty folder"):
+        speculators.export(random_head(config), target_of(config), tmp_path / "out")

@@ -1,0 +1,180 @@
+"""Folders as other projects write them are read, or refused with the names of what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from block_samples import EAGLE_1, EAGLE_3, FLASH, MEDUSA, SPARK, VOCABULARY, WIDTH, config_of, random_head
+from draftree.core.errors import ModelError, ModelLoadError
+from draftree.heads.base import Head
+from draftree.heads.folders import read_config, read_head
+from draftree.heads.reading import TargetFacts
+from draftree.heads.reading import read_config as read_other_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+    "max_position_embeddings": 2048, "vocab_size": VOCABULARY, "num_hidden_layers": 1,
+}  # fmt: skip
+QWEN: dict[str, Any] = {**LLAMA, "model_type": "qwen3", "num_hidden_layers": 2}
+Stored = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def eagle_1(head: Head) -> Stored:
+    return {**LLAMA, "architectures": ["LlamaForCausalLM"], "bias": True}, dict(head.state_dict())
+
+
+def eagle_3(head: Head) -> Stored:
+    tensors = {name.replace("layers.0.", "midlayer."): part for name, part in head.state_dict().items()}
+    tensors |= {"d2t": head.vocabulary.offsets(), "t2d": head.vocabulary.mask()}
+    layers = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "use_aux_hidden_state": True}
+    return {**LLAMA, "draft_vocab_size": 24, "eagle_config": layers}, tensors
+
+
+def dflash(head: Head) -> Stored:
+    settings = {"mask_token_id": 47, "target_layer_ids": [1, 2, 4]}
+    values = {**QWEN, "architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": settings}
+    return {**values, "layer_types": ["full_attention"] * 2}, dict(head.state_dict())
+
+
+def of_transformers(head: Head) -> Stored:
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    values = {**QWEN, "model_type": "muse_glimmer_assistant", "block_size": 4, "mask_token_id": 47}
+    values |= {"target_layer_ids": [1, 2, 4], "layer_types": ["sliding_attention", "full_attention"]}
+    tensors = {names.get(name, name): part for name, part in head.state_dict().items()}
+    return {**values, "sliding_window": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, tensors
+
+
+def dspark(head: Head) -> Stored:
+    values = {**QWEN, "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [1, 2, 4], "mask_token_id": 47}
+    values |= {"block_size": 4, "markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    return {**values, "confidence_head_with_markov": True, "num_anchors": 8}, dict(head.state_dict())
+
+
+def medusa(head: Head) -> Stored:
+    tensors = {name.removeprefix("medusa_head."): part for name, part in head.state_dict().items()}
+    return {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "org/target"}, tensors
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[Head], Stored]]] = {
+    "eagle": ({**EAGLE_1, "depth": 5, "own_embedding": True}, eagle_1),
+    "eagle3": ({**EAGLE_3, "depth": 7}, eagle_3),
+    "dflash": (FLASH, dflash),
+    "dflash of transformers": ({**FLASH, "windows": (8, 0)}, of_transformers),
+    "dspark": ({**SPARK, "own_embedding": True, "draft_vocab_size": VOCABULARY}, dspark),
+    "medusa": ({**MEDUSA, "target_name": "org/target"}, medusa),
+}
+
+
+def written(layout: str, folder: Path) -> Head:
+    values, store = LAYOUTS[layout]
+    head = random_head(config_of(values))
+    config, tensors = store(head)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: part.clone() for name, part in tensors.items()}
+    if layout == "medusa":
+        torch.save(tensors, folder / "medusa_lm_head.pt")
+    elif layout == "eagle":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+    return head
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_of_another_project_is_read(layout: str, tmp_path: Path) -> None:
+    head = written(layout, tmp_path)
+    found = read_head(tmp_path)
+    assert found.config == head.config == read_config(tmp_path)
+    assert found.vocabulary == head.vocabulary
+    assert found.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(part, found.state_dict()[name]) for name, part in head.state_dict().items())
+    assert not any(part.is_meta for part in found.state_dict().values())
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "dflash", "dspark"])
+def test_missing_and_unexpected_tensors_are_named(layout: str, tmp_path: Path) -> None:
+    head = written(layout, tmp_path)
+    _, tensors = LAYOUTS[layout][1](head)
+    tensors = {name: part.clone() for name, part in tensors.items() if name != "norm.weight"}
+    save_file({**tensors, "layers.7.other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"missing: norm\.weight; unexpected: layers\.7\.other"):
+        read_head(tmp_path)
+
+
+def test_another_shape_is_named(tmp_path: Path) -> None:
+    head = written("dflash", tmp_path)
+    tensors = {name: part.clone() for name, part in head.state_dict().items()}
+    tensors["norm.weight"] = torch.ones(3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"norm\.weight has 3 instead of 16"):
+        read_head(tmp_path)
+
+
+def change(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.update(values)
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "no layers of the target": (
+        "eagle3",
+        lambda folder: change(folder, eagle_config=None),
+        "eagle_aux_hidden_state_layer_ids",
+    ),
+    "several layers": ("eagle3", lambda folder: change(folder, num_hidden_layers=2), "head of 2 layers"),
+    "no mask token": (
+        "dflash",
+        lambda folder: change(folder, dflash_config={"target_layer_ids": [1]}),
+        "without mask_token_id",
+    ),
+    "a scale": ("dflash", lambda folder: change(folder, output_multiplier=2.0), "output_multiplier 2.0"),
+    "no rank": ("dspark", lambda folder: change(folder, markov_rank=None), "without markov_rank"),
+    "a Markov type": ("dspark", lambda folder: change(folder, markov_head_type="x"), "markov_type 'x'"),
+    "a code in a pickled file": (
+        "eagle",
+        lambda folder: torch.save({"fc.weight": print}, folder / "pytorch_model.bin"),
+        "LlamaForCausalLM|cannot be read",
+    ),
+    "no outputs": ("medusa", lambda folder: torch.save({}, folder / "medusa_lm_head.pt"), r"missing: 0\.1\.weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+    layout, spoil, words = REFUSED[case]
+    written(layout, tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_head(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_target_says_which_states_an_eagle_3_head_reads(tmp_path: Path) -> None:
+    written("eagle3", tmp_path)
+    change(tmp_path, eagle_config=None)
+    found = read_other_config(tmp_path, TargetFacts(WIDTH, VOCABULARY, 32))
+    assert found.features == (2, 16, 29)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash2", "xpress"])
+def test_types_of_speculators_without_a_reader_are_named(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": kind}))
+    with pytest.raises(ModelError, match="transformer_layer_config" if kind == "mtp" else kind):
+        read_head(tmp_path)
+
+
+def test_an_index_cannot_leave_its_folder(tmp_path: Path) -> None:
+    written("dflash", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": "../x"}}))
+    with pytest.raises(ModelLoadError, match="same folder"):
+        read_head(tmp_path)
