@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.heads.base import FeatureHead
+from draftree.heads.config import EAGLE3
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.passes import HeadPasses, RowJob
 from draftree.heads.torch_passes import TorchPasses
@@ -65,7 +66,7 @@ def plan_head(head: FeatureHead) -> Blueprint:
     Raises:
         NativeUnavailableError: its kind, sizes, activation, dtype or device is not supported.
     """
-    if not isinstance(head, Eagle3Head):
+    if not isinstance(head, Eagle3Head) or head.config.kind != EAGLE3:
         raise NativeUnavailableError(f"passes in C are for heads of kind 'eagle3', not '{head.config.kind}'")
     config, dtype = head.config, str(head.dtype).removeprefix("torch.")
     device = next(head.parameters()).device

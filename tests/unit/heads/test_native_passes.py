@@ -34,9 +34,9 @@ TREE = ([7, 8, 9, 7, 30, 31], [-1, -1, 0, 0, 1, 3], (2, 3, 1))
 LONG = [(7 * i + i // 5) % VOCAB for i in range(150)]
 
 
-def bound(variant: str = "eagle3", kind: str = "float32", **values: Any) -> FeatureHead:
+def bound(variant: str = "eagle3", dtype: str = "float32", **values: Any) -> FeatureHead:
     head = random_head(head_config(variant, **{**SIZES, "max_length": 256, **values}), scale=0.2)
-    head.to(getattr(torch, kind))
+    head.to(getattr(torch, dtype))
     parts = random_parts(hidden=32)
     parts.embedding.div_(4)
     parts.output.div_(4)
@@ -70,9 +70,10 @@ def test_logits_are_those_of_the_module(variant: str) -> None:
     assert (found - wanted).abs().max() < 2e-5 * (wanted.max() - wanted.min())
 
 
-@pytest.mark.parametrize(
-    "more", [{"mlp_bias": True}, {"activation": "gelu_pytorch_tanh"}, {"own_output": True}], ids=str
-)
+OTHERS = [{"mlp_bias": True}, {"output_bias": True}, {"own_output": False}, {"fc_bias": True}]
+
+
+@pytest.mark.parametrize("more", [*OTHERS, {"activation": "gelu_pytorch_tanh"}], ids=str)
 def test_other_parts(more: dict[str, Any]) -> None:
     found, wanted = rows_of(in_c(**more)), rows_of(in_torch(**more))
     assert (found - wanted).abs().max() < 2e-5 * (wanted.max() - wanted.min())
@@ -175,6 +176,7 @@ def test_the_embedding_of_the_target_is_not_copied_and_own_weights_are_released(
     ("variant", "values", "words"),
     [
         ("eagle", {"own_output": False}, "for heads of kind 'eagle3', not 'eagle'"),
+        ("eagle3", {"kind": "peagle", "mask_token_id": 1}, "for heads of kind 'eagle3', not 'peagle'"),
         ("eagle3", {"activation": "relu"}, "its activation is relu"),
         ("eagle3", {"head_dim": 8}, "size of a head of 8 is no multiple of 16"),
         ("eagle3", {"intermediate": 48}, "inner size of 48 is no multiple of 32"),
@@ -190,7 +192,7 @@ def test_other_heads_are_refused_and_left_unchanged(variant: str, values: dict[s
 
 def test_half_precision_is_refused() -> None:
     with pytest.raises(NativeUnavailableError, match="not float16"):
-        plan_head(bound(kind="float16"))
+        plan_head(bound(dtype="float16"))
 
 
 def test_torch_targets_keep_torch_heads() -> None:
