@@ -27,7 +27,9 @@ from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.controls import build_controls
@@ -118,7 +120,8 @@ def time_drafting(model: LanguageModel, shapes: Sequence[str], *, prefix: int, r
         shape = parse_shape(text, None)
         draw = next(draw for draw in DRAWS if draw in shape.draws)
         for temperature in TEMPERATURES:
-            growth = Growth(timed, shape=shape, draw=draw, shares_noise=True)
+            stepper = ModelStepper(timed, SameReader(timed.vocab_size, timed.vocab_size))
+            growth = Growth(stepper, shape=shape, draw=draw, shares_noise=True)
             growth.reserve(1, prefix + WARM_UP_PASSES + repeats + 1)
             grown, inside = _grow(growth, timed, shape, prefix=prefix, repeats=repeats, temperature=temperature)
             for how, milliseconds in (("drafted", grown), ("passes of drafting", inside)):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from drafter_rig import NAMES as DRAFTERS_BY_NAME
-from drafter_rig import PREDICTION, SPECS, TABLE, VOCAB
+from drafter_rig import PREDICTION, SPECS, TABLE, VOCAB, read_unread
 from draftree.assembly import Methods, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.core.tree import chain
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.drafters.base import LoadedDraftModel, SequenceView
+from draftree.drafters.base import LoadedDraftModel, Observation, SequenceView
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, near
 from draftree.planners.base import PLANNERS
@@ -41,7 +41,7 @@ MERGED = [
     "suffix+grammar",
 ]
 DRAFTS = [spec for name in DRAFTERS_BY_NAME for spec in SPECS.get(name, [name])] + MERGED
-GIVE_CONFIDENCE = {"early-exit", "layer-skip", "model", "ngram", "prediction", "suffix"}
+GIVE_CONFIDENCE = {"early-exit", "head", "layer-skip", "model", "ngram", "prediction", "suffix"}
 TEXT = [1, 2, 1, 2, 1, 4, 5, 6, 7, 4, 5, 8, 8, 8, 1, 2, 1, 5, 1, 2]
 
 
@@ -65,7 +65,9 @@ class FirstAllowed:
 
 def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Tokens and parents of the first tree, and the nodes that it may have."""
-    target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0))
+    features = methods.traits.features
+    num_features = 1 + max(features, default=-1)
+    target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0), num_features=num_features)
     parts = build_parts(
         methods, LoadedModel(target, None, (), "table"), None, dtype=target.dtype, device="cpu", load_draft=load
     )
@@ -80,7 +82,10 @@ def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     drafter.reserve(1, 400)
     view = SequenceView(History(TEXT, capacity=400), controls, target.open())
     budgets = [budget.in_room(300) for budget in parts.planner.budgets([parts.planner.open()])]
-    (tree,) = drafter.draft([drafter.open(view)], budgets)
+    state, hidden = drafter.open(view), read_unread(target, view, features)
+    if hidden is not None:
+        drafter.observe([Observation(state, len(hidden), hidden=hidden)])
+    (tree,) = drafter.draft([state], budgets)
     return tree.tokens, tree.parents, budgets[0].num_nodes
 
 

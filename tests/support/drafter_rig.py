@@ -93,6 +93,18 @@ def specs() -> list[str]:
     return [spec for name in NAMES for spec in SPECS.get(name, [name])]
 
 
+def read_unread(target: TableLM, view: SequenceView, features: tuple[int, ...]) -> Tensor | None:
+    """The target reads all but the last token: hidden states of those that it had not read; None for none."""
+    slot = view.slot
+    if slot is None or not features or slot.length >= len(view.history) - 1:
+        return None
+    tokens = view.history.tokens[slot.length : -1].tolist()
+    job = Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())
+    hidden = target.run(Pass([job], capture=features)).hidden
+    target.commit(slot, range(len(tokens)))
+    return hidden
+
+
 class Rig:
     """A drafter built as the front builds it, over tables."""
 
@@ -133,15 +145,7 @@ class Rig:
             self.drafter.observe([Observation(state, len(rows), hidden=rows) for state, rows in told])
 
     def _read(self, view: SequenceView) -> Tensor | None:
-        """Hidden states of the tokens that the target had not read; None for none."""
-        slot = view.slot
-        if slot is None or not self.features or slot.length >= len(view.history) - 1:
-            return None
-        tokens = view.history.tokens[slot.length : -1].tolist()
-        job = Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=())
-        hidden = self.target.run(Pass([job], capture=self.features)).hidden
-        self.target.commit(slot, range(len(tokens)))
-        return hidden
+        return read_unread(self.target, view, self.features)
 
     def draft(self, budgets: Sequence[Budget]) -> list[TokenTree]:
         return self.drafter.draft(self.states, budgets)

@@ -174,7 +174,9 @@ def new_student(prepared: Prepared, settings: TrainSettings, options: StudentOpt
 
     config = prepared.config
     if options.start is not None:
-        student: Any = AutoModelForCausalLM.from_pretrained(resolve_model(options.start), dtype=torch.float32)
+        student: Any = AutoModelForCausalLM.from_pretrained(
+            resolve_model(options.start), dtype=torch.float32, trust_remote_code=False
+        )
         require_same_vocabulary(student, options.start, prepared)
         longest = int(getattr(student.config, "max_position_embeddings", 0))
         student.config.max_position_embeddings = max(longest, int(getattr(config, "max_position_embeddings", longest)))

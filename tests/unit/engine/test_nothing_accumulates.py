@@ -51,7 +51,7 @@ async def serve(llm: AsyncLLM, numbers: range) -> None:
 
 @asynchronous
 async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
-    others = Counter(index_sizes())
+    others, before = Counter(index_sizes()), census()
     async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), f"suffix,memory={MEMORY}", plan="auto") as llm:
         counts = []
         for part in range(3):
@@ -60,7 +60,7 @@ async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
             assert num_bytes < 64 * MEMORY
             assert num_texts <= MEMORY // 2
             await llm.forget()
-            counts.append(census())
+            counts.append(census() - before)
             assert llm.llm.model.num_open == 0
     for name, limit in TABLES.items():
         assert max(count.pop(name, 0) for count in counts) <= limit
