@@ -157,7 +157,7 @@ def transformers_config(loaded: LoadedModel) -> Any:
 
     if loaded.folder is None:
         raise ConfigurationError(f"'{loaded.name}' has no folder with a configuration: choose a model in a folder")
-    return AutoConfig.from_pretrained(loaded.folder).get_text_config()
+    return AutoConfig.from_pretrained(loaded.folder, trust_remote_code=False).get_text_config()
 
 
 def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, float]:
