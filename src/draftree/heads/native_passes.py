@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from draftree.core.threads import single_threaded
 from draftree.heads.base import FeatureHead
 from draftree.heads.config import EAGLE3
 from draftree.heads.eagle import Eagle3Head
@@ -210,12 +211,16 @@ class NativePasses(HeadPasses):
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
         """Return the states before the tokens that follow, float32 with the values of the head's dtype."""
-        return self.head.project(features).float()
+        with single_threaded():
+            return self.head.project(features).float()
 
     @torch.inference_mode()
     def recycle(self, states: Tensor) -> Tensor:
         """Return the states before the children of rows, float32."""
-        return self._decoder.final_norm(states) if self._norms_output else states
+        if not self._norms_output:
+            return states
+        with single_threaded():
+            return self._decoder.final_norm(states)
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Logits:
