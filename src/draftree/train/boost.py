@@ -1,8 +1,8 @@
 """Boosting: the next head is trained on what earlier heads miss, so that both together propose the target's pick.
 
 The weight of a prediction is the product over earlier heads of the probability that they miss it, at least a floor: a
-head that saw misses only would forget fluent text, since what nobody predicts is mostly noise. The baseline costs no
-training: as many best tokens of the first head as there are heads, which verify as many tokens.
+head that saw misses only would forget fluent text, since tokens that no drafter predicts are mostly noise. The baseline
+costs no training: as many best tokens of the first head as there are heads, which verify as many tokens.
 
 Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per token and the floor are ours.
 """

@@ -1,7 +1,7 @@
 """Prompts from the documentation and the sources of installed packages, which are read and never imported.
 
 The prompts are a function of the installed packages and of the number: every package in turn, each with its prompts in
-an order given by a hash. They quote the packages; whoever publishes data made with them follows their licences.
+an order given by a hash. They quote the packages; published data made with them must follow their licences.
 """
 
 from __future__ import annotations
