@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.acceptance import LEAST_LOG
 from draftree.train.batches import first_chain
+from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.data.texts import Text, TopRows
 from draftree.train.errors import TrainingError
 from draftree.train.teacher import FullTeacher, Teacher, TopTeacher
@@ -61,6 +64,38 @@ class TargetRows:
         self._inside_rows = parts.output[self._inside].float()
         self._outside_rows = parts.output[self._outside]
         self._kept: dict[int, KeptRows] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def save(self, path: Path) -> None:
+        """Write the kept distributions of all texts so far; an interruption leaves no file."""
+        tensors = {
+            f"{key}/{name}": value
+            for key, kept in self._kept.items()
+            for name in ("ids", "log_p", "log_outside")
+            if (value := getattr(kept, name)) is not None
+        }
+        save_checkpoint(path, tensors, {})
+
+    def load(self, path: Path) -> None:
+        """Read distributions that `save` wrote.
+
+        Raises:
+            TrainingError: the file is damaged.
+        """
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, value in load_checkpoint(path)[0].items():
+            key, _, field = name.partition("/")
+            found.setdefault(int(key), {})[field] = value
+        self._kept = {key: KeptRows(one.get("ids"), one["log_p"], one["log_outside"]) for key, one in found.items()}
+
+    def digest(self) -> str:
+        """Return a hash of what the distributions depend on besides the texts."""
+        facts = hashlib.blake2b(digest_size=8)
+        facts.update(repr((self._temperature, KEPT_TOKENS, MOST_EXACT, str(self._parts.output.dtype))).encode())
+        facts.update(self._inside.cpu().numpy().tobytes())
+        return facts.hexdigest()
 
     def of(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
         """Return the distributions after each token that starts a chain.
