@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,9 +12,13 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.routing import PLAIN
 from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters.learning.files import prepare_folder
+from draftree.drafters.learning.settings import Learning, parse_learning
+from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
 from draftree.loading.load import LoadedModel
+from draftree.models.base import LanguageModel
 from draftree.planners.wrappers.routed import RoutedPlanner
 from draftree.text.tokenizer import Tokenizer
 
@@ -43,6 +48,42 @@ def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None
     return {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
 
 
+def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning | None:
+    """Read the settings of learning, and check them against the drafters; creates the folder.
+
+    Args:
+        learn: a spec as for `parse_learning`; None to learn nothing.
+        methods: as `choose_each` returns them.
+
+    Raises:
+        ConfigurationError: a malformed spec, a folder that cannot be used, or no drafter that learns.
+    """
+    if learn is None:
+        return None
+    learning = parse_learning(learn)
+    if not any(own.traits.learns for own in methods.values()):
+        raise ConfigurationError(
+            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory or a "
+            "head that drafts level by level, or leave it out"
+        )
+    if learning.options.folder is not None:
+        prepare_folder(learning.options.folder)
+    return learning
+
+
+def store_of(learning: Learning | None, target: LanguageModel, *, user: object) -> LearningStore | None:
+    """Return the store of one engine, which is saved and closed when its user or the process ends; None for None.
+
+    Raises:
+        ConfigurationError: the target has no fingerprint to bind files to.
+    """
+    if learning is None:
+        return None
+    store = LearningStore(learning, target.fingerprint)
+    weakref.finalize(user, store.close)
+    return store
+
+
 def build_each(
     each: Mapping[str, Methods],
     target: LoadedModel,
@@ -51,6 +92,7 @@ def build_each(
     kernels: str = "auto",
     trust_remote_code: bool = False,
     clock: Clock = SYSTEM_CLOCK,
+    learning: LearningStore | None = None,
 ) -> Parts:
     """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
 
@@ -61,6 +103,7 @@ def build_each(
         kernels: as for `build_parts`.
         trust_remote_code: as for `build_parts`.
         clock: as for `build_parts`.
+        learning: as for `build_parts`; shared by all drafters.
 
     Raises:
         DraftreeError: as `build_parts`.
@@ -70,7 +113,16 @@ def build_each(
     load = cache(model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code))
 
     def build(methods: Methods) -> Parts:
-        return build_parts(methods, target, tokenizer, dtype=dtype, device=device, load_draft=load, clock=clock)
+        return build_parts(
+            methods,
+            target,
+            tokenizer,
+            dtype=dtype,
+            device=device,
+            load_draft=load,
+            clock=clock,
+            learning=learning,
+        )
 
     return _joined({name: build(methods) for name, methods in each.items()})
 

@@ -65,6 +65,7 @@ class Requests:
         priority: int = 0,
         request_id: str | None = None,
         trace: bool = False,
+        owner: str | None = "",
     ) -> list[WritingSequence]:
         """Create the n sequences of a request.
 
@@ -75,6 +76,7 @@ class Requests:
             priority: lower numbers are served first.
             request_id: name of the request; None for a new one.
             trace: whether its updates hold a record of every round.
+            owner: whose texts they are, for drafters that learn; None for texts that nothing is learned from.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -110,6 +112,7 @@ class Requests:
                 detokenizer=self._detokenizer(params, ids),
                 priority=priority,
                 draft=chosen,
+                owner=owner,
                 promise=self._parts.promise(params.temperature, chosen),
             )
             for index in range(params.n)
