@@ -26,7 +26,7 @@ from draftree.arguments import (
     require_single,
     require_text,
 )
-from draftree.choices import build_each, choose_each
+from draftree.choices import build_each, choose_each, decide_each
 from draftree.completion import Completion, completion_of, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
@@ -54,8 +54,9 @@ class LLM:
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
             `LanguageModel`, or a `LoadedModel`, which several may share.
-        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding. Several
-            drafters are loaded side by side, and each request chooses one of them; the first is the default.
+        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding, `auto` the
+            best one that is known for the model, named in `draft_note`. Several drafters are loaded side by side, and
+            each request chooses one of them; the first is the default.
         verify: the verifier; the default never changes the text.
         plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
             on the draft.
@@ -71,12 +72,10 @@ class LLM:
         max_batch_size: maximum number of running sequences; None for as many as memory allows, up to 32.
         prefill_chunk_size: maximum prompt tokens per pass while other sequences are decoding. A larger value lowers
             the time to first token of new requests, and raises the inter-token latency of running ones.
-        prefix_cache_size: maximum number of finished sequences whose keys and values are kept for prompts with a
-            common prefix.
+        prefix_cache_size: maximum number of finished sequences that are kept for prompts with a common prefix.
         sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
             when the model is loaded. A request that cannot fit is refused.
-        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is encoded
-            as one; by default it is spelled as text.
+        allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
@@ -114,11 +113,12 @@ class LLM:
             sequence_memory=sequence_memory,
         )
         methods = choose_each(draft, verify, plan)
-        self._planner = next(iter(methods.values())).planner
         trusts = trust_remote_code
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
         if exact:
             require_exact(loaded)
+        methods, auto = decide_each(methods, loaded, verify, plan)
+        self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self._parts = build_each(
             methods, loaded, self._tokenizer, kernels=kernels_of_drafter(loaded), trust_remote_code=trusts, clock=clock
@@ -131,6 +131,7 @@ class LLM:
             longest=self._engine.longest,
             kernels=loaded.kernels,
             kernels_reason=loaded.why_torch,
+            auto_draft=auto.draft if auto else None,
         )
         self._prompts = PromptEncoder(
             self._tokenizer, loaded.model.vocab_size, allow_control_tokens=allow_control_tokens
@@ -194,8 +195,9 @@ class LLM:
 
     @property
     def draft_note(self) -> str:
-        """The drafter's decisions during construction, such as the mapping of another tokenizer; empty if none."""
-        return "" if self._parts.drafter is None else self._parts.drafter.note
+        """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
+        own = "" if self._parts.drafter is None else self._parts.drafter.note
+        return "; ".join(filter(None, (self._auto_note, own)))
 
     def generate(
         self,

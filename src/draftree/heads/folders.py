@@ -18,6 +18,7 @@ from draftree.heads.config import HeadConfig
 from draftree.heads.kinds import head_class
 from draftree.heads.layouts.base import MASK, OFFSETS, Layout
 from draftree.heads.layouts.speculators import SpeculatorsLayout
+from draftree.heads.shipped.packing import expanded
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 10_000_000
@@ -96,7 +97,7 @@ def write_head(head: Head, folder: str | os.PathLike[str]) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder's safetensors files, on the host.
+    """Return all tensors of a folder's safetensors files, on the host; packed ones are expanded.
 
     Raises:
         ModelNotFoundError: a file is missing.
@@ -111,7 +112,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             tensors.update(load_file(path))
         except (SafetensorError, OSError, ValueError) as reason:
             raise ModelLoadError(f"{path} is damaged or unreadable ({reason}): get the head again") from reason
-    return tensors
+    return expanded(tensors)
 
 
 def _weight_files(folder: Path) -> list[Path]:
