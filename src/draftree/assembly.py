@@ -17,6 +17,7 @@ from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
+from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
@@ -200,6 +201,7 @@ def build_parts(
     trust_remote_code: bool = False,
     load_draft: Callable[[str], LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    learning: LearningStore | None = None,
 ) -> Parts:
     """Load everything that the methods need besides the target.
 
@@ -213,6 +215,7 @@ def build_parts(
         trust_remote_code: whether Python code in their folders may run.
         load_draft: loads a drafter's model by name; None loads it from files.
         clock: clock of the planner.
+        learning: store of what drafters learn; None to learn nothing beyond one engine's memory.
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
@@ -237,7 +240,7 @@ def build_parts(
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
-    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock)
+    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock, learning=learning)
     return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
 
 
@@ -264,13 +267,14 @@ def _drafter(
     *,
     load: Callable[[str], LoadedDraftModel],
     clock: Clock,
+    learning: LearningStore | None,
 ) -> GuidedDrafter:
     """Return the drafter of all methods: merged, and wrapped for tokens that a grammar forces."""
     built: list[Drafter[Any]] = []
     num_drawing = 0
     for method in methods.drafters:
         draw = part_draw(method.traits.draws, methods.draw)
-        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing)
+        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing, learning)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         built.append(method.cls(method.config, context))
     names = [method.name for method in methods.drafters]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,12 +13,16 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.drafters.learning.files import prepare_folder
+from draftree.drafters.learning.settings import Learning, parse_learning
+from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.loading.targets import require_layers
+from draftree.models.base import LanguageModel
 from draftree.planners.wrappers.routed import RoutedPlanner
 from draftree.text.tokenizer import Tokenizer
 
@@ -114,7 +119,7 @@ def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None
 
 
 def decide_each(
-    each: Mapping[str, Methods], loaded: LoadedModel, verify: str, plan: str | None
+    each: Mapping[str, Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
 ) -> tuple[dict[str, Methods], AutoChoice | None]:
     """Replace `auto` by the drafter that is chosen for a loaded target.
 
@@ -123,12 +128,13 @@ def decide_each(
         loaded: the target.
         verify: as for `choose_each`.
         plan: as for `choose_each`.
+        learn: as for `learning_of`.
 
     Returns:
         Methods by name of the drafter, in the same order; what `auto` stands for, None if it is not among them.
 
     Raises:
-        ConfigurationError: as `decide`.
+        ConfigurationError: as `decide` and `learning_of`.
     """
     if AUTO_DRAFT not in each:
         return dict(each), None
@@ -140,7 +146,44 @@ def decide_each(
             found.setdefault(choice.draft, choose_methods(choice.draft, verify, choice.plan))
         else:
             found.setdefault(name, methods)
+    learning_of(learn, found)
     return found, choice
+
+
+def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning | None:
+    """Read the settings of learning, and check them against the drafters; creates the folder.
+
+    Args:
+        learn: a spec as for `parse_learning`; None to learn nothing.
+        methods: as `choose_each` returns them.
+
+    Raises:
+        ConfigurationError: a malformed spec, a folder that cannot be used, or no drafter that learns.
+    """
+    if learn is None:
+        return None
+    learning = parse_learning(learn)
+    if not any(own.traits.learns for own in methods.values()):
+        raise ConfigurationError(
+            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory or a "
+            "head that drafts level by level, or leave it out"
+        )
+    if learning.options.folder is not None:
+        prepare_folder(learning.options.folder)
+    return learning
+
+
+def store_of(learning: Learning | None, target: LanguageModel, *, user: object) -> LearningStore | None:
+    """Return the store of one engine, which is saved and closed when its user or the process ends; None for None.
+
+    Raises:
+        ConfigurationError: the target has no fingerprint to bind files to.
+    """
+    if learning is None:
+        return None
+    store = LearningStore(learning, target.fingerprint)
+    weakref.finalize(user, store.close)
+    return store
 
 
 def build_each(
@@ -151,6 +194,7 @@ def build_each(
     kernels: str = "auto",
     trust_remote_code: bool = False,
     clock: Clock = SYSTEM_CLOCK,
+    learning: LearningStore | None = None,
 ) -> Parts:
     """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
 
@@ -161,6 +205,7 @@ def build_each(
         kernels: as for `build_parts`.
         trust_remote_code: as for `build_parts`.
         clock: as for `build_parts`.
+        learning: as for `build_parts`; shared by all drafters.
 
     Raises:
         DraftreeError: as `build_parts`.
@@ -170,7 +215,16 @@ def build_each(
     load = cache(model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code))
 
     def build(methods: Methods) -> Parts:
-        return build_parts(methods, target, tokenizer, dtype=dtype, device=device, load_draft=load, clock=clock)
+        return build_parts(
+            methods,
+            target,
+            tokenizer,
+            dtype=dtype,
+            device=device,
+            load_draft=load,
+            clock=clock,
+            learning=learning,
+        )
 
     return _joined({name: build(methods) for name, methods in each.items()})
 

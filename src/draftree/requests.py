@@ -35,6 +35,8 @@ class Requests:
         longest: longest text in tokens for which there is memory.
         kernels: kernels of the target's passes, for statistics.
         kernels_reason: why torch is used although native kernels were possible.
+
+    Attributes:
         auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
     """
 
@@ -47,14 +49,13 @@ class Requests:
         longest: int,
         kernels: str = "",
         kernels_reason: str | None = None,
-        auto_draft: str | None = None,
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._context = parts.target.max_length
         self._kernels, self._kernels_reason = kernels, kernels_reason
-        self._auto_draft = auto_draft
+        self.auto_draft: str | None = None
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
@@ -68,6 +69,7 @@ class Requests:
         priority: int = 0,
         request_id: str | None = None,
         trace: bool = False,
+        owner: str | None = "",
     ) -> list[WritingSequence]:
         """Create the n sequences of a request.
 
@@ -78,6 +80,7 @@ class Requests:
             priority: lower numbers are served first.
             request_id: name of the request; None for a new one.
             trace: whether its updates hold a record of every round.
+            owner: whose texts they are, for drafters that learn; None for texts that nothing is learned from.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -113,6 +116,7 @@ class Requests:
                 detokenizer=self._detokenizer(params, ids),
                 priority=priority,
                 draft=chosen,
+                owner=owner,
                 promise=self._parts.promise(params.temperature, chosen),
             )
             for index in range(params.n)
@@ -150,7 +154,7 @@ class Requests:
 
     def named_draft(self, draft: str | None) -> str | None:
         """Return a name of a drafter, with what stands for `auto` in its place if `auto` was loaded."""
-        return self._auto_draft if draft == AUTO_DRAFT and self._auto_draft is not None else draft
+        return self.auto_draft if draft == AUTO_DRAFT and self.auto_draft is not None else draft
 
     def _choice(self, draft: str | None) -> str:
         """Return the name of the chosen drafter; empty for the default."""

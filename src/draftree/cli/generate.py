@@ -20,6 +20,7 @@ from draftree.cli.options import (
     Draft,
     Dtype,
     Kernels,
+    Learn,
     Model,
     Plan,
     Quantization,
@@ -90,6 +91,7 @@ def generate(
     draft: Draft = AUTO_DRAFT,
     verify: Verify = "coupled",
     plan: Plan = None,
+    learn: Learn = None,
     chat: Chat = None,
     system: System = None,
     allow_control_tokens: AllowControlTokens = False,
@@ -139,6 +141,7 @@ def generate(
         exact=exact,
         allow_control_tokens=allow_control_tokens,
         trust_remote_code=trust_remote_code,
+        learn=learn,
     )
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)

@@ -84,6 +84,14 @@ Plan = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+Learn = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafters learn from verified texts: server; server,folder=PATH keeps what was learned for later runs.",
+        metavar="SCOPE",
+        rich_help_panel=SPECULATION,
+    ),
+]
 Chat = Annotated[
     bool | None,
     typer.Option(

@@ -19,7 +19,6 @@ from draftree.heads.config import HeadConfig
 from draftree.heads.decoder_parts import Shared
 from draftree.heads.mtp_layers import LayerParts, run_layer
 from draftree.heads.target_parts import TargetParts
-from draftree.heads.tensors import Shapes
 from draftree.heads.vocabulary import DraftVocabulary
 
 HIDDEN_FIRST = "mtp_hidden_states_first"
@@ -98,11 +97,3 @@ class _Shaped:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows = [part.reshape(*self._leading, *part.shape[1:]) for part in (query, key, value)]
         return self._attend(layer, *rows).reshape(query.shape)
-
-
-def mtp_shapes(config: HeadConfig) -> Shapes:
-    """Return names and shapes of the tensors of an MTP head."""
-    vocabulary = DraftVocabulary.full(config.vocab_size)
-    with torch.device("meta"):
-        head = MtpHead(config, vocabulary)
-    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}

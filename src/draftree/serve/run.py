@@ -199,5 +199,7 @@ async def warm_up(models: Sequence[ServedModel]) -> None:
         room = model.max_context
         count = max(1, min(WARM_UP_TOKENS, room - 2))
         params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
-        await model.llm.generate([0] * min(2, room - 1), params)
-        await model.llm.forget()
+        async with await model.llm.submit([0] * min(2, room - 1), params, owner=None) as submission:
+            async for _ in submission:
+                pass
+        await model.llm.forget(learned=False)

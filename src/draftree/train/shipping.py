@@ -17,13 +17,13 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import Head
 from draftree.heads.calibration import CONFIDENCE
-from draftree.heads.folders import CONFIG, WEIGHTS, read_head
-from draftree.heads.layouts.base import MASK, OFFSETS
-from draftree.heads.layouts.speculators import SpeculatorsLayout
+from draftree.heads.folders import read_head
+from draftree.heads.layouts import speculators
+from draftree.heads.layouts.folder import CONFIG, SAFE
 from draftree.heads.shipped.catalogue import MANIFEST, MAX_BYTES, config_facts, manifest_json
 from draftree.heads.shipped.packing import packed
 from draftree.heads.target_parts import TargetParts
-from draftree.heads.tensors import OUTPUT
+from draftree.heads.tensors import EMBEDDING, OUTPUT, maps_of
 from draftree.loading.load import LoadedModel, load_model
 from draftree.train.finishing import CARD, RECIPE, card, write
 from draftree.weights.catalogue import CATALOGUE
@@ -31,7 +31,6 @@ from draftree.weights.catalogue import CATALOGUE
 __all__ = ["NAME", "folder_bytes", "ship_head"]
 
 NAME = "package"
-EMBEDDING = "embed_tokens.weight"
 
 
 def ship_head(
@@ -71,11 +70,11 @@ def ship_head(
     config = head.config.changed(
         own_embedding=EMBEDDING in tensors, own_output=OUTPUT in tensors, target_name=Path(target).name
     )
-    values = SpeculatorsLayout().values(config) | {"torch_dtype": "bfloat16"}
+    values = speculators.values(config) | {"torch_dtype": "bfloat16"}
     assert loaded.folder is not None, "it was loaded by name"
     manifest = manifest_json(loaded.model.fingerprint, config_facts(loaded.folder), licence)
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(output / WEIGHTS, tensors, int8=int8)
+    _write_weights(output / SAFE, tensors, int8=int8)
     write(output / CONFIG, _json(values))
     write(output / MANIFEST, _json(manifest))
     facts = recipe | {"target": config.target_name}
@@ -102,9 +101,7 @@ def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list
     ]
     for name in left_out:
         del tensors[name]
-    if not head.vocabulary.is_full:
-        tensors[OFFSETS], tensors[MASK] = head.vocabulary.offsets().cpu(), head.vocabulary.mask().cpu()
-    return tensors, left_out
+    return tensors | {name: tensor.cpu() for name, tensor in maps_of(head.vocabulary).items()}, left_out
 
 
 def folder_bytes(folder: Path) -> int:

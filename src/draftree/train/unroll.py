@@ -163,6 +163,7 @@ def _chunk(rows: Rows, loss: Loss, scale: Tensor, total: float) -> tuple[StepTot
     with torch.no_grad():
         accepted = overlap(rows.log_p, rows.log_q)
         is_inside = rows.log_p.amax(dim=-1) > rows.log_outside
-        greedy = (rows.log_p.argmax(dim=-1) == rows.log_q.argmax(dim=-1)) & is_inside
+        wanted = rows.log_p.argmax(dim=-1, keepdim=True)
+        greedy = (rows.log_q.gather(-1, wanted)[:, 0] >= rows.log_best) & is_inside
         sums = torch.stack((losses.sum(), weighted, accepted.sum(), greedy.sum().to(losses.dtype))).tolist()
     return StepTotals(len(losses), *sums), accepted.to(scale.dtype)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.heads.layouts.base import rope_of
+from draftree.heads.layouts.decoder import rope_of
+from draftree.heads.layouts.values import Values
 
 __all__ = [
     "MANIFEST",
@@ -120,7 +121,7 @@ def config_facts(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         facts: dict[str, Any] = {name: values.get(name) for name in FACTS}
-        return facts | {"rope": rope_of(values)}
+        return facts | {"rope": rope_of(Values(values))}
     except (OSError, ValueError, AttributeError, TypeError) as reason:
         raise ModelLoadError(f"{folder / 'config.json'} is damaged or unreadable ({reason})") from reason
 
