@@ -1,0 +1,94 @@
+"""Selection of candidates on tensors, without waiting for the device.
+
+The order is total: score descending, then rank of the parent beam, then token id.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftree.core.transfer import on_host
+
+
+class Candidates(NamedTuple):
+    """Continuations of the live beams of one search, best first, or in the order of their draws.
+
+    Attributes:
+        scores: cumulative log-probabilities, shape (count,); -inf for an impossible candidate.
+        places: rank of the parent times the vocabulary plus the token id, int64, shape (count,).
+        logprobs: what the token added to the score, shape (count,).
+    """
+
+    scores: Tensor
+    places: Tensor
+    logprobs: Tensor
+
+
+def at_places(totals: Tensor, logprobs: Tensor, places: Tensor) -> Candidates:
+    """Return the candidates at these places of (beams, vocab) tensors."""
+    return Candidates(totals.reshape(-1)[places], places, logprobs.reshape(-1)[places])
+
+
+def best(values: Tensor, count: int) -> Tensor:
+    """Return the places of the largest entries of a vector, of equals the first.
+
+    Args:
+        values: shape (size,); with NaN the places are arbitrary.
+        count: number of places, at most `size`.
+    """
+    found, places = values.topk(count)
+    lowest, size = found[-1], len(values)
+    if on_host(values) and int((values >= lowest).sum()) == count:
+        by_place = places.argsort()
+        return places[by_place][found[by_place].argsort(descending=True, stable=True)]
+    # entries above the lowest are unambiguous; of those equal to it the first ones are taken
+    ids = torch.arange(size, device=values.device)
+    firsts = torch.where(values == lowest, ids, size).topk(count, largest=False).values
+    merged = torch.cat((torch.where(found > lowest, places, size), firsts)).sort().values
+    ranks = torch.where(merged < size, values[merged.clamp(max=size - 1)], -math.inf)
+    ranks = torch.where(merged < size, ranks.clamp(min=torch.finfo(values.dtype).min), ranks)
+    # with NaN nothing compares equal: any places do, since the caller raises
+    return merged[ranks.argsort(descending=True, stable=True)][:count].clamp_(max=size - 1)
+
+
+def best_of_all(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
+    """Return the best candidates of all beams together.
+
+    Args:
+        logprobs: log-probabilities of the next token, shape (beams, vocab).
+        scores: cumulative scores of the beams, shape (beams,).
+        count: number of candidates; fewer if there are fewer continuations.
+    """
+    totals = logprobs + scores[:, None]
+    return at_places(totals, logprobs, best(totals.reshape(-1), min(count, totals.numel())))
+
+
+def best_of_each(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
+    """Return the best `count` candidates of every beam, all sorted together; arguments as of `best_of_all`."""
+    beams, vocab = logprobs.shape
+    totals = logprobs + scores[:, None]
+    count = min(count, vocab)
+    places = torch.cat([best(totals[beam], count) + beam * vocab for beam in range(beams)])
+    return at_places(totals, logprobs, places[totals.reshape(-1)[places].argsort(descending=True, stable=True)])
+
+
+def drawn(logprobs: Tensor, scores: Tensor, count: int, generator: torch.Generator, *, width: int) -> Candidates:
+    """Draw candidates without replacement, with the softmax of the cumulative scores; in the order of the draws.
+
+    Args:
+        logprobs: shape (beams, vocab).
+        scores: shape (beams,).
+        count: number of candidates; fewer if fewer have a probability above 0.
+        generator: source of the draws, on the host.
+        width: maximum number of beams; the draws are those of so many rows, as in transformers.
+    """
+    totals = logprobs + scores[:, None]
+    missing = (width - len(totals)) * totals.shape[1]
+    weights = torch.nn.functional.pad(totals.reshape(-1).softmax(dim=-1).cpu(), (0, missing))
+    count = min(count, int((weights > 0).sum()))
+    places = torch.multinomial(weights, count, generator=generator).to(totals.device)
+    return at_places(totals, logprobs, places)

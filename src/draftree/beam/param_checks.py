@@ -1,0 +1,87 @@
+"""Checks of the parameters of a beam search that `sampling/param_checks.py` does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftree.beam.trie import TokenTrie
+from draftree.sampling.param_checks import Number, Whole, refuse
+
+_BOUND = Number(-1e6, 1e6, "four numbers min_a, min_b, max_a, max_b")
+
+
+def one_of(values: Sequence[Any]) -> Callable[[str, Any], Any]:
+    """Return a check for one of these values."""
+
+    def check(name: str, value: Any) -> Any:
+        for allowed in values:
+            if type(value) is type(allowed) and value == allowed:
+                return allowed
+        raise refuse(name, value, "one of " + ", ".join(map(repr, values)))
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check for a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise refuse(name, value, "True or False")
+    return bool(value)
+
+
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """Check for a string or a list of strings, none empty."""
+    given = (value,) if isinstance(value, str) else () if value is None else value
+    if not isinstance(given, Sequence) or not all(isinstance(item, str) and item for item in given):
+        raise refuse(name, value, "a string or a list of strings that are not empty")
+    return tuple(given)
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Check for a list of token ids."""
+    allowed = "a list of token ids, which are whole numbers of at least 0"
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+        raise refuse(name, value, allowed)
+    check = Whole(0)
+    return tuple(int(check(name, item) or 0) for item in value)
+
+
+def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Check for a list of lists of token ids, none empty."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refuse(name, value, "a list of phrases, each a list of at least one token id")
+    found = tuple(token_ids(name, phrase) for phrase in value)
+    if not all(found):
+        raise refuse(name, value, "a list of phrases, each a list of at least one token id")
+    return found
+
+
+def prefix_function(name: str, value: Any) -> Any:
+    """Check for a function or None."""
+    if value is not None and not callable(value):
+        raise refuse(name, value, "a function of the prompt's index and the tokens so far, or None")
+    return value
+
+
+def allowed_trie(name: str, value: Any) -> TokenTrie | None:
+    """Check for a trie or None."""
+    if value is not None and not isinstance(value, TokenTrie):
+        raise refuse(name, value, "a TokenTrie, or None")
+    return value
+
+
+def length_bounds(name: str, value: Any) -> tuple[float, float, float, float] | None:
+    """Check for four numbers, or None."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) != 4:
+        raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b, or None")
+    min_a, min_b, max_a, max_b = (_BOUND(name, item) for item in value)
+    return (min_a, min_b, max_a, max_b)

@@ -1,0 +1,291 @@
+"""Parameters of a beam search, with the names of transformers and vLLM where they have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftree.beam.param_checks import (
+    allowed_trie,
+    flag,
+    length_bounds,
+    one_of,
+    phrases,
+    prefix_function,
+    strings,
+    token_ids,
+)
+from draftree.beam.trie import TokenTrie
+from draftree.core.errors import InvalidRequestError
+from draftree.sampling.param_checks import Number, Whole, names_are_checked
+
+PrefixFunction = Callable[[int, Sequence[int]], Sequence[int]]
+LENGTH_BASES = ("generated", "generated_without_end", "prompt_and_generated")
+EOS_RULES = ("top_k", "walk", "any")
+FORCED_ENDS = ("none", "model_score", "zero_score")
+STOP_RULES = (False, True, "never", "fcfs")
+SAMPLINGS = ("none", "beam", "independent")
+_ANY = Number(-1e6, 1e6, "a number from -1e6 to 1e6")
+_NOT_NEGATIVE = Number(0.0, 1e6, "a number from 0 to 1e6")
+
+
+def _field(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@names_are_checked
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeamSearchParams:
+    """The parameters of one beam search. Validated on construction; sequences are stored as tuples.
+
+    The defaults are the rules of transformers (`preset("hf")`).
+
+    Raises:
+        InvalidRequestError: an unknown name, a wrong type, a value out of range, or values that contradict each other;
+            its `param` names the parameter.
+
+    Example:
+        >>> BeamSearchParams(beam_width=8, length_penalty=0.6).num_return_sequences
+        1
+    """
+
+    beam_width: int = _field(4, "number of texts that are continued in every step")
+    num_return_sequences: int = _field(1, "number of hypotheses that are returned, at most beam_width")
+    max_new_tokens: int = _field(64, "maximum number of generated tokens, the end token included")
+    max_len_ratio: float = _field(0.0, "added to max_new_tokens: this times the number of prompt tokens")
+    min_new_tokens: int = _field(0, "minimum number of generated tokens before an end token")
+    length_penalty: float = _field(1.0, "a score is the log-probability over length**length_penalty; 0 is the sum")
+    length_basis: str = _field("generated", f"tokens that count as length: {', '.join(LENGTH_BASES)}")
+    early_stopping: bool | str = _field(
+        False,
+        "when a search with enough finished texts ends: true at once, false if the best beam is worse at its present "
+        "length, never if no beam can become better, fcfs at once and keeping the texts that finished first",
+    )
+    patience: float = _field(1.0, "with fcfs, beam_width times this many finished texts end the search")
+    eos_rule: str = _field(
+        "top_k",
+        "candidates with an end token that finish: among the best beam_width (top_k), all that precede the beams that "
+        "go on (walk), or all (any)",
+    )
+    force_eos: str = _field(
+        "none", "end token at the last place: none, with the model's log-probability (model_score), or zero_score"
+    )
+    temperature: float = _field(1.0, "logits are divided by it before the log-softmax")
+    ignore_eos: bool = _field(False, "the model's end-of-text token does not end a text")
+    stop: str | Sequence[str] = _field((), "strings that end a text")
+    stop_token_ids: Sequence[int] = _field((), "token ids that end a text")
+    include_stop_str_in_output: bool = _field(False, "keep the stop string at the end of the text")
+    no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice; 0 is off")
+    ngram_scope: str = _field("all", "tokens in which runs are sought: all (prompt included), or generated")
+    unk_token_id: int | None = _field(None, "the unknown token, for unk_penalty")
+    unk_penalty: float = _field(0.0, "subtracted from the log-probability of unk_token_id")
+    suppress_tokens: Sequence[int] = _field((), "token ids that are never generated")
+    prefix_token_ids: Sequence[int] = _field((), "tokens with which every text begins")
+    count_prefix: bool = _field(True, "whether the log-probabilities of prefix_token_ids count")
+    prefix_allowed_tokens_fn: PrefixFunction | None = dataclasses.field(
+        default=None,
+        metadata={"help": "function of the prompt's index and all tokens so far; returns the allowed next token ids"},
+    )
+    allowed_trie: TokenTrie | None = dataclasses.field(
+        default=None, metadata={"help": "a TokenTrie; every text is one of its sequences"}
+    )
+    force_words_ids: Sequence[Sequence[int]] = _field((), "phrases of token ids that every text contains")
+    ordered: bool = _field(False, "whether the phrases occur in the given order")
+    strict: bool = _field(False, "raise if no text contains all phrases; otherwise constraints_met is False")
+    num_beam_groups: int = _field(1, "groups of beams that avoid each other's tokens")
+    diversity_penalty: float = _field(0.0, "subtracted for a token once for each earlier group that chose it")
+    diversity_discount: float = _field(
+        0.0, "weight of equal earlier tokens in the diversity penalty; 0 counts the present step only"
+    )
+    sibling_penalty: float = _field(0.0, "subtracted once for each better continuation of the same beam")
+    sampling: str = _field(
+        "none", "candidates are the best (none), drawn from all beams (beam), or each beam is sampled (independent)"
+    )
+    top_k: int = _field(0, "with sampling: keep this many of the most likely tokens; 0 keeps all")
+    top_p: float = _field(1.0, "with sampling: keep the most likely tokens that together have this probability")
+    seed: int = _field(0, "seed of the draws")
+    match_source_len: bool = _field(False, "a text has at most as many tokens before its end as the prompt")
+    length_bounds: Sequence[float] | None = _field(
+        None, "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n"
+    )
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        for is_wrong, param, reason in self._conflicts():
+            if is_wrong:
+                raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
+
+    def _conflicts(self) -> list[tuple[bool, str, str]]:
+        width, groups, is_sampled = self.beam_width, self.num_beam_groups, self.sampling != "none"
+        constrained = bool(self.force_words_ids)
+        return [
+            (self.num_return_sequences > width, "num_return_sequences", f"it must be at most beam_width={width}"),
+            (
+                self.min_new_tokens > self.max_new_tokens and not self.max_len_ratio,
+                "min_new_tokens",
+                f"it must be at most max_new_tokens={self.max_new_tokens}",
+            ),
+            (
+                self.patience != 1.0 and self.early_stopping != "fcfs",
+                "patience",
+                "it counts finished texts with early_stopping='fcfs' only: set that, or leave patience at 1",
+            ),
+            (
+                bool(self.unk_penalty) and self.unk_token_id is None,
+                "unk_penalty",
+                "it needs unk_token_id: give the id of the unknown token",
+            ),
+            (width % groups > 0, "num_beam_groups", f"it must divide beam_width={width}"),
+            (
+                groups == 1 and self.diversity_penalty != 0.0,
+                "diversity_penalty",
+                "it acts between groups: set num_beam_groups to 2 or more",
+            ),
+            (
+                self.diversity_discount != 0.0 and not self.diversity_penalty,
+                "diversity_discount",
+                "it weights diversity_penalty: set that too",
+            ),
+            (
+                (self.top_k != 0 or self.top_p != 1.0) and not is_sampled,
+                "top_k" if self.top_k else "top_p",
+                "it acts on draws: set sampling to 'beam' or 'independent'",
+            ),
+            (
+                sum((groups > 1, self.sibling_penalty != 0.0, is_sampled, constrained)) > 1,
+                "num_beam_groups" if groups > 1 else "sibling_penalty" if self.sibling_penalty else "sampling",
+                "num_beam_groups, sibling_penalty, sampling and force_words_ids exclude each other: keep one",
+            ),
+            (
+                self.prefix_allowed_tokens_fn is not None and self.allowed_trie is not None,
+                "allowed_trie",
+                "it excludes prefix_allowed_tokens_fn: keep one",
+            ),
+            (self.ordered and not constrained, "ordered", "it orders force_words_ids: give those"),
+            (self.strict and not constrained, "strict", "it concerns force_words_ids: give those"),
+            (
+                not self.count_prefix and not self.prefix_token_ids,
+                "count_prefix",
+                "it concerns prefix_token_ids: give those",
+            ),
+            (
+                self.match_source_len and self.length_bounds is not None,
+                "length_bounds",
+                "it excludes match_source_len: keep one",
+            ),
+            (
+                self.sampling == "independent" and self.eos_rule != "top_k",
+                "eos_rule",
+                "every beam is sampled by itself: leave it at 'top_k'",
+            ),
+        ]
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return tuple(self.stop)
+
+    @property
+    def increments_may_be_positive(self) -> bool:
+        """Whether a token can raise the cumulative score, so that no score bounds a continuation."""
+        return self.unk_penalty < 0 or self.diversity_penalty < 0 or self.sibling_penalty < 0
+
+    def limit(self, prompt_length: int) -> int:
+        """Return the maximum number of generated tokens for a prompt of this length."""
+        limit = self.max_new_tokens + math.floor(self.max_len_ratio * prompt_length)
+        if self.match_source_len:
+            return min(limit, prompt_length + 1)
+        if self.length_bounds is not None:
+            return min(limit, math.floor(self.length_bounds[2] * prompt_length + self.length_bounds[3]) + 1)
+        return limit
+
+    def minimum(self, prompt_length: int) -> int:
+        """Return the number of tokens before the earliest end for a prompt of this length."""
+        if self.length_bounds is None:
+            return self.min_new_tokens
+        return max(self.min_new_tokens, math.ceil(self.length_bounds[0] * prompt_length + self.length_bounds[1]))
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> BeamSearchParams:
+        """Return the rules of another library: "hf" (transformers), "fairseq" or "vllm".
+
+        Args:
+            name: the library.
+            changes: parameters that differ from the preset.
+
+        Raises:
+            InvalidRequestError: an unknown library, or invalid parameters.
+        """
+        if name not in PRESETS:
+            raise InvalidRequestError(
+                f"preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}", param="name"
+            )
+        given = PRESETS[name] | changes
+        if name == "vllm":
+            given.setdefault("num_return_sequences", given.get("beam_width", BeamSearchParams().beam_width))
+        return BeamSearchParams(**given)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "hf": {},
+    "fairseq": {
+        "early_stopping": "fcfs",
+        "force_eos": "model_score",
+        "min_new_tokens": 1,
+        "ngram_scope": "generated",
+        "max_new_tokens": 201,
+        "beam_width": 5,
+    },
+    "vllm": {
+        "early_stopping": "never",
+        "eos_rule": "any",
+        "length_basis": "prompt_and_generated",
+        "max_new_tokens": 16,
+    },
+}
+"""Rules of other libraries, as changes of the defaults."""
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "beam_width": Whole(1, 4096),
+    "num_return_sequences": Whole(1),
+    "max_new_tokens": Whole(1),
+    "max_len_ratio": _NOT_NEGATIVE,
+    "min_new_tokens": Whole(0),
+    "length_penalty": Number(-100.0, 100.0, "a number from -100 to 100"),
+    "length_basis": one_of(LENGTH_BASES),
+    "early_stopping": one_of(STOP_RULES),
+    "patience": Number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
+    "eos_rule": one_of(EOS_RULES),
+    "force_eos": one_of(FORCED_ENDS),
+    "temperature": Number(1e-4, 1e4, "a number from 0.0001 to 10000"),
+    "ignore_eos": flag,
+    "stop": strings,
+    "stop_token_ids": token_ids,
+    "include_stop_str_in_output": flag,
+    "no_repeat_ngram_size": Whole(0),
+    "ngram_scope": one_of(("all", "generated")),
+    "unk_token_id": Whole(0, optional=True),
+    "unk_penalty": _ANY,
+    "suppress_tokens": token_ids,
+    "prefix_token_ids": token_ids,
+    "count_prefix": flag,
+    "prefix_allowed_tokens_fn": prefix_function,
+    "allowed_trie": allowed_trie,
+    "force_words_ids": phrases,
+    "ordered": flag,
+    "strict": flag,
+    "num_beam_groups": Whole(1),
+    "diversity_penalty": _ANY,
+    "diversity_discount": Number(0.0, 1.0, "a number from 0 to 1"),
+    "sibling_penalty": _ANY,
+    "sampling": one_of(SAMPLINGS),
+    "top_k": Whole(0),
+    "top_p": Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
+    "seed": Whole(0, 2**63 - 1),
+    "match_source_len": flag,
+    "length_bounds": length_bounds,
+}

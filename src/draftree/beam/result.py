@@ -1,0 +1,55 @@
+"""Results of a beam search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One finished text of a beam search.
+
+    Attributes:
+        tokens: generated token ids, the end token included.
+        score: cumulative log-probability over length to the power of the length penalty; hypotheses are ranked by it.
+        cumulative_logprob: sum of `token_logprobs`.
+        token_logprobs: for each token the log-probability that was added to the score, penalties included.
+        beam_indices: for each token the rank of the beam that it continued.
+        finish_reason: "stop" after an end token or a stop string, "length" at the maximum length.
+        constraints_met: whether all required phrases are contained; True without any.
+        text: the decoded text without the end token; None without a tokenizer.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    cumulative_logprob: float
+    token_logprobs: tuple[float, ...]
+    beam_indices: tuple[int, ...]
+    finish_reason: str
+    constraints_met: bool = True
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamResult:
+    """The best hypotheses of one prompt.
+
+    Attributes:
+        prompt_token_ids: the prompt.
+        hypotheses: by descending score; at most `num_return_sequences`, fewer only if fewer texts were found.
+        num_steps: number of passes in which a token was chosen.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    hypotheses: tuple[Hypothesis, ...]
+    num_steps: int = 0
+
+    @property
+    def best(self) -> Hypothesis:
+        """The hypothesis with the highest score."""
+        return self.hypotheses[0]
+
+    @property
+    def text(self) -> str | None:
+        """Text of the best hypothesis; None without a tokenizer."""
+        return self.best.text

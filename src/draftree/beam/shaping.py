@@ -1,0 +1,97 @@
+"""Rules that every strategy shares: log-probabilities of the next tokens, and tokens that are not allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.transfer import to_device
+
+if TYPE_CHECKING:
+    from draftree.beam.state import Beam, TextSearch
+
+
+def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Return log-probabilities of the next token.
+
+    Args:
+        logits: shape (rows, vocab), float32 or float64; unchanged.
+        temperatures: one for each row.
+    """
+    if set(temperatures) != {1.0}:
+        logits = logits / to_device(temperatures, logits.device, dtype=logits.dtype)[:, None]
+    return logits.log_softmax(dim=-1)
+
+
+def shape(logprobs: Tensor, text: TextSearch) -> None:
+    """Write the penalties and bans of a text's parameters into its rows, shape (beams, vocab)."""
+    params, step = text.params, text.num_tokens
+    vocab = logprobs.shape[-1]
+    if params.unk_penalty and params.unk_token_id is not None:
+        logprobs[:, params.unk_token_id] -= params.unk_penalty
+    if params.suppress_tokens:
+        logprobs[
+            :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
+        ] = -math.inf
+    if step < len(params.prefix_token_ids):
+        _force(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
+    elif text.is_last and params.force_eos != "none":
+        _force(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
+    elif step < text.minimum and text.ends:
+        logprobs[:, text.end_ids] = -math.inf
+    if params.no_repeat_ngram_size:
+        before = text.prompt if params.ngram_scope == "all" else ()
+        ban_repeats(logprobs, text.live, params.no_repeat_ngram_size, before)
+    _allow(logprobs, text)
+
+
+def _force(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:
+    ids = to_device(list(tokens), logprobs.device)
+    kept = logprobs[:, ids] if value is None else torch.full_like(logprobs[:, ids], value)
+    logprobs.fill_(-math.inf)
+    logprobs[:, ids] = kept
+
+
+def ban_repeats(logprobs: Tensor, beams: Sequence[Beam], size: int, before: Sequence[int]) -> None:
+    """Write -inf over every token that would complete a repeated run of `size` tokens; only there.
+
+    Args:
+        logprobs: shape (beams, vocab).
+        beams: the beams, all of one length.
+        size: tokens in a run.
+        before: tokens before those of the beams.
+    """
+    tokens = np.array([(*before, *beam.tokens) for beam in beams], dtype=np.int64)
+    if tokens.shape[1] < size:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, size, axis=1)
+    suffix = tokens[:, tokens.shape[1] - size + 1 :]
+    rows, starts = np.nonzero((windows[:, :, :-1] == suffix[:, None]).all(axis=-1))
+    banned = tokens[rows, starts + size - 1]
+    fits = banned < logprobs.shape[-1]
+    logprobs[to_device(rows[fits], logprobs.device), to_device(banned[fits], logprobs.device)] = -math.inf
+
+
+def _allow(logprobs: Tensor, text: TextSearch) -> None:
+    """Keep what the trie or the function allows."""
+    params, vocab = text.params, logprobs.shape[-1]
+    if params.allowed_trie is not None:
+        rows, tokens = params.allowed_trie.allowed([beam.trie_node for beam in text.live], vocab)
+    elif params.prefix_allowed_tokens_fn is not None:
+        allowed = [
+            [int(token) for token in params.prefix_allowed_tokens_fn(text.index, [*text.prompt, *beam.tokens])]
+            for beam in text.live
+        ]
+        pairs = [(row, token) for row, own in enumerate(allowed) for token in own if 0 <= token < vocab]
+        rows, tokens = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+    else:
+        return
+    rows, tokens = rows.to(logprobs.device), tokens.to(logprobs.device)
+    kept = logprobs[rows, tokens]
+    logprobs.fill_(-math.inf)
+    logprobs[rows, tokens] = kept

@@ -1,0 +1,101 @@
+"""Sets of token sequences as a trie in compressed rows, so that a step needs no loop over tokens.
+
+The layout follows STATIC (arXiv 2602.22647): the children of all nodes are stored one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+
+OUTSIDE = -1
+"""Node of a text that has left the trie, or ended."""
+
+
+class TokenTrie:
+    """The sequences that a text may be. Immutable; may be shared by any number of searches.
+
+    Args:
+        sequences: token ids, each sequence with at least one. To allow a text to end, sequences contain the end token.
+
+    Raises:
+        ConfigurationError: there is no sequence, or an empty one.
+
+    Example:
+        >>> trie = TokenTrie([[5, 2], [5, 7, 2]])
+        >>> trie.children(trie.step(0, 5)).tolist()
+        [2, 7]
+    """
+
+    def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
+        ordered = sorted({tuple(int(token) for token in sequence) for sequence in sequences})
+        if not ordered or not ordered[0]:
+            raise ConfigurationError("a trie needs at least one sequence, and each needs at least one token id")
+        if min(min(sequence) for sequence in ordered) < 0:
+            raise ConfigurationError("a trie holds token ids, which are whole numbers of at least 0")
+        tokens: list[int] = []
+        parents: list[int] = []
+        path: list[int] = [0]
+        last: tuple[int, ...] = ()
+        for sequence in ordered:
+            shared = next((i for i, pair in enumerate(zip(last, sequence, strict=False)) if pair[0] != pair[1]), None)
+            shared = min(len(last), len(sequence)) if shared is None else shared
+            del path[shared + 1 :]
+            for token in sequence[shared:]:
+                tokens.append(token)
+                parents.append(path[-1])
+                path.append(len(tokens))
+            last = sequence
+        # node i + 1 has tokens[i]; rows of children are sorted by parent, then token
+        order = np.lexsort((np.array(tokens), np.array(parents)))
+        self._tokens = np.array(tokens, dtype=np.int64)[order]
+        self._nodes = order.astype(np.int64) + 1
+        counts = np.bincount(np.array(parents), minlength=len(tokens) + 1)
+        self._starts = np.concatenate(([0], np.cumsum(counts)))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self._starts) - 1
+
+    def children(self, node: int) -> np.ndarray:
+        """Return the allowed tokens after a node, ascending, int64."""
+        if node == OUTSIDE:
+            return self._tokens[:0]
+        return self._tokens[self._starts[node] : self._starts[node + 1]]
+
+    def step(self, node: int, token: int) -> int:
+        """Return the node after a token, or `OUTSIDE`; 0 is the root."""
+        if node == OUTSIDE:
+            return OUTSIDE
+        start = self._starts[node]
+        place = start + int(np.searchsorted(self.children(node), token))
+        if place < self._starts[node + 1] and self._tokens[place] == token:
+            return int(self._nodes[place])
+        return OUTSIDE
+
+    def allowed(self, nodes: Sequence[int], vocab_size: int) -> tuple[Tensor, Tensor]:
+        """Return rows and tokens of all allowed continuations of these nodes.
+
+        Args:
+            nodes: one node for each row.
+            vocab_size: tokens from here on are left out.
+
+        Returns:
+            Two int64 vectors.
+        """
+        at = np.array(nodes, dtype=np.int64)
+        inside = np.maximum(at, 0)
+        starts = self._starts[inside]
+        counts = np.where(at == OUTSIDE, 0, self._starts[inside + 1] - starts)
+        rows = np.repeat(np.arange(len(at)), counts)
+        firsts = np.concatenate(([0], np.cumsum(counts)[:-1])) if len(at) else counts
+        places = np.repeat(starts - firsts, counts) + np.arange(len(rows))
+        tokens = self._tokens[places]
+        fits = tokens < vocab_size
+        return torch.from_numpy(rows[fits]), torch.from_numpy(tokens[fits])

@@ -1,0 +1,102 @@
+"""Beam search equals `generate(num_beams=…)` of transformers: tokens and scores in float32."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from beam_oracles import VOCAB_SIZE, peer, target
+from draftree.beam.loop import BeamSearch
+from draftree.beam.params import BeamSearchParams
+
+PROMPTS = [[5, 9, 33, 9, 60, 4, 4], [7, 3], [90, 91, 5, 5]]
+PAD = 0
+
+
+def theirs(family: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] | None, **given: Any) -> list[Any]:
+    """Tokens up to the first end token, and the score, of every returned text of every prompt."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    output = peer(family).generate(
+        ids,
+        attention_mask=mask,
+        return_dict_in_generate=True,
+        output_scores=True,
+        pad_token_id=PAD,
+        eos_token_id=None if ends is None else list(ends),
+        **{"do_sample": False} | given,
+    )
+    found = []
+    for row, score in zip(output.sequences[:, width:].tolist(), output.sequences_scores.tolist(), strict=True):
+        end = next((place + 1 for place, token in enumerate(row) if token in (ends or ())), len(row))
+        found.append((tuple(row[:end]), pytest.approx(score, abs=1e-4)))
+    return found
+
+
+def ours(
+    family: str, prompts: Sequence[Sequence[int]], ends: Sequence[int] | None, **given: Any
+) -> list[tuple[tuple[int, ...], float]]:
+    params = BeamSearchParams(**given)
+    model = target(family)
+    results = BeamSearch(model, end_ids=ends or ()).run(prompts, [params] * len(prompts))
+    assert model.num_open == 0
+    return [(found.tokens, found.score) for result in results for found in result.hypotheses]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("width", [2, 3, 8, 16])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_equal_for_every_stop_rule(family: str, width: int, early_stopping: bool | str) -> None:
+    for penalty, ends in zip(
+        (-1.0, 0.0, 0.6, 1.0, 2.0), ([2], [2, 11, 40], [2, 5], None, list(range(2, 20))), strict=True
+    ):
+        theirs_given = {"num_beams": width, "max_new_tokens": 14, "length_penalty": penalty}
+        given = {"early_stopping": early_stopping, "num_return_sequences": width}
+        expected = theirs(family, PROMPTS[:1], ends, **theirs_given, **given)
+        found = ours(family, PROMPTS[:1], ends, beam_width=width, max_new_tokens=14, length_penalty=penalty, **given)
+        assert found == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("width", [2, 5])
+def test_equal_for_batches_with_padding(family: str, width: int) -> None:
+    for early_stopping, returned in itertools.product((True, False, "never"), (1, width)):
+        given = {"max_new_tokens": 20, "early_stopping": early_stopping, "num_return_sequences": returned}
+        expected = theirs(family, PROMPTS, [2, 11, 40], num_beams=width, **given)
+        assert ours(family, PROMPTS, [2, 11, 40], beam_width=width, **given) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_equal_with_processors(family: str) -> None:
+    for given, same in (
+        ({"min_new_tokens": 6}, {"min_new_tokens": 6}),
+        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        ({"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 1}),
+        ({"suppress_tokens": [7, 8, 60]}, {"suppress_tokens": [7, 8, 60]}),
+        ({"forced_eos_token_id": 2}, {"force_eos": "zero_score"}),
+        (
+            {"prefix_allowed_tokens_fn": lambda _, ids: [2, *range(int(ids[-1]) % 5, VOCAB_SIZE, 3)]},
+            {"prefix_allowed_tokens_fn": lambda _, ids: [2, *range(ids[-1] % 5, VOCAB_SIZE, 3)]},
+        ),
+    ):
+        common = {"max_new_tokens": 12, "num_return_sequences": 4}
+        # one by one: transformers counts padding as history
+        expected = [
+            found for prompt in PROMPTS for found in theirs(family, [prompt], [2], num_beams=4, **common, **given)
+        ]
+        assert ours(family, PROMPTS, [2], beam_width=4, **common, **same) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("seed", range(4))
+def test_beam_sampling_makes_the_same_draws(family: str, seed: int) -> None:
+    for filters in ({"top_k": 0}, {"top_k": 12}, {"top_k": 0, "top_p": 0.8}):
+        common = {"max_new_tokens": 12, "num_return_sequences": 3, **filters}
+        torch.manual_seed(seed)
+        expected = theirs(family, PROMPTS[:1], [2], num_beams=3, do_sample=True, **common)
+        assert ours(family, PROMPTS[:1], [2], beam_width=3, sampling="beam", seed=seed, **common) == expected
