@@ -94,7 +94,10 @@ class BeamSearchParams:
     )
     force_words_ids: Sequence[Sequence[int]] = _field((), "phrases of token ids that every text contains")
     ordered: bool = _field(False, "whether the phrases occur in the given order")
-    strict: bool = _field(False, "raise if no text contains all phrases; otherwise constraints_met is False")
+    strict: bool = _field(
+        False,
+        "return only texts with all phrases, and raise if there is none; otherwise their constraints_met is False",
+    )
     num_beam_groups: int = _field(1, "groups of beams that avoid each other's tokens")
     diversity_penalty: float = _field(0.0, "subtracted for a token once for each earlier group that chose it")
     diversity_discount: float = _field(

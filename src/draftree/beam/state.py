@@ -242,11 +242,13 @@ class TextSearch:
         """
         found = [hypothesis for group in self.groups for hypothesis in group.pool.hypotheses]
         found.sort(key=lambda hypothesis: (not hypothesis.constraints_met, -hypothesis.score))
-        if self.params.strict and not (found and found[0].constraints_met):
-            raise GenerationError(
-                f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} tokens: "
-                "raise max_new_tokens or beam_width, or set strict to False"
-            )
+        if self.params.strict:
+            found = [hypothesis for hypothesis in found if hypothesis.constraints_met]
+            if not found:
+                raise GenerationError(
+                    f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
+                    "tokens: raise max_new_tokens or beam_width, or set strict to False"
+                )
         best = found[: self.params.num_return_sequences]
         if self._decode is not None:
             best = [dataclasses.replace(hypothesis, text=self._text(hypothesis)) for hypothesis in best]
