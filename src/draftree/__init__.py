@@ -9,15 +9,34 @@ from draftree.version import __version__
 
 if TYPE_CHECKING:
     from draftree.async_llm import AsyncLLM
+    from draftree.beam.params import BeamSearchParams
+    from draftree.beam.result import BeamResult, Hypothesis
+    from draftree.beam.trie import TokenTrie
     from draftree.completion import Completion, CompletionStats
     from draftree.dropin.front import generate
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "CompletionStats", "SamplingParams", "__version__", "generate"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamResult",
+    "BeamSearchParams",
+    "Completion",
+    "CompletionStats",
+    "Hypothesis",
+    "SamplingParams",
+    "TokenTrie",
+    "__version__",
+    "generate",
+]
 
 _HOMES = {
     "AsyncLLM": "draftree.async_llm",
+    "BeamResult": "draftree.beam.result",
+    "BeamSearchParams": "draftree.beam.params",
+    "Hypothesis": "draftree.beam.result",
+    "TokenTrie": "draftree.beam.trie",
     "LLM": "draftree.llm",
     "Completion": "draftree.completion",
     "CompletionStats": "draftree.completion",

@@ -26,6 +26,7 @@ from draftree.arguments import (
     require_single,
     require_text,
 )
+from draftree.beams import BeamSearching
 from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.completion import Completion, completion_of, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
@@ -48,7 +49,7 @@ from draftree.verifiers.base import Promise
 logger = logging.getLogger(__name__)
 
 
-class LLM:
+class LLM(BeamSearching):
     """A model for generation, accelerated by a drafter. Not thread-safe; use `AsyncLLM` for concurrent requests.
 
     Args:
@@ -121,8 +122,7 @@ class LLM:
         methods, auto = decide_each(methods, loaded, verify, plan, learn)
         self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
-        self.learned = store_of(learning, loaded.model, user=self)
-        own = kernels_of_drafter(loaded)
+        self.learned, own = store_of(learning, loaded.model, user=self), kernels_of_drafter(loaded)
         self._parts = build_each(
             methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts, clock=clock, learning=self.learned
         )

@@ -60,6 +60,11 @@ class Requests:
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The model's tokens that end a text."""
+        return self._eos_ids
+
     def sequences(
         self,
         ids: Sequence[int],

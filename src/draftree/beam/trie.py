@@ -6,12 +6,14 @@ The layout follows STATIC (arXiv 2602.22647): the children of all nodes are stor
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OUTSIDE = -1
 """Node of a text that has left the trie, or ended."""
@@ -89,6 +91,8 @@ class TokenTrie:
         Returns:
             Two int64 vectors.
         """
+        import torch  # here, so that the command line's help does not wait for it
+
         at = np.array(nodes, dtype=np.int64)
         inside = np.maximum(at, 0)
         starts = self._starts[inside]

@@ -83,6 +83,16 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "beam",
+            "draftree.cli.beam:beam",
+            "Search the most likely texts with beams.",
+            (
+                "draftree beam stories15m 'Once upon a time' --beam-width 8 --num-return-sequences 3",
+                "draftree beam smollm2-135m-instruct 'Translate to French: good morning' --length-penalty 0.6 --json",
+                "draftree beam stories15m 'The cat' --force-phrase ' dog' --force-phrase ' tree' --max-new-tokens 40",
+            ),
+        ),
+        Entry(
             "serve",
             "draftree.cli.serve:serve",
             "Serve models with an OpenAI-compatible HTTP API.",

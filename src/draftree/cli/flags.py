@@ -67,10 +67,20 @@ class Flag:
             raise typer.BadParameter(str(error), param_hint=self.option) from error
 
 
-def sampling_flags(defaults: Mapping[str, Any] = DEFAULTS) -> Iterator[Flag]:
-    """Yield one flag for each field of `SamplingParams`, with these defaults instead of the library's."""
-    hints = typing.get_type_hints(SamplingParams)
-    for field in dataclasses.fields(SamplingParams):
+def sampling_flags(
+    defaults: Mapping[str, Any] = DEFAULTS, *, kind: type = SamplingParams, without: Collection[str] = ()
+) -> Iterator[Flag]:
+    """Yield one flag for each field of `SamplingParams` or of another dataclass of parameters.
+
+    Args:
+        defaults: defaults that differ from the library's.
+        kind: the dataclass; its fields have a help text.
+        without: fields that have no flag.
+    """
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in without:
+            continue
         default = defaults.get(field.name, field.default)
         text = "; ".join(filter(None, (field.metadata["help"], REMARKS.get(field.name))))
         yield flag_for(field.name, hints[field.name], default, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_no_repeated_runs_by_scope() -> None:
         )
         for found in result.hypotheses:
             tokens = [*(prompt if scope == "all" else ()), *found.tokens]
-            pairs = list(zip(tokens, tokens[1:], strict=False))
+            pairs = list(itertools.pairwise(tokens))
             assert len(set(pairs)) == len(pairs)
 
 

@@ -1,0 +1,199 @@
+"""`draftree beam`: the most likely texts of a prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import time
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.beam.params import PRESETS, BeamSearchParams
+from draftree.cli.flags import sampling_flags
+from draftree.cli.options import (
+    AsJson,
+    Chat,
+    Device,
+    Dtype,
+    Kernels,
+    Model,
+    Quantization,
+    System,
+    Threads,
+    TrustRemoteCode,
+)
+from draftree.cli.prompt import Task, read_prompt
+from draftree.cli.render import note, say
+from draftree.loading.resolve import require_sound
+
+if TYPE_CHECKING:
+    from draftree.beam.result import BeamResult
+
+__all__ = ["beam"]
+
+PANEL = "Search"
+WITHOUT = frozenset({"prefix_allowed_tokens_fn", "allowed_trie", "force_words_ids", "length_bounds", "early_stopping"})
+"""Functions and tries are for the library; the others have options of their own below."""
+STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
+        metavar="PROMPT",
+        rich_help_panel="Arguments",
+    ),
+]
+Preset = Annotated[
+    str, typer.Option(help=f"Rules of another library: {', '.join(PRESETS)}.", metavar="NAME", rich_help_panel=PANEL)
+]
+Stopping = Annotated[
+    str | None,
+    typer.Option(
+        help="When a search with enough finished texts ends: true, false, never or fcfs.",
+        metavar="RULE",
+        rich_help_panel=PANEL,
+    ),
+]
+Phrases = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A phrase that every text contains, in the tokenizer's own split of it; repeatable.",
+        metavar="TEXT",
+        rich_help_panel=PANEL,
+    ),
+]
+Bounds = Annotated[
+    str | None,
+    typer.Option(
+        help="Four numbers min_a,min_b,max_a,max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for n prompt "
+        "tokens.",
+        metavar="NUMBERS",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def takes_search(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the keyword `given` of a typer function by the flags of `BeamSearchParams` that the user gave."""
+    flags = list(sampling_flags({}, kind=BeamSearchParams, without=WITHOUT))
+    for flag in flags:
+        typing.get_args(flag.annotation)[1].rich_help_panel = PANEL
+    own = inspect.signature(command, eval_str=True)
+    kept = [parameter for parameter in own.parameters.values() if parameter.name != "given"]
+    parameters = [*kept, *(flag.parameter() for flag in flags)]
+
+    @functools.wraps(command)
+    def with_flags(context: typer.Context, **values: Any) -> None:
+        given = {}
+        for flag in flags:
+            value, source = values.pop(flag.name), context.get_parameter_source(flag.name)
+            if source is not None and source.name != "DEFAULT":
+                given[flag.name] = flag.value(value)
+        command(context, **values, given=given)
+
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags
+
+
+@takes_search
+def beam(
+    context: typer.Context,
+    model: Model,
+    prompt: Prompt = None,
+    *,
+    preset: Preset = "hf",
+    early_stopping: Stopping = None,
+    force_phrase: Phrases = None,
+    length_bounds: Bounds = None,
+    chat: Chat = None,
+    system: System = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
+    given: dict[str, Any],
+) -> None:
+    """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
+    given |= read_options(early_stopping, length_bounds)
+    has_phrases = {"force_words_ids": [[0]]} if force_phrase else {}  # checked without a tokenizer
+    params = BeamSearchParams.preset(preset, **given, **has_phrases)
+    if chat is False and system is not None:
+        raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    task = Task(read_prompt(prompt), system, chat)
+    require_sound(model)
+    # imported after all checks that need no torch: torch takes seconds to import
+    from draftree.cli.report import dump
+    from draftree.cli.writing import Setup, fetch_and_load
+
+    setup = Setup(
+        model,
+        None,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+    llm = setup.over(fetch_and_load(setup))
+    task = task.decided(llm)
+    if force_phrase:
+        phrases = [llm.prompts.encode_text(text, add_special_tokens=False) for text in force_phrase]
+        params = dataclasses.replace(params, force_words_ids=phrases)
+    start = time.perf_counter()
+    (result,) = llm.beam_search(task.messages if task.chat else task.text, params)
+    seconds = time.perf_counter() - start
+    if as_json:
+        say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
+    else:
+        show(result, seconds)
+
+
+def read_options(early_stopping: str | None, length_bounds: str | None) -> dict[str, Any]:
+    """Return the values of the options that are not plain fields.
+
+    Raises:
+        typer.BadParameter: a value is malformed.
+    """
+    found: dict[str, Any] = {}
+    if early_stopping is not None:
+        if early_stopping not in STOP_RULES:
+            raise typer.BadParameter(
+                f"'{early_stopping}' is none of {', '.join(STOP_RULES)}", param_hint="--early-stopping"
+            )
+        found["early_stopping"] = STOP_RULES[early_stopping]
+    if length_bounds is not None:
+        try:
+            found["length_bounds"] = [float(part) for part in length_bounds.split(",")]
+        except ValueError:
+            raise typer.BadParameter(
+                f"'{length_bounds}' is not of the form 0,1,2,10", param_hint="--length-bounds"
+            ) from None
+    return found
+
+
+def to_json(result: BeamResult) -> dict[str, Any]:
+    """Return a result as plain values."""
+    return {
+        "prompt_tokens": len(result.prompt_token_ids),
+        "num_steps": result.num_steps,
+        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in result.hypotheses],
+    }
+
+
+def show(result: BeamResult, seconds: float) -> None:
+    """Print the texts, and their scores to standard error."""
+    for number, found in enumerate(result.hypotheses, 1):
+        lacks = "" if found.constraints_met else ", phrases missing"
+        note(f"--- {number}: score {found.score:.4f}, {len(found.tokens)} tokens, {found.finish_reason}{lacks} ---")
+        text = " ".join(map(str, found.tokens)) if found.text is None else found.text
+        say(text if text.endswith("\n") else text + "\n")
+    note(f"{result.num_steps} steps, {seconds:.2f} s")

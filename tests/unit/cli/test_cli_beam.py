@@ -1,0 +1,113 @@
+"""`draftree beam` and `LLM.beam_search`: texts, scores, options and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli_samples import END, save_tiny_model
+from draftree import LLM, BeamSearchParams, SamplingParams
+from draftree.cli.main import run
+from draftree.core.errors import InvalidRequestError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("beam"), chat=False))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("beam-chat"), chat=True))
+
+
+def test_json_equals_the_library(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["beam", base, "abc", "--beam-width", "3", "--num-return-sequences", "2", "--max-new-tokens", "9", "--json"]
+    assert run([*line, "--dtype", "float32", "--length-penalty", "0.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    params = BeamSearchParams(beam_width=3, num_return_sequences=2, max_new_tokens=9, length_penalty=0.5)
+    (expected,) = LLM(base, dtype="float32").beam_search("abc", params)
+    assert found["prompt_tokens"] == 3
+    assert [(one["tokens"], one["text"]) for one in found["hypotheses"]] == [
+        (list(one.tokens), one.text) for one in expected.hypotheses
+    ]
+    assert [one["score"] for one in found["hypotheses"]] == pytest.approx([one.score for one in expected.hypotheses])
+
+
+def test_texts_and_scores_go_to_their_streams(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["beam", base, "abc", "--preset", "vllm", "--beam-width", "2", "--max-new-tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    assert "--- 2: score -" in captured.err
+    assert "5 steps" in captured.err
+    assert "score" not in captured.out
+
+
+def test_phrases_are_contained(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["beam", base, "abc", "--force-phrase", "xyz", "--force-phrase", "qq", "--strict", "--max-new-tokens", "12"]
+    assert run([*line, "--early-stopping", "never", "--beam-width", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "xyz" in out
+    assert "qq" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        (["--early-stopping", "always"], "none of true"),
+        (["--length-bounds", "1,x"], "form"),
+        (["--length-bounds", "1,2"], "four numbers"),
+        (["--preset", "marian"], "fairseq"),
+        (["--num-return-sequences", "9"], "beam_width"),
+        (["--beam-width", "2", "--top-k", "3"], "sampling"),
+        (["--ordered"], "force_words_ids"),
+    ],
+)
+def test_refusals(base: str, given: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["beam", base, "abc", *given]) != 0
+    assert part in capsys.readouterr().err
+
+
+def test_conversations_and_batches(chat: str) -> None:
+    llm = LLM(chat)
+    talk = [{"role": "user", "content": "hi"}]
+    params = BeamSearchParams(beam_width=2, max_new_tokens=6)
+    (one,) = llm.beam_search(talk, params)
+    assert llm.beam_search([talk, talk], [params, params]) == [one, one]
+    (text,) = llm.beam_search(llm.prompts.encode_chat(talk), params)
+    assert text == one
+    assert llm.beam_search(["a", "bc"]) == llm.beam_search(["a"]) + llm.beam_search("bc")
+
+
+def test_stop_strings_end_a_text(base: str) -> None:
+    llm = LLM(base)
+    plain = llm.beam_search("abc", BeamSearchParams(beam_width=1, max_new_tokens=12))[0].best
+    assert plain.text is not None
+    assert END not in plain.text
+    stop = plain.text[4:6]
+    cut = llm.beam_search("abc", BeamSearchParams(beam_width=1, max_new_tokens=12, stop=stop))[0].best
+    kept = llm.beam_search(
+        "abc", BeamSearchParams(beam_width=1, max_new_tokens=12, stop=stop, include_stop_str_in_output=True)
+    )[0].best
+    assert cut.finish_reason == "stop"
+    assert cut.text == plain.text[: plain.text.index(stop)]
+    assert kept.text == cut.text + stop
+
+
+def test_generation_goes_on_after_a_search(base: str) -> None:
+    llm = LLM(base)
+    params = SamplingParams(temperature=0, max_tokens=20)
+    before = llm.generate("abc", params)[0].token_ids
+    llm.beam_search(["abc", "xy"], BeamSearchParams(beam_width=5))
+    llm.model.check_integrity()
+    assert llm.generate("abc", params)[0].token_ids == before
+
+
+def test_wrong_arguments(base: str) -> None:
+    llm = LLM(base)
+    with pytest.raises(InvalidRequestError, match="2 prompts came with 1"):
+        llm.beam_search(["a", "b"], [BeamSearchParams()])
+    with pytest.raises(InvalidRequestError, match="give BeamSearchParams"):
+        llm.beam_search(["a"], [{}])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="empty"):
+        llm.beam_search("")
