@@ -56,8 +56,8 @@ def _each(prompts: Prompt | Messages | Sequence[Prompt | Messages]) -> Sequence[
     if isinstance(prompts, Sequence) and len(prompts) and isinstance(prompts[0], Mapping):
         return [prompts]  # type: ignore[list-item]
     if isinstance(prompts, Sequence) and not isinstance(prompts, str) and any(_is_chat(prompt) for prompt in prompts):
-        return prompts
-    return prompt_list(prompts)  # type: ignore[arg-type]
+        return prompts  # type: ignore[return-value]
+    return prompt_list(prompts)
 
 
 def _is_chat(prompt: object) -> bool:

@@ -89,9 +89,10 @@ class Forest:
     """
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int], *, capacity: int, length: int) -> None:
-        self._model = model
+        self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
+        self._is_started = False
         model.reserve(model.num_open + 1, length)
         self.trunks = [Trunk(model.open())]
         self.root = self._grown(self.trunks[0], prompt)
@@ -104,11 +105,15 @@ class Forest:
         return Tip(trunk, node)
 
     def jobs(self) -> list[tuple[Trunk, Extend]]:
-        """Return the jobs of the next pass. Rows of logits are requested for tips only if all tips are in it."""
-        whole = all(len(trunk.tokens) - trunk.num_stored <= CHUNK for trunk in self.trunks)
+        """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
+
+        Rows of logits are requested for all tips, and not before the end of the prompt.
+        """
+        whole = self._is_started or self.root.node - self.trunks[0].num_stored < CHUNK
         jobs = []
         for trunk in self.trunks:
-            first, end = trunk.num_stored, min(len(trunk.tokens), trunk.num_stored + CHUNK)
+            first = trunk.num_stored
+            end = len(trunk.tokens) if whole else first + CHUNK
             if first == end:
                 continue
             is_parent = set(trunk.parents)
@@ -116,7 +121,7 @@ class Forest:
             held = end + trunk.slot.length
             if held > self._length:
                 self._length = max(held, self._length * 3 // 2)
-                self._model.reserve(self._model.num_open, self._length)
+                self.model.reserve(self.model.num_open, self._length)
             job = Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], tips if whole else ())
             jobs.append((trunk, job))
         return jobs
@@ -138,6 +143,7 @@ class Forest:
         Returns:
             The new ends, in the order of the continuations.
         """
+        self._is_started = True
         known: dict[tuple[int, int, int], int] = {}
         tips = []
         for tip, token in continuations:
@@ -162,7 +168,7 @@ class Forest:
             else:
                 kept.append(trunk)
                 kept += self._settle(trunk, own)
-        self._model.apply(edits)
+        self.model.apply(edits)
         self.trunks = kept
 
     def _settle(self, trunk: Trunk, tips: Sequence[Tip]) -> list[Trunk]:
@@ -173,7 +179,7 @@ class Forest:
             return self._split(trunk, tips, path)
         stored = sum(node < trunk.num_stored for node in live)
         dead = trunk.num_stored - stored
-        if len(path) >= LONG_PATH or dead > max(FEW, DEAD_SHARE * stored) or not self._model.supports_trees:
+        if len(path) >= LONG_PATH or dead > max(FEW, DEAD_SHARE * stored) or not self.model.supports_trees:
             self._compact(trunk, tips, live, path)
         return []
 
@@ -184,7 +190,7 @@ class Forest:
         kept = [node for node in live if node not in on_path]
         stored = [node for node in kept if node < trunk.num_stored]
         if path or len(stored) < trunk.num_stored:
-            self._model.apply([Commit(trunk.slot, list(path), stored)])
+            self.model.apply([Commit(trunk.slot, list(path), stored)])
         place = {end: ROOT} | {node: index for index, node in enumerate(kept)}
         trunk.parents = [place[trunk.parents[node]] for node in kept]
         trunk.tokens = [trunk.tokens[node] for node in kept]
@@ -202,8 +208,8 @@ class Forest:
         self._compact(trunk, stay, live, path)
         new = []
         for group, tokens in zip(moved, tails, strict=True):
-            self._model.reserve(self._model.num_open + 1, self._length)
-            twin = Trunk(self._model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
+            self.model.reserve(self.model.num_open + 1, self._length)
+            twin = Trunk(self.model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
             known: dict[tuple[int, int], int] = {}
             for tip, tail in zip(group, tokens, strict=True):
                 node = ROOT
@@ -254,5 +260,5 @@ class Forest:
 
     def close(self) -> None:
         """Close all slots."""
-        self._model.apply([Close(trunk.slot) for trunk in self.trunks])
+        self.model.apply([Close(trunk.slot) for trunk in self.trunks])
         self.trunks = []

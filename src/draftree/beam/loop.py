@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,23 @@ from draftree.beam.candidates import Candidates
 from draftree.beam.forest import Forest, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.shaping import next_logprobs, shape
+from draftree.beam.shaping import combined, next_logprobs, shape
 from draftree.beam.state import Decode, TextSearch
-from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.errors import InvalidRequestError, NonFiniteLogitsError
 from draftree.core.transfer import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
+from draftree.sampling.logits import Logits
 
 BATCH_SIZE = 32
 """Maximum number of prompts that are searched at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Logits of a pass, and the row of every tip: its trunk's identity and its node."""
+
+    logits: Logits
+    row_of: dict[tuple[int, int], int]
 
 
 @dataclass(slots=True)
@@ -62,7 +71,7 @@ class BeamSearch:
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
         self._capacity, self._batch_size = capacity, batch_size
         self.stats = SearchStats()
-        self._forests: dict[TextSearch, Forest] = {}
+        self._forests: dict[TextSearch, list[Forest]] = {}
 
     def run(self, prompts: Sequence[Sequence[int]], params: Sequence[BeamSearchParams]) -> list[BeamResult]:
         """Search all prompts. All slots are closed at the end, also after an error.
@@ -85,18 +94,31 @@ class BeamSearch:
                 self.step()
             return [text.result() for text in texts]
         finally:
-            for forest in self._forests.values():
-                forest.close()
+            for forests in self._forests.values():
+                for forest in forests:
+                    forest.close()
             self._forests.clear()
 
+    def _require_models(self, params: BeamSearchParams) -> None:
+        for name, models in (("models", params.models), ("lm_model", [params.lm_model])):
+            for model in models:
+                if model is not None and model.vocab_size != self._model.vocab_size:
+                    raise InvalidRequestError(
+                        f"a model of {name} has {model.vocab_size} tokens, and the model that is searched has "
+                        f"{self._model.vocab_size}: give a model with the same vocabulary",
+                        param=name,
+                    )
+
     def _text(self, index: int, prompt: Sequence[int], params: BeamSearchParams) -> TextSearch:
+        self._require_models(params)
+        models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
         return TextSearch(
             index,
             prompt,
             params,
             end_ids=self._end_ids,
             vocab_size=self._model.vocab_size,
-            max_length=self._model.max_length,
+            max_length=min(model.max_length for model in models),
             device=self._model.device,
             decode=self._decode,
         )
@@ -104,65 +126,100 @@ class BeamSearch:
     def _start(self, text: TextSearch) -> None:
         capacity = self._capacity or capacity_for(text.params.beam_width)
         length = len(text.prompt) + text.limit + min(capacity, 16 * text.params.beam_width)
-        forest = Forest(self._model, text.prompt, capacity=capacity, length=length)
-        self._forests[text] = forest
-        text.start([forest.root])
+        forests = self._forests[text] = []
+        for model in self._models_of(text):
+            forests.append(Forest(model, text.prompt, capacity=capacity, length=length))
+        text.start([forest.root for forest in forests])
+
+    def _models_of(self, text: TextSearch) -> list[LanguageModel]:
+        """The model, the others of the ensemble, and the language model of shallow fusion."""
+        fused = [] if text.params.lm_model is None else [text.params.lm_model]
+        return [self._model, *text.params.models, *fused]
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one pass over all live texts and advance those whose beams it completed."""
+        """Run one pass of each model over all live texts, and advance those whose beams it completed."""
         texts = list(self._forests)
-        jobs = [self._forests[text].jobs() for text in texts]
-        result = self._model.run(Pass([job for own in jobs for _, job in own]))
+        scored: dict[LanguageModel, Scored] = {}
+        for model in dict.fromkeys(model for text in texts for model in self._models_of(text)):
+            scored[model] = self._pass(model, texts)
+        ready = [text for text in texts if all(forest.is_complete for forest in self._forests[text])]
+        for text in texts:
+            if text not in ready:
+                for forest in self._forests[text]:
+                    forest.settle([forest.root])
+        if ready:
+            self._advance(ready, scored)
+
+    def _pass(self, model: LanguageModel, texts: Sequence[TextSearch]) -> Scored:
+        """Run the jobs of all forests on one model; a model that takes part twice has two slots."""
+        forests = [forest for text in texts for forest in self._forests[text] if forest.model is model]
+        jobs = [forest.jobs() for forest in forests]
+        result = model.run(Pass([job for own in jobs for _, job in own]))
         self.stats.num_passes += 1
         self.stats.num_rows += sum(len(job.tokens) for own in jobs for _, job in own)
-        ready, rows, row = [], [], 0
-        for text, own in zip(texts, jobs, strict=True):
-            forest, row_of = self._forests[text], {}
+        row_of: dict[tuple[int, int], int] = {}
+        for forest, own in zip(forests, jobs, strict=True):
             for trunk, job in own:
                 for place in job.logits_at or ():
-                    row_of[id(trunk), trunk.num_stored + place] = row
-                    row += 1
+                    row_of[id(trunk), trunk.num_stored + place] = len(row_of)
             forest.note(own)
-            if not forest.is_complete:
-                forest.settle([forest.root])
-                continue
-            ready.append(text)
-            rows += [row_of[id(beam.tips[0].trunk), beam.tips[0].node] for beam in text.live]
-        if ready:
-            self._advance(ready, result.logits.tensor(), rows)
+        return Scored(result.logits, row_of)
 
-    def _advance(self, texts: Sequence[TextSearch], logits: Tensor, rows: Sequence[int]) -> None:
-        if list(rows) != list(range(len(logits))):
-            logits = logits[to_device(rows, logits.device)]
-        temperatures = [text.params.temperature for text in texts for _ in text.live]
-        logprobs = next_logprobs(logits, temperatures)
+    def _advance(self, texts: Sequence[TextSearch], scored: Mapping[LanguageModel, Scored]) -> None:
+        logprobs = self._logprobs(texts, 0, scored)
         vocab, row, found = logprobs.shape[-1], 0, []
         is_nan = logprobs.amax(dim=-1).isnan().any()  # the maximum of a row with NaN is NaN
         for text in texts:
             own = logprobs[row : row + len(text.live)]
             row += len(own)
+            if len(self._forests[text]) > 1:
+                own = self._combined(text, own, scored)
+                is_nan = is_nan | own.amax(dim=-1).isnan().any()
             shape(own, text)
             found.append(text.select(own))
         columns, nan = read(found, is_nan)
         if nan:
-            raise NonFiniteLogitsError("the model gave NaN as a logit, so beams cannot be ranked: check its weights")
+            raise NonFiniteLogitsError("a model gave NaN as a logit, so beams cannot be ranked: check its weights")
         for text, own_columns in zip(texts, columns, strict=True):
             text.advance(own_columns, vocab)
             self._grow(text)
 
+    def _logprobs(
+        self, texts: Sequence[TextSearch], place: int, scored: Mapping[LanguageModel, Scored], *, plain: bool = False
+    ) -> Tensor:
+        """Log-probabilities of the live beams of texts by their model number `place`; `plain` without temperature."""
+        scores = scored[self._forests[texts[0]][place].model]
+        logits = scores.logits.tensor()
+        tips = [beam.tips[place] for text in texts for beam in text.live]
+        rows = [scores.row_of[id(tip.trunk), tip.node] for tip in tips]
+        if rows != list(range(len(logits))):
+            logits = logits[to_device(rows, logits.device)]
+        return next_logprobs(logits, [1.0 if plain else text.params.temperature for text in texts for _ in text.live])
+
+    def _combined(self, text: TextSearch, own: Tensor, scored: Mapping[LanguageModel, Scored]) -> Tensor:
+        count = len(text.params.models)
+        others = [self._logprobs([text], place, scored) for place in range(1, 1 + count)]
+        has_lm = text.params.lm_model is not None
+        fused = self._logprobs([text], 1 + count, scored, plain=True) if has_lm else None
+        return combined(own, others, fused, text.params.lm_weight)
+
     def _grow(self, text: TextSearch) -> None:
-        forest = self._forests[text]
+        forests = self._forests[text]
         if text.is_done:
-            forest.close()
+            for forest in forests:
+                forest.close()
             del self._forests[text]
             return
         beams = text.live
-        tips = forest.advance([(beam.tips[0], beam.tokens[-1]) for beam in beams])
-        for beam, tip in zip(beams, tips, strict=True):
-            beam.tips = [tip]
-        self.stats.most_live = max(self.stats.most_live, forest.num_live)
-        self.stats.most_slots = max(self.stats.most_slots, len(forest.trunks))
+        grown = [
+            forest.advance([(beam.tips[place], beam.tokens[-1]) for beam in beams])
+            for place, forest in enumerate(forests)
+        ]
+        for index, beam in enumerate(beams):
+            beam.tips = [tips[index] for tips in grown]
+        self.stats.most_live = max(self.stats.most_live, *(forest.num_live for forest in forests))
+        self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))
 
 
 def read(

@@ -85,3 +85,24 @@ def length_bounds(name: str, value: Any) -> tuple[float, float, float, float] | 
         raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b, or None")
     min_a, min_b, max_a, max_b = (_BOUND(name, item) for item in value)
     return (min_a, min_b, max_a, max_b)
+
+
+def optional_model(name: str, value: Any) -> Any:
+    """Check for a `LanguageModel` or None; of an `LLM` or a `LoadedModel` the model is taken."""
+    if value is None:
+        return None
+    from draftree.models.base import LanguageModel  # here, so that the command line's help does not wait for torch
+
+    for found in (value, getattr(value, "model", None)):
+        if isinstance(found, LanguageModel):
+            return found
+    raise refuse(name, value, "an LLM or a LanguageModel")
+
+
+def model_list(name: str, value: Any) -> tuple[Any, ...]:
+    """Check for a list of models."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or any(item is None for item in value):
+        raise refuse(name, value, "a list of LLMs or LanguageModels")
+    return tuple(optional_model(name, item) for item in value)

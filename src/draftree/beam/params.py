@@ -12,7 +12,9 @@ from draftree.beam.param_checks import (
     allowed_trie,
     flag,
     length_bounds,
+    model_list,
     one_of,
+    optional_model,
     phrases,
     prefix_function,
     strings,
@@ -110,6 +112,14 @@ class BeamSearchParams:
     top_k: int = _field(0, "with sampling: keep this many of the most likely tokens; 0 keeps all")
     top_p: float = _field(1.0, "with sampling: keep the most likely tokens that together have this probability")
     seed: int = _field(0, "seed of the draws")
+    prefix_bias_beta: float = _field(
+        0.0, "soft prefix: texts that follow prefix_token_ids get this share of the probability; 0 forces the prefix"
+    )
+    models: Sequence[Any] = _field((), "further models of an ensemble, whose probabilities are averaged")
+    lm_model: Any = dataclasses.field(
+        default=None, metadata={"help": "a language model whose log-probabilities are added (shallow fusion)"}
+    )
+    lm_weight: float = _field(1.0, "weight of the log-probabilities of lm_model")
     match_source_len: bool = _field(False, "a text has at most as many tokens before its end as the prompt")
     length_bounds: Sequence[float] | None = _field(
         None, "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n"
@@ -176,6 +186,16 @@ class BeamSearchParams:
                 "it concerns prefix_token_ids: give those",
             ),
             (
+                self.prefix_bias_beta != 0.0 and not (self.prefix_token_ids and self.count_prefix),
+                "prefix_bias_beta",
+                "it needs prefix_token_ids, whose log-probabilities count",
+            ),
+            (
+                self.lm_weight != 1.0 and self.lm_model is None,
+                "lm_weight",
+                "it weights lm_model: give that",
+            ),
+            (
                 self.match_source_len and self.length_bounds is not None,
                 "length_bounds",
                 "it excludes match_source_len: keep one",
@@ -195,7 +215,7 @@ class BeamSearchParams:
     @property
     def increments_may_be_positive(self) -> bool:
         """Whether a token can raise the cumulative score, so that no score bounds a continuation."""
-        return self.unk_penalty < 0 or self.diversity_penalty < 0 or self.sibling_penalty < 0
+        return min(self.unk_penalty, self.diversity_penalty, self.sibling_penalty, self.lm_weight) < 0
 
     def limit(self, prompt_length: int) -> int:
         """Return the maximum number of generated tokens for a prompt of this length."""
@@ -289,6 +309,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "top_k": Whole(0),
     "top_p": Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
     "seed": Whole(0, 2**63 - 1),
+    "prefix_bias_beta": Number(0.0, 0.999, "a number from 0 to 0.999"),
+    "models": model_list,
+    "lm_model": optional_model,
+    "lm_weight": _ANY,
     "match_source_len": flag,
     "length_bounds": length_bounds,
 }

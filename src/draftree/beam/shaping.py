@@ -38,7 +38,9 @@ def shape(logprobs: Tensor, text: TextSearch) -> None:
         logprobs[
             :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
         ] = -math.inf
-    if step < len(params.prefix_token_ids):
+    if step < len(params.prefix_token_ids) and params.prefix_bias_beta:
+        _favour(logprobs, text)
+    elif step < len(params.prefix_token_ids):
         _force(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
     elif text.is_last and params.force_eos != "none":
         _force(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
@@ -48,6 +50,33 @@ def shape(logprobs: Tensor, text: TextSearch) -> None:
         before = text.prompt if params.ngram_scope == "all" else ()
         ban_repeats(logprobs, text.live, params.no_repeat_ngram_size, before)
     _allow(logprobs, text)
+
+
+def _favour(logprobs: Tensor, text: TextSearch) -> None:
+    """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
+    prefix, step, share = text.params.prefix_token_ids, text.num_tokens, text.params.prefix_bias_beta
+    rows = [row for row, beam in enumerate(text.live) if beam.tokens == tuple(prefix[:step])]
+    if not rows:
+        return
+    at = to_device(rows, logprobs.device)
+    logprobs[at] += math.log1p(-share)
+    own = logprobs[at, prefix[step]]
+    logprobs[at, prefix[step]] = torch.logaddexp(own, torch.full_like(own, math.log(share)))
+
+
+def combined(own: Tensor, others: Sequence[Tensor], fused: Tensor | None, weight: float) -> Tensor:
+    """Return log-probabilities of an ensemble with shallow fusion.
+
+    Args:
+        own: log-probabilities of the model, shape (rows, vocab).
+        others: those of the other models, same shape; the mean of the probabilities is taken.
+        fused: those of a language model, same shape; None without one.
+        weight: factor of `fused`.
+    """
+    if others:
+        stacked = torch.stack([own, *(other.to(own) for other in others)])
+        own = stacked.logsumexp(dim=0) - math.log(len(stacked))
+    return own if fused is None else own + weight * fused.to(own)
 
 
 def _force(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:

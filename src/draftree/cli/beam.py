@@ -36,8 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["beam"]
 
 PANEL = "Search"
-WITHOUT = frozenset({"prefix_allowed_tokens_fn", "allowed_trie", "force_words_ids", "length_bounds", "early_stopping"})
-"""Functions and tries are for the library; the others have options of their own below."""
+WITHOUT = frozenset(
+    {
+        "prefix_allowed_tokens_fn",
+        "allowed_trie",
+        "force_words_ids",
+        "length_bounds",
+        "early_stopping",
+        "models",
+        "lm_model",
+        "lm_weight",
+    }
+)
+"""Functions, tries and further models are for the library; the others have options of their own below."""
 STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
 Prompt = Annotated[
     str | None,

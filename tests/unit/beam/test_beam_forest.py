@@ -39,7 +39,7 @@ class Watched(BeamSearch):
 
     def step(self) -> None:
         super().step()
-        for text, forest in self._forests.items():
+        for text, (forest,) in self._forests.items():
             if not text.num_steps:
                 continue
             distinct = {beam.tokens[:size] for beam in text.live for size in range(1, len(beam.tokens) + 1)}
