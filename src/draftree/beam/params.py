@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftree.beam.conflicts import conflicts
 from draftree.beam.param_checks import (
     allowed_trie,
     flag,
@@ -128,89 +129,9 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
-        for is_wrong, param, reason in self._conflicts():
+        for is_wrong, param, reason in conflicts(self):
             if is_wrong:
                 raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
-
-    def _conflicts(self) -> list[tuple[bool, str, str]]:
-        width, groups, is_sampled = self.beam_width, self.num_beam_groups, self.sampling != "none"
-        constrained = bool(self.force_words_ids)
-        return [
-            (self.num_return_sequences > width, "num_return_sequences", f"it must be at most beam_width={width}"),
-            (
-                self.min_new_tokens > self.max_new_tokens and not self.max_len_ratio,
-                "min_new_tokens",
-                f"it must be at most max_new_tokens={self.max_new_tokens}",
-            ),
-            (
-                self.patience != 1.0 and self.early_stopping != "fcfs",
-                "patience",
-                "it counts finished texts with early_stopping='fcfs' only: set that, or leave patience at 1",
-            ),
-            (
-                bool(self.unk_penalty) and self.unk_token_id is None,
-                "unk_penalty",
-                "it needs unk_token_id: give the id of the unknown token",
-            ),
-            (width % groups > 0, "num_beam_groups", f"it must divide beam_width={width}"),
-            (
-                groups == 1 and self.diversity_penalty != 0.0,
-                "diversity_penalty",
-                "it acts between groups: set num_beam_groups to 2 or more",
-            ),
-            (
-                self.diversity_discount != 0.0 and not self.diversity_penalty,
-                "diversity_discount",
-                "it weights diversity_penalty: set that too",
-            ),
-            (
-                (self.top_k != 0 or self.top_p != 1.0) and not is_sampled,
-                "top_k" if self.top_k else "top_p",
-                "it acts on draws: set sampling to 'beam' or 'independent'",
-            ),
-            (
-                sum((groups > 1, self.sibling_penalty != 0.0, is_sampled, constrained)) > 1,
-                "num_beam_groups" if groups > 1 else "sibling_penalty" if self.sibling_penalty else "sampling",
-                "num_beam_groups, sibling_penalty, sampling and force_words_ids exclude each other: keep one",
-            ),
-            (
-                self.prefix_allowed_tokens_fn is not None and self.allowed_trie is not None,
-                "allowed_trie",
-                "it excludes prefix_allowed_tokens_fn: keep one",
-            ),
-            (self.ordered and not constrained, "ordered", "it orders force_words_ids: give those"),
-            (self.strict and not constrained, "strict", "it concerns force_words_ids: give those"),
-            (
-                not self.count_prefix and not self.prefix_token_ids,
-                "count_prefix",
-                "it concerns prefix_token_ids: give those",
-            ),
-            (
-                self.prefix_bias_beta != 0.0 and not (self.prefix_token_ids and self.count_prefix),
-                "prefix_bias_beta",
-                "it needs prefix_token_ids, whose log-probabilities count",
-            ),
-            (
-                self.lm_weight != 1.0 and self.lm_model is None,
-                "lm_weight",
-                "it weights lm_model: give that",
-            ),
-            (
-                self.match_source_len and self.length_bounds is not None,
-                "length_bounds",
-                "it excludes match_source_len: keep one",
-            ),
-            (
-                self.sampling == "independent" and self.eos_rule != "top_k",
-                "eos_rule",
-                "every beam is sampled by itself: leave it at 'top_k'",
-            ),
-        ]
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
-        return tuple(self.stop)
 
     @property
     def increments_may_be_positive(self) -> bool:
