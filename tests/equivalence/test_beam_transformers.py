@@ -12,6 +12,11 @@ import torch
 from beam_oracles import VOCAB_SIZE, peer, target
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
+from draftree.models.torch.hf import HFModel
+from families import fresh
+from families import peer as family_peer
+from families import target as loaded
+from native_samples import FAMILIES, SIZES, lower, text
 
 PROMPTS = [[5, 9, 33, 9, 60, 4, 4], [7, 3], [90, 91, 5, 5]]
 PAD = 0
@@ -100,3 +105,36 @@ def test_beam_sampling_makes_the_same_draws(family: str, seed: int) -> None:
         torch.manual_seed(seed)
         expected = theirs(family, PROMPTS[:1], [2], num_beams=3, do_sample=True, **common)
         assert ours(family, PROMPTS[:1], [2], beam_width=3, sampling="beam", seed=seed, **common) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "mistral"])
+def test_passes_in_c_find_the_same_texts(family: str) -> None:
+    """With sliding windows shorter than the text as well."""
+    model = HFModel(fresh(family, **(SIZES | FAMILIES[family])))
+    prompt, params = text(50), BeamSearchParams(beam_width=6, num_return_sequences=6, max_new_tokens=30)
+    (expected,) = BeamSearch(model, end_ids=[2]).run([prompt], [params])
+    kernels = lower(model)
+    for capacity in (None, 12):
+        (found,) = BeamSearch(kernels, end_ids=[2], capacity=capacity).run([prompt], [params])
+        assert [one.tokens for one in found.hypotheses] == [one.tokens for one in expected.hypotheses]
+        assert [one.score for one in found.hypotheses] == pytest.approx(
+            [one.score for one in expected.hypotheses], abs=1e-4
+        )
+        assert kernels.num_open == 0
+        kernels.check_integrity()
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon-alibi", "gemma2", "gpt_oss"])
+def test_other_families_in_rows_and_trees(family: str) -> None:
+    """Models with chains only have a slot per beam."""
+    ids, width = torch.tensor([PROMPTS[0]]), 4
+    given = {"num_beams": width, "num_return_sequences": width, "max_new_tokens": 20, "eos_token_id": 2}
+    model = loaded(family)
+    output = family_peer(family).generate(
+        ids, attention_mask=torch.ones_like(ids), pad_token_id=PAD, do_sample=False, **given
+    )
+    params = BeamSearchParams(beam_width=width, num_return_sequences=width, max_new_tokens=20)
+    (found,) = BeamSearch(model, end_ids=[2]).run(PROMPTS[:1], [params])
+    for row, one in zip(output[:, ids.shape[1] :].tolist(), found.hypotheses, strict=True):
+        assert tuple(row[: len(one.tokens)]) == one.tokens
+    assert model.num_open == 0

@@ -13,7 +13,7 @@ from draftree.beam.forest import Forest, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.shaping import combined, next_logprobs, shape
-from draftree.beam.state import Decode, TextSearch
+from draftree.beam.state import Decode, Hooks, TextSearch
 from draftree.core.errors import InvalidRequestError, NonFiniteLogitsError
 from draftree.core.transfer import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
@@ -57,6 +57,7 @@ class BeamSearch:
         decode: function from generated tokens to text; None without a tokenizer.
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
+        hooks: further rules, called for each text in every step; None for none.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class BeamSearch:
         decode: Decode | None = None,
         capacity: int | None = None,
         batch_size: int = BATCH_SIZE,
+        hooks: Hooks | None = None,
     ) -> None:
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
-        self._capacity, self._batch_size = capacity, batch_size
+        self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
         self.stats = SearchStats()
         self._forests: dict[TextSearch, list[Forest]] = {}
 
@@ -121,6 +123,7 @@ class BeamSearch:
             max_length=min(model.max_length for model in models),
             device=self._model.device,
             decode=self._decode,
+            hooks=self._hooks,
         )
 
     def _start(self, text: TextSearch) -> None:
@@ -176,6 +179,8 @@ class BeamSearch:
             if len(self._forests[text]) > 1:
                 own = self._combined(text, own, scored)
                 is_nan = is_nan | own.amax(dim=-1).isnan().any()
+            if self._hooks is not None:
+                own = self._hooks.process(text, own)
             shape(own, text)
             found.append(text.select(own))
         columns, nan = read(found, is_nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,18 @@ from draftree.core.transfer import to_device
 
 Decode = Callable[[Sequence[int]], str]
 """Function from generated token ids to text."""
+
+
+class Hooks(ABC):
+    """Rules from outside of the parameters."""
+
+    @abstractmethod
+    def process(self, text: TextSearch, logprobs: Tensor) -> Tensor:
+        """Return changed log-probabilities of a text's live beams, shape (beams, vocab)."""
+
+    @abstractmethod
+    def ends(self, text: TextSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
+        """Return whether each candidate ends, besides those with an end token."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +84,7 @@ class TextSearch:
         max_length: the model's maximum length.
         device: device of the log-probabilities.
         decode: for stop strings; None without a tokenizer.
+        hooks: further rules; None for none.
 
     Raises:
         InvalidRequestError: the parameters do not fit the prompt or the model.
@@ -87,6 +101,7 @@ class TextSearch:
         max_length: int,
         device: torch.device,
         decode: Decode | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.index, self.prompt, self.params = index, list(prompt), params
         model_ends = () if params.ignore_eos else tuple(end_ids)
@@ -94,7 +109,7 @@ class TextSearch:
         self.end_ids = to_device(self.ends, device)
         self.limit = min(params.limit(len(prompt)), max_length - len(prompt) + 1)
         self.minimum = params.minimum(len(prompt))
-        self._decode = decode
+        self._decode, self._hooks = decode, hooks
         require_fit(self, vocab_size, max_length, has_text=decode is not None)
         self.strategy = of(params)
         self.strategy.check(self.prompt, self.ends, vocab_size)
@@ -170,11 +185,12 @@ class TextSearch:
             return
         rule, width, last = self.params.eos_rule, group.width, self.is_last
         survivors: list[Beam] = []
+        is_ended = None if self._hooks is None else self._hooks.ends(self, candidates)
         room = width if self.strategy.is_ranked else len(candidates)
         for place, candidate in enumerate(candidates):
             if len(survivors) == room and rule != "any" and (rule == "walk" or place >= width):
                 break
-            reason = self._end_reason(candidate)
+            reason = "stop" if is_ended is not None and is_ended[place] else self._end_reason(candidate)
             may_finish = rule != "top_k" or place < width
             if reason is not None and may_finish:
                 group.pool.add(self._hypothesis(self._beam(candidate), reason))

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import CompletionStats, stats_of
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
+from draftree.dropin import beams
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
 from draftree.dropin.prompts import openers, read_prompts
 from draftree.dropin.refusals import (
@@ -31,7 +32,7 @@ from draftree.dropin.refusals import (
     refuse_sync,
     refuse_unbound,
 )
-from draftree.dropin.steps import Callbacks, Row, Steps
+from draftree.dropin.steps import Callbacks, Row, Steps, callbacks_of
 from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
@@ -77,12 +78,13 @@ def generate(
     stop_strings: str | list[str] | None = None,
     token_healing: bool = False,
     **model_kwargs: Any,
-) -> Tensor | DraftreeOutput:
+) -> Tensor | DraftreeOutput | GenerateBeamDecoderOnlyOutput:
     """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
 
-    Greedy decoding gives the same tokens; sampling gives the same distribution (`torch.manual_seed` decides the
-    draw). Batches, logits processors, stopping criteria, streamers, scores and `num_return_sequences` work as in
-    `generate`. Unsupported settings are refused. After the call the model is unchanged.
+    Greedy decoding and beam search (without a drafter) give the same tokens; sampling gives the same distribution
+    (`torch.manual_seed` decides the draw). Batches, logits processors, stopping criteria, streamers, scores and
+    `num_return_sequences` work as in `generate`. Unsupported settings are refused. After the call the model is
+    unchanged.
 
     transformers does not pass its arguments `streamer`, `assistant_model`, `tokenizer` and `assistant_tokenizer` to a
     `custom_generate` callable. Bind them with `functools.partial`; do not give them to `model.generate`.
@@ -117,10 +119,15 @@ def generate(
     refuse_lookbehind(generation_config, "the call")
     if assistant_model is not None:
         refuse_lookbehind(assistant_model.generation_config, "assistant_model.generation_config")
-    drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     stopping_criteria = _with_stop_strings(stopping_criteria, stop_strings, tokenizer)
-    calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
+    calls = callbacks_of(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
+    if (generation_config.num_beams or 1) > 1:
+        beams.refuse_beside_beams(
+            generation_config, calls, {"draft": draft, "plan": plan, "assistant_model": assistant_model}
+        )
+        return beams.search(model, input_ids, generation_config, calls, model_kwargs, max_length=max_length)
+    drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     turns = turning_length(model.config.get_text_config())
     if turns is not None and max_length - min(num_pads(input_ids, model_kwargs.get("attention_mask"))) > turns:
         logger.warning(
@@ -203,17 +210,6 @@ def _both_borrowed(
         refuse_model(assistant)
         loaded = target if assistant is model else loans.enter_context(borrowed(assistant))
         yield target, LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
-
-
-def _callbacks(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:
-    as_dict = bool(config.return_dict_in_generate)
-    return Callbacks(
-        processors,
-        criteria,
-        streamer,
-        keeps_scores=as_dict and bool(config.output_scores),
-        keeps_logits=as_dict and bool(config.output_logits),
-    )
 
 
 def _pad_id(config: Any, calls: Callbacks) -> int | None:

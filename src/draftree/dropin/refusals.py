@@ -121,10 +121,10 @@ def refuse_config(config: Any, *, without_cache: bool = False) -> None:
         ConfigurationError: names the setting.
     """
     mode = str(config.get_generation_mode().value)
-    if mode not in ("greedy_search", "sample", "assisted_generation") or (config.num_beams or 1) > 1:
+    if mode not in ("greedy_search", "sample", "assisted_generation", "beam_search", "beam_sample"):
         raise ConfigurationError(
             f"generation mode '{mode.replace('_', ' ')}' (num_beams={config.num_beams}) was asked for, but Draftree "
-            f"writes one text at a time, greedily or by sampling: set num_beams=1, or {WITHOUT}"
+            f"writes texts greedily, by sampling or with beams: leave the setting of this mode out, or {WITHOUT}"
         )
     for name, reason in _UNSUPPORTED.items():
         value = getattr(config, name, None)

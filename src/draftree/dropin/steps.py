@@ -205,3 +205,15 @@ class Steps:
         scores = tuple(self.scores) if self._calls.keeps_scores else None
         flags = torch.as_tensor(self._calls.criteria(ids, scores)).expand(len(seen)).tolist()
         return [flags[row.place] for row in rows] if self.in_step else flags
+
+
+def callbacks_of(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:
+    """Return what is called in every step, from the arguments of `generate`."""
+    as_dict = bool(config.return_dict_in_generate)
+    return Callbacks(
+        processors,
+        criteria,
+        streamer,
+        keeps_scores=as_dict and bool(config.output_scores),
+        keeps_logits=as_dict and bool(config.output_logits),
+    )

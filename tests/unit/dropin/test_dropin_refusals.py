@@ -27,7 +27,7 @@ from spelling import tokenizer
 ONE = padded(8)
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "beams": ({"num_beams": 2}, "num_beams=2"),
+    "beams with a drafter": ({"num_beams": 2}, "num_beams=2"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search"),
     "early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1"),
     "ensemble": ({"assistant_ensemble_weight": 0.5}, "changes the distribution"),

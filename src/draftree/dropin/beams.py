@@ -1,0 +1,223 @@
+"""`generate` with `num_beams` > 1: the beam search of `draftree/beam`, with the processors and criteria of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation import GenerateBeamDecoderOnlyOutput
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from draftree.beam.loop import BeamSearch
+from draftree.beam.params import BeamSearchParams
+from draftree.beam.result import BeamResult
+from draftree.beam.state import Hooks, TextSearch
+from draftree.beam.strategies.base import Candidate
+from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
+from draftree.core.transfer import to_device
+from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
+from draftree.dropin.steps import Callbacks
+from draftree.loading.lending import borrowed, is_padding_counted
+from draftree.models.torch.context import turning_length
+
+_SEEDS = 2**63 - 1
+_BY_ROW = (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+"""Processors that treat each row by itself; others may count rows, and are shown those of all beams."""
+
+
+def refuse_beside_beams(config: Any, calls: Callbacks, given: Mapping[str, Any]) -> None:
+    """Raise where a setting has no effect on a beam search, or is not offered with one.
+
+    Args:
+        config: a generation config.
+        calls: what is called in every step.
+        given: arguments that concern drafts.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    drafting = [name for name, value in given.items() if value is not None]
+    drafting += [name for name in ("prompt_lookup_num_tokens",) if getattr(config, name, None) is not None]
+    for name in drafting:
+        raise ConfigurationError(
+            f"{name} was given with num_beams={config.num_beams}, but no drafter takes part in a beam search: leave "
+            f"{name} out, or set num_beams=1"
+        )
+    if calls.streamer is not None:
+        raise ConfigurationError("a streamer cannot show several beams: leave it out, or set num_beams=1")
+    for name, is_kept in (("output_scores", calls.keeps_scores), ("output_logits", calls.keeps_logits)):
+        if is_kept:
+            raise ConfigurationError(
+                f"{name}=True cannot be honoured with num_beams={config.num_beams}: the scores of all tokens are not "
+                f"kept (sequences_scores are returned anyway); leave it out, or {WITHOUT}"
+            )
+
+
+class CallHooks(Hooks):
+    """Logits processors and stopping criteria of a call, with rows as `generate` shows them.
+
+    Args:
+        rows: prompts with their padding, shape (prompts, length).
+        calls: processors and criteria.
+    """
+
+    def __init__(self, rows: Tensor, calls: Callbacks) -> None:
+        self._rows, self._calls = rows, calls
+        known = (EosTokenCriteria, MaxLengthCriteria)
+        self._criteria = StoppingCriteriaList([one for one in calls.criteria if not isinstance(one, known)])
+        self._functions = [
+            one._prefix_allowed_tokens_fn
+            for one in calls.processors
+            if isinstance(one, PrefixConstrainedLogitsProcessor)
+        ]
+        self._processors = LogitsProcessorList(
+            [one for one in calls.processors if not isinstance(one, PrefixConstrainedLogitsProcessor)]
+        )
+
+        self._counts_rows = not all(isinstance(one, _BY_ROW) for one in self._processors)
+
+    def _processed_among_all(self, text: TextSearch, shown: Tensor, logprobs: Tensor) -> Tensor:
+        """Call the processors with rows for all beams of all prompts; the first own row stands for the others."""
+        width = text.params.beam_width
+        first, count = text.index * width, len(shown)
+        all_shown = shown[:1].repeat(width * len(self._rows), 1)
+        all_logprobs = logprobs[:1].repeat(len(all_shown), 1)
+        all_shown[first : first + count], all_logprobs[first : first + count] = shown, logprobs
+        found: Tensor = self._processors(all_shown, all_logprobs)  # type: ignore[arg-type]
+        return found[first : first + count]
+
+    def _shown(self, text: TextSearch, generated: Sequence[tuple[int, ...]]) -> Tensor:
+        row = self._rows[text.index]
+        own = to_device(generated, row.device).reshape(len(generated), -1)
+        return torch.cat((row.expand(len(generated), -1), own), dim=1)
+
+    def process(self, text: TextSearch, logprobs: Tensor) -> Tensor:
+        """Call the processors; a function of allowed tokens gets the index of the prompt."""
+        shown = self._shown(text, [beam.tokens for beam in text.live])
+        if self._counts_rows:
+            logprobs = self._processed_among_all(text, shown, logprobs)
+        else:
+            logprobs = self._processors(shown, logprobs)  # type: ignore[arg-type]
+        for function in self._functions:
+            mask = torch.full_like(logprobs, -torch.inf)
+            for row, tokens in enumerate(shown):
+                mask[row, function(text.index, tokens)] = 0
+            logprobs = logprobs + mask
+        return logprobs
+
+    def ends(self, text: TextSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
+        """Call the criteria once for all candidates."""
+        if not self._criteria:
+            return [False] * len(candidates)
+        shown = self._shown(text, [(*one.parent.tokens, one.token) for one in candidates])
+        found: list[bool] = self._criteria(shown, None).tolist()
+        return found
+
+
+@torch.no_grad()
+def search(
+    model: Any, input_ids: Tensor, config: Any, calls: Callbacks, inputs: Mapping[str, Any], *, max_length: int
+) -> Tensor | GenerateBeamDecoderOnlyOutput:
+    """Return what `generate` returns for `num_beams` > 1.
+
+    Args:
+        model: the model whose `generate` was called.
+        input_ids: shape (prompts times beams, length), each prompt repeated.
+        config: complete.
+        calls: processors and criteria.
+        inputs: inputs of the model, repeated likewise.
+        max_length: tokens of a row at most.
+
+    Raises:
+        DraftreeError: an input cannot be honoured; or fewer texts exist than were asked for.
+    """
+    width = int(config.num_beams)
+    rows, mask = input_ids[::width], inputs.get("attention_mask")
+    if has_images(inputs):
+        raise InvalidRequestError(f"images with num_beams={width} cannot be honoured: set num_beams=1, or {WITHOUT}")
+    with borrowed(model) as target:
+        refuse_inputs(input_ids, inputs, max_length=max_length, context=target.model.max_length)
+        pads = num_pads(rows, None if mask is None else mask[::width])
+        turns = turning_length(model.config.get_text_config())
+        if (any(pads) and is_padding_counted(model)) or (turns is not None and max_length - min(pads) > turns):
+            raise InvalidRequestError(
+                f"{type(model).__name__} computes these positions in another way in its own loop, which num_beams="
+                f"{width} cannot follow: give one prompt without padding, a smaller max_new_tokens, or {WITHOUT}"
+            )
+        ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
+        prompts = [row[skipped:] for row, skipped in zip(rows.tolist(), pads, strict=True)]
+        params = [_params(config, max_length - rows.shape[1]) for _ in prompts]
+        searcher = BeamSearch(target.model, end_ids=ends, batch_size=len(prompts), hooks=CallHooks(rows, calls))
+        results = searcher.run(prompts, params)
+    return _output(results, rows, config, ends)
+
+
+def _params(config: Any, max_new_tokens: int) -> BeamSearchParams:
+    seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
+    return BeamSearchParams(
+        beam_width=config.num_beams,
+        num_return_sequences=config.num_return_sequences or 1,
+        max_new_tokens=max_new_tokens,
+        length_penalty=float(1.0 if config.length_penalty is None else config.length_penalty),
+        early_stopping=config.early_stopping or False,
+        sampling="beam" if config.do_sample else "none",
+        seed=seed,
+    )
+
+
+def _output(
+    results: Sequence[BeamResult], rows: Tensor, config: Any, ends: Sequence[int]
+) -> Tensor | GenerateBeamDecoderOnlyOutput:
+    wanted = config.num_return_sequences or 1
+    for index, result in enumerate(results):
+        if len(result.hypotheses) < wanted:
+            raise GenerationError(
+                f"prompt {index} has {len(result.hypotheses)} texts, and num_return_sequences={wanted} were asked for: "
+                "ask for fewer"
+            )
+    found = [(index, one) for index, result in enumerate(results) for one in result.hypotheses]
+    longest = max(len(one.tokens) for _, one in found)
+    pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    fill = (pad or ends[0]) if ends else -1  # as in generate, where a pad id of 0 counts as none
+    texts = [[*one.tokens, *[fill] * (longest - len(one.tokens))] for _, one in found]
+    sequences = torch.cat((rows.repeat_interleave(wanted, dim=0), to_device(texts, rows.device)), dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    width = int(config.num_beams)
+    ranks = [
+        [*(index * width + rank for rank in one.beam_indices), *[-1] * (longest - len(one.tokens))]
+        for index, one in found
+    ]
+    return GenerateBeamDecoderOnlyOutput(
+        sequences=sequences,  # type: ignore[arg-type]
+        sequences_scores=to_device([one.score for _, one in found], rows.device, dtype=torch.float32),
+        beam_indices=to_device(ranks, rows.device, dtype=torch.int32),  # type: ignore[arg-type]
+    )
