@@ -68,6 +68,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._block = max(1, self.max_length // 2)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
+        self.answered: Tensor | None = None
+        """States of the rows of the last logits, shape (rows, hidden)."""
 
     @property
     def footprint(self) -> Footprint:
@@ -180,6 +182,7 @@ class HeadStepper(Stepper[HeadedSequence]):
                 self._cut(state, last)
         found = self._read(states, [len(state.view.history) for state in states])
         roots = torch.cat([found[index][-1:] for index in range(len(states))])
+        self.answered = roots
         before = self._decoder.recycle(roots)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
@@ -200,6 +203,7 @@ class HeadStepper(Stepper[HeadedSequence]):
             before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
             jobs.append(RowJob(state.slot, row, positions, above, before))
         together, logits = self._decoder.answer(jobs)
+        self.answered = together
         recycled, place = self._decoder.recycle(together), 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
