@@ -47,6 +47,14 @@ class _Drafted:
     logits: list[Tensor] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
 
+    def row(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return the logits and the state of a row, shape (1, tokens) and (1, hidden)."""
+        for logits, states in zip(self.logits, self.states, strict=True):
+            if row < len(logits):
+                return logits[row : row + 1], states[row : row + 1]
+            row -= len(logits)
+        raise AssertionError("a fed node has a row")
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -246,25 +254,22 @@ class LearningStepper(Stepper[HeadedSequence]):
             found = self._drafted.pop(id(state), None)
             if found is None:
                 continue
-            written = state.view.history.tokens[found.start :].tolist()
+            written: list[int] = state.view.history.tokens[found.start :].tolist()
             if found.firsts is not None:
                 base, learned = (first == written[0] for first in found.firsts)
                 self._corrections.compare(found.name, base=base, learned=learned)
-            logits, rows = torch.cat(found.logits), torch.cat(found.states)
             visited = [0, *(state.fed[node] + 1 for node in path if node in state.fed)]
             temperature = state.view.controls.temperature or 1.0
             for row, token in zip(visited, written, strict=False):
                 column = int(self._places[token])
                 if column >= 0:
-                    batches.setdefault(found.name, _Batch()).add(
-                        logits[row : row + 1], rows[row : row + 1], column, temperature
-                    )
+                    batches.setdefault(found.name, _Batch()).add(*found.row(row), column, temperature)
         with single_threaded():
             for name, batch in batches.items():
                 self._corrections.learn(
                     name,
-                    torch.cat(batch.logits),
-                    torch.cat(batch.states),
+                    _joined(batch.logits),
+                    _joined(batch.states),
                     columns=batch.columns,
                     temperatures=batch.temperatures,
                 )
@@ -272,6 +277,10 @@ class LearningStepper(Stepper[HeadedSequence]):
     def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
         """Drop the tree."""
         self.keep(states, [()] * len(states))
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def _by_name(names: Sequence[str | None]) -> list[tuple[str, list[int]]]:
