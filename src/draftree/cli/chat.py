@@ -27,6 +27,7 @@ from draftree.cli.options import (
     When,
 )
 from draftree.cli.render import Colour, Style, is_terminal, note, say
+from draftree.drafters import AUTO_DRAFT
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -37,8 +38,6 @@ __all__ = ["chat"]
 
 MAX_TOKENS = 1024
 """Default maximum length of an answer."""
-DEFAULT_DRAFT = "suffix"
-"""Default drafter: lossless, without a second model, and off where it does not pay."""
 DEFAULTS = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "top_p": 0.95}
 """Default sampling: unrestricted draws at temperature 1 make the answers of small models incoherent."""
 NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "truncate_prompt_tokens", "prediction"})
@@ -50,7 +49,7 @@ def chat(
     context: typer.Context,
     model: Model,
     *,
-    draft: Draft = DEFAULT_DRAFT,
+    draft: Draft = AUTO_DRAFT,
     verify: Verify = "coupled",
     plan: Plan = None,
     system: System = None,
@@ -125,6 +124,8 @@ def greet(drafting: Drafting, style: Style) -> None:
     """Say which model answers and how to get help."""
     setup = drafting.setup
     say(style.dim(f"{setup.model}, drafter {drafting.name}, kernels {drafting.llm.kernels}") + "\n")
+    if setup.auto_note:
+        say(style.dim(setup.auto_note) + "\n")
     if style.coloured:
         say(f"{style.accepted('drafted and accepted')}, chosen by the model\n")
     say(style.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves") + "\n")

@@ -25,6 +25,7 @@ from draftree.cli.options import (
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style, say
 from draftree.core.errors import ConfigurationError
+from draftree.drafters import AUTO_DRAFT
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def explain(
             rich_help_panel=SPECULATION,
             autocompletion=complete_draft,
         ),
-    ],
+    ] = AUTO_DRAFT,
     verify: Verify = "coupled",
     plan: Annotated[
         str | None,
@@ -88,13 +89,18 @@ def explain(
         threads=threads,
         trust_remote_code=trust_remote_code,
     )
-    chosen = setup.methods().plan
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
     announce_lossy(verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
     loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    if setup.auto_note:
+        say(f"{setup.auto_note}\n")
+    if setup.is_plain:
+        return
+    chosen = setup.methods().plan
     plain, fast = setup.plainly().over(loaded), setup.over(loaded)
     task = Task(prompt, system, chat).decided(fast)
     for llm in (plain, fast):

@@ -20,6 +20,7 @@ from draftree.cli.options import (
     Draft,
     Dtype,
     Kernels,
+    Learn,
     Model,
     Plan,
     Quantization,
@@ -33,7 +34,7 @@ from draftree.cli.options import (
 from draftree.cli.prompt import Request, Task, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.drafters import NO_DRAFT
+from draftree.drafters import AUTO_DRAFT
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -87,9 +88,10 @@ def generate(
     prompt: Prompt = None,
     *,
     prompts: Prompts = None,
-    draft: Draft = NO_DRAFT,
+    draft: Draft = AUTO_DRAFT,
     verify: Verify = "coupled",
     plan: Plan = None,
+    learn: Learn = None,
     chat: Chat = None,
     system: System = None,
     allow_control_tokens: AllowControlTokens = False,
@@ -139,6 +141,7 @@ def generate(
         exact=exact,
         allow_control_tokens=allow_control_tokens,
         trust_remote_code=trust_remote_code,
+        learn=learn,
     )
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
@@ -226,6 +229,8 @@ def write_and_report(
     from draftree.cli.writing import fetch_and_load, write
 
     loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    check_beside(setup, compare=False, record=record)
     with recorded(record, setup, loaded) as llm:
         if llm.draft_note:
             note(notes.dim(llm.draft_note))
@@ -235,6 +240,7 @@ def write_and_report(
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
+        say_choice(setup, notes)
         note(notes.dim(run.summary))
 
 
@@ -254,6 +260,8 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
     setup.methods()
     request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
     loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    check_beside(setup, compare=True, record=None)
     fast = setup.over(loaded)
     if fast.draft_note:
         note(notes.dim(fast.draft_note))
@@ -273,11 +281,18 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
         say(dump(report(fast_run, loaded.model) | beside) + "\n")
     else:
+        say_choice(setup, notes)
         note(notes.dim(f"{setup.draft}: {fast_run.summary}"))
         verdict = "the texts are the same" if equal else f"THE TEXTS DIFFER {difference(plain_run, fast_run)}"
         note(notes.bold(f"speed-up {ratio:.2f}, {verdict}"))
     if not equal:
         raise typer.Exit(1)
+
+
+def say_choice(setup: Setup, notes: Style) -> None:
+    """Print what `auto` stood for, and why, if no drafter was named."""
+    if setup.auto_note:
+        note(notes.dim(setup.auto_note))
 
 
 def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:

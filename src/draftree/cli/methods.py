@@ -35,7 +35,7 @@ class Seam:
 
 
 SEAMS = (
-    Seam("drafters", "--draft", DRAFTERS, "'none' is plain decoding."),
+    Seam("drafters", "--draft", DRAFTERS, "'none' is plain decoding, 'auto' chosen for the model."),
     Seam("verifiers", "--verify", VERIFIERS, "'coupled' if not given."),
     Seam("planners", "--plan", PLANNERS, "'auto' if not given, or 'fixed' (see 'auto')."),
 )

@@ -254,6 +254,7 @@ def _rows(input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, 
 def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
 ) -> Parts:
+    drafting = drafting.decided(target)
     methods = choose_methods(drafting.draft, "coupled", drafting.plan)
     for reads, what in ((methods.traits.reads_predictions, "prediction"), (methods.traits.reads_grammars, "grammar")):
         if reads:

@@ -16,10 +16,10 @@ from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.loop import BEST, CHECKPOINT, LOG, TrainingRun
-from draftree.train.optimizer import MasterAdamW, learning_rate
+from draftree.train.optimizer import MasterOptimizer, learning_rate
 from draftree.train.processes import Alone
 from draftree.train.run_state import Progress, read_log
-from draftree.train.settings import Limits, TrainSettings
+from draftree.train.settings import OPTIMIZERS, Limits, TrainSettings
 from train_samples import settings, shorter, texts, tiny_head, trainee
 
 CPU = torch.device("cpu")
@@ -51,6 +51,7 @@ def test_multi_step_training_raises_acceptance_of_late_levels(tmp_path: Path) ->
         chosen = settings(
             limits=Limits(steps=120),
             evaluate_every=120,
+            optimizer="adamw",
             learning_rate=1e-2,
             batch_tokens=512,
             levels=levels,
@@ -62,8 +63,9 @@ def test_multi_step_training_raises_acceptance_of_late_levels(tmp_path: Path) ->
     assert found[1] > found[0] + 0.1
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=25))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_ends_with_the_same_weights(optimizer: str, tmp_path: Path) -> None:
+    chosen = settings(limits=Limits(steps=25), optimizer=optimizer)
     whole = trainee(tiny_head(), chosen)
     started(whole, chosen, tmp_path / "whole").run()
 
@@ -152,7 +154,7 @@ class OutOfMemory(HeadTrainee):
 
 
 def test_batches_that_do_not_fit_are_computed_in_parts(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=6))
+    chosen = settings(limits=Limits(steps=6), optimizer="adamw")
     whole, parts = trainee(tiny_head(), chosen), trainee(tiny_head(), chosen)
     parts.__class__ = OutOfMemory
     notes: list[str] = []
@@ -274,13 +276,32 @@ def test_weights_in_bfloat16_are_updated_in_float32() -> None:
     module = torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         module.weight.fill_(1.0)
-    optimizer = MasterAdamW(module, settings(learning_rate=1e-4, clip=10.0))
+    optimizer = MasterOptimizer(module, settings(learning_rate=1e-4, clip=10.0, optimizer="adamw"))
     for _ in range(100):
         module.weight.grad = torch.ones_like(module.weight)
         assert optimizer.update(1e-4, lambda gradient: gradient) == pytest.approx(4.0)
     assert module.weight.dtype == torch.bfloat16
     assert optimizer.state()["weight/weight"].allclose(torch.full((4, 4), 0.99), atol=1e-4)
     assert module.weight.float().allclose(torch.full((4, 4), 0.99), atol=4e-3)
+
+
+def test_muon_updates_matrices_of_layers_by_orthogonal_steps() -> None:
+    """All singular values of an update are near each other, whatever the gradient's."""
+    module = torch.nn.ModuleDict({"fc": torch.nn.Linear(8, 4), "lm_head": torch.nn.Linear(8, 4, bias=False)})
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    optimizer = MasterOptimizer(module, settings(optimizer="muon", clip=100.0))
+    for parameter in module.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        module["fc"].weight.grad[0] *= 20
+    optimizer.update(0.01, lambda gradient: gradient)
+    change = {name: p.detach() - before[name] for name, p in module.named_parameters()}
+    values = torch.linalg.svdvals(change["fc.weight"])
+    assert values.max() < 2 * values.min()
+    for name in ("fc.bias", "lm_head.weight"):
+        assert change[name].abs().allclose(torch.full_like(change[name], 0.01), atol=1e-4), "AdamW's first step"
+    keys = set(optimizer.state())
+    assert {"momentum_buffer/fc.weight", "exp_avg/lm_head.weight", "exp_avg_sq/fc.bias"} < keys
 
 
 def test_frozen_weights_are_not_trained(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "MaxLength",
     "Minutes",
     "Model",
+    "Optimizer",
     "Output",
     "Patience",
     "Resume",
@@ -91,6 +92,12 @@ Decay = Annotated[
         help="Weight of each level relative to the one before; by survival of the drafts if not given.",
         metavar="X",
         rich_help_panel=RECIPE,
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        help="muon (matrices of layers; adamw for the rest) or adamw.", metavar="NAME", rich_help_panel=RECIPE
     ),
 ]
 LearningRate = Annotated[float, typer.Option(help="Highest learning rate.", metavar="X", rich_help_panel=RECIPE)]

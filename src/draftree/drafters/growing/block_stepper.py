@@ -22,7 +22,7 @@ from draftree.drafters.growing.block_sequence import BlockSequence, Levels
 from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
 from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, last_rows
+from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, drop_before
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, TensorLogits
@@ -122,8 +122,8 @@ class BlockStepper(Stepper[BlockSequence]):
             new = Unread(slot.length + 1 - len(rows), rows).between(max(1, state.end), slot.length + 1)
             if new is not None:
                 state.unread.append(new)
-            if self._idle_rounds > IDLE_ROUNDS:
-                state.unread = last_rows(state.unread, MAX_UNREAD)
+                if self._idle_rounds > IDLE_ROUNDS:
+                    drop_before(state.unread, new.end - MAX_UNREAD)
 
     def read(self, states: Sequence[BlockSequence], counts: Sequence[int]) -> None:
         """Read rows of prompts along with the target; nothing while no trees are requested."""

@@ -24,7 +24,7 @@ from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, last_rows
+from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, drop_before
 from draftree.heads.decoding import HeadDecoder
 from draftree.heads.passes import HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
@@ -157,7 +157,7 @@ class HeadStepper(Stepper[HeadedSequence]):
             if new is not None:
                 state.unread.append(new)
                 if self._idle_rounds > IDLE_ROUNDS:
-                    state.unread = last_rows(state.unread, MAX_UNREAD)
+                    drop_before(state.unread, new.end - MAX_UNREAD)
 
     def read(self, states: Sequence[HeadedSequence], counts: Sequence[int]) -> None:
         """Read rows of prompts along with the target; nothing while no trees are requested."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -39,13 +38,14 @@ class Unread:
         return Unread(first, self.hidden[first - self.first : end - self.first])
 
 
-def last_rows(pieces: Sequence[Unread], count: int) -> list[Unread]:
-    """Return the last `count` rows of ascending pieces."""
-    if not pieces:
-        return []
-    end = pieces[-1].end
-    found = (piece.between(end - count, end) for piece in pieces)
-    return [piece for piece in found if piece is not None]
+def drop_before(pieces: list[Unread], position: int) -> None:
+    """Drop the rows before a position from ascending pieces, in place."""
+    while pieces and pieces[0].first < position:
+        rest = pieces[0].between(position, pieces[0].end)
+        if rest is not None:
+            pieces[0] = rest
+            return
+        del pieces[0]
 
 
 def common_length(one: History, other: History) -> int:

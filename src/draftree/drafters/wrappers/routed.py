@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.hidden import layers_of
 from draftree.core.routing import PLAIN, Routed, rows_by_choice
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
@@ -68,6 +69,7 @@ class RoutedDrafter(Drafter[Routed]):
             reads_grammars=any(own.reads_grammars for own in config),
             wants_picks=any(own.wants_picks for own in config),
             features=tuple(dict.fromkeys(layer for own in config for layer in own.features)),
+            learns=any(own.learns for own in config),
         )
 
     def reserve(self, num_sequences: int, length: int) -> None:
@@ -134,7 +136,7 @@ class RoutedDrafter(Drafter[Routed]):
         if verdict is not None and self._strips_picks[choice]:
             verdict = replace(verdict, picks=())
         if hidden is not None and columns is not None:
-            hidden = hidden[:, columns] if columns else None
+            hidden = layers_of(hidden, columns) if columns else None
         return Observation(whole.state.own, whole.tokens_read, whole.tree, verdict, hidden)
 
     @property
