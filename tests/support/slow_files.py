@@ -36,6 +36,8 @@ SLOW = frozenset(
         "test_head_stepper",
         "test_head_texts",
         "test_kernels_told",
+        "test_learned_texts",
+        "test_learning",
         "test_lending",
         "test_merged_distributions",
         "test_mtp",

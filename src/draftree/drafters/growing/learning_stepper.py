@@ -25,7 +25,7 @@ from draftree.models.memory import Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 
-COMPARED_EVERY = 4
+COMPARED_EVERY = 2
 """Drafts that are learned from, of which one is compared: a comparison costs two searches."""
 
 

@@ -26,7 +26,7 @@ FIRST_SQUARE = 0.01
 """Initial sum of squared gradients: bounds the first steps."""
 LEAST_PROBABILITY = 1e-3
 """Tokens of lower probability are left out of an update."""
-MEMORY = 1 - 1 / 512
+MEMORY = 1 - 1 / 256
 """Factor of older outcomes in a running share, for each new one."""
 LEAST_OUTCOMES = 64
 """Outcomes before a correction can be used."""
