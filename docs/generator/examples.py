@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from draftree.heads.config import HeadConfig
-from draftree.heads.layouts.speculators import SpeculatorsLayout
+from draftree.heads.folders import write_head
+from draftree.heads.kinds import head_class
+from draftree.heads.vocabulary import DraftVocabulary
 
 __all__ = ["HEAD", "HEAD_CONFIG", "present"]
 
@@ -17,26 +18,24 @@ HEAD = "my-head"
 HEAD_CONFIG = HeadConfig(
     kind="eagle3",
     features=(2, 15, 27),
-    target_hidden=576,
-    hidden=576,
-    vocab_size=49152,
-    draft_vocab_size=8192,
+    target_hidden=8,
+    hidden=8,
+    vocab_size=16,
+    draft_vocab_size=16,
     depth=4,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    target_name="smollm2-135m-instruct",
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    intermediate=8,
 )
-"""A head of SmolLM2-135M-Instruct."""
+"""A head with the levels and hidden states of one for SmolLM2-135M-Instruct, in small sizes."""
 
 
 @contextlib.contextmanager
 def present() -> Iterator[None]:
-    """The working directory is one with the folder of a head, without weights."""
+    """The working directory is one with the folder of a head, with random weights."""
+    head = head_class(HEAD_CONFIG.kind)(HEAD_CONFIG, DraftVocabulary.full(HEAD_CONFIG.vocab_size))
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / HEAD
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(SpeculatorsLayout().values(HEAD_CONFIG)), encoding="utf-8")
+        write_head(head, Path(place) / HEAD)
         with contextlib.chdir(place):
             yield

@@ -124,6 +124,7 @@ class AsyncLLM:
         wait: bool = True,
         request_id: str | None = None,
         trace: bool = False,
+        owner: str | None = "",
     ) -> Submission:
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
@@ -135,6 +136,7 @@ class AsyncLLM:
             wait: whether to wait while the queue is full.
             request_id: name of the request in records and errors; None for a new one.
             trace: whether updates hold a record of every round of their sequence.
+            owner: whose text it is, for drafters that learn; None to leave it out.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -147,7 +149,7 @@ class AsyncLLM:
             with self._encoding:
                 ids = self._llm.prompts.encode(prompt)
                 return requests.sequences(
-                    ids, given, draft=draft, priority=priority, request_id=request_id, trace=trace
+                    ids, given, draft=draft, priority=priority, request_id=request_id, trace=trace, owner=owner
                 )
 
         loop = asyncio.get_running_loop()
@@ -268,16 +270,12 @@ class AsyncLLM:
                     raise update.sequence.error
                 yield update
 
-    async def forget(self) -> None:
-        """Drop the state of earlier requests (prefix cache, drafter statistics). Affects speed only, never a text."""
-        await asyncio.wrap_future(self._driver.call(self._llm.forget))
+    async def forget(self, *, learned: bool = True) -> None:
+        """Drop the state of earlier requests, as `LLM.forget`."""
+        await asyncio.wrap_future(self._driver.call(lambda: self._llm.forget(learned=learned)))
 
     async def ping(self) -> None:
-        """Return when the engine's thread is between two steps: it is alive, and its steps end.
-
-        Raises:
-            EngineClosedError: the engine was closed, or failed.
-        """
+        """Return when the engine's thread is between two steps; raise EngineClosedError if it was closed or failed."""
         await asyncio.wrap_future(self._driver.call(lambda: None))
 
     async def drain(self) -> None:
@@ -285,8 +283,10 @@ class AsyncLLM:
         await asyncio.wrap_future(self._driver.drain())
 
     async def close(self) -> None:
-        """Accept no more requests, end unfinished ones with `EngineClosedError`, and stop the thread."""
+        """End unfinished requests with `EngineClosedError`, stop the thread, and save what was learned."""
         await asyncio.to_thread(self._driver.close)
+        if self._llm.learned is not None:
+            await asyncio.to_thread(self._llm.learned.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from block_samples import ALL, config_of, random_head
 from draftree import LLM, SamplingParams
 from draftree.heads.folders import write_head
+from draftree.heads.layouts.mtp import layer_config
+from draftree.heads.layouts.values import Values
 from draftree.heads.mtp import MtpHead
-from draftree.heads.reading.folder import HeadFolder
-from draftree.heads.reading.mtp import layer_config
 from draftree.heads.vocabulary import DraftVocabulary
 from families import VOCAB_SIZE, drafter_folder, prompts
 
@@ -100,8 +100,8 @@ def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
     torch.manual_seed(5)
     loader.from_config(config).save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
-    held = HeadFolder(folder)
-    head = MtpHead(layer_config(held, held.config, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
+    layer = Values(json.loads((folder / "config.json").read_text()))
+    head = MtpHead(layer_config(layer, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
     for name, part in head.state_dict().items():
         theirs = name.replace("block.", "", 1) if name.startswith("block.") else name
         theirs = "shared_head.norm.weight" if theirs == "norm.weight" else theirs

@@ -12,7 +12,7 @@ from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.report import dump, report
-from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load
+from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load, save_learned
 from draftree.completion import Completion, completion_of
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.engine.sequence import FinishReason, WritingSequence
@@ -67,7 +67,9 @@ def write_prompts(
         GenerationError: prompts failed during generation; the others are printed.
     """
     require_fitting_options(prompts, request.task)
-    llm = setup.over(fetch_and_load(setup))
+    loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    llm = setup.over(loaded)
     if llm.draft_note:
         note(notes.dim(llm.draft_note))
     start = time.perf_counter()
@@ -78,9 +80,12 @@ def write_prompts(
             say(dump(as_json(written, setup, llm)) + "\n")
         else:
             show(written, screen)
+    save_learned(llm)
     if screen is not None:
         stats = [completion.stats for written in done for completion in written.completions]
         if stats:
+            if setup.auto_note:
+                note(notes.dim(setup.auto_note))
             line = decoding_line(stats, time.perf_counter() - start, drafted=not setup.is_plain)
             note(notes.dim(f"{len(done)} prompts, {line}"))
     raise_failures(done)

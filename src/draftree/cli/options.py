@@ -68,7 +68,8 @@ Verify = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="The drafter: none, ngram, suffix, prediction, model:NAME; options after commas (ngram,k=4).",
+        help="The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
+        "options after commas (ngram,k=4).",
         metavar="SPEC",
         autocompletion=complete_draft,
         rich_help_panel=SPECULATION,
@@ -80,6 +81,14 @@ Plan = Annotated[
         help="The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.",
         metavar="POLICY",
         autocompletion=complete_plan,
+        rich_help_panel=SPECULATION,
+    ),
+]
+Learn = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafters learn from verified texts: server; server,folder=PATH keeps what was learned for later runs.",
+        metavar="SCOPE",
         rich_help_panel=SPECULATION,
     ),
 ]

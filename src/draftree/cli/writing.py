@@ -11,13 +11,14 @@ from typing import Any
 
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import load_for, require_positive
+from draftree.choices import decide, learning_of
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
-from draftree.drafters import drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
@@ -25,7 +26,7 @@ from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
+__all__ = ["Run", "Screen", "Setup", "fetch_and_load", "save_learned", "warm_up", "write"]
 
 WARM_UP_TOKENS = 8
 PICTURES = (
@@ -37,7 +38,11 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model and its methods, as named by the user."""
+    """A model and its methods, as named by the user.
+
+    Attributes:
+        auto_note: what `auto` stood for and why; empty if the user named a drafter.
+    """
 
     model: str
     draft: str | None = None
@@ -51,6 +56,8 @@ class Setup:
     exact: bool = False
     allow_control_tokens: bool = False
     trust_remote_code: bool = False
+    learn: str | None = None
+    auto_note: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -59,15 +66,28 @@ class Setup:
 
     def plainly(self) -> Setup:
         """Return the same setup without a drafter."""
-        return dataclasses.replace(self, draft=None, plan=None)
+        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
+
+    def decided(self, loaded: LoadedModel) -> Setup:
+        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`.
+
+        Raises:
+            ConfigurationError: no drafter fits to the planner.
+        """
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(loaded, self.verify, self.plan)
+        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
 
     def methods(self) -> Methods:
-        """Find and check the methods; loads nothing.
+        """Find and check the methods; loads nothing. For `auto`, those of a stand-in.
 
         Raises:
             ConfigurationError: a method is unknown, or they do not fit together.
         """
-        return choose_methods(self.draft, self.verify, self.plan)
+        methods = choose_methods(self.draft, self.verify, self.plan)
+        learning_of(self.learn, {self.draft or NO_DRAFT: methods})
+        return methods
 
     def over(
         self,
@@ -94,6 +114,7 @@ class Setup:
             allow_control_tokens=self.allow_control_tokens,
             trust_remote_code=self.trust_remote_code,
             tokenizer=tokenizer,
+            learn=self.learn,
             on_round=on_round,
         )
 
@@ -191,7 +212,15 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
     count = max(1, min(WARM_UP_TOKENS, room - 2))
     params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=constraint is None, **grammar)
-    llm.generate([[0] * min(2, room - 1)], params)
+    for sequence in llm.requests.sequences([0] * min(2, room - 1), params, owner=None):
+        for _ in llm.engine.stream(sequence):
+            pass
+
+
+def save_learned(llm: LLM) -> None:
+    """Save what drafters learned, if they did, and release its files."""
+    if llm.learned is not None:
+        llm.learned.close()
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:

@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters import DRAFTERS
+from draftree.drafters.learning.store import LearningStore
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.controls import Controls
@@ -46,12 +47,15 @@ class SequenceView:
         controls: controls of the request.
         slot: the target's slot, for drafters that run a part of the target; None if there is no target.
         draft: name of the drafter that the request chose; empty for the default.
+        owner: whose text it is, such as the name of an API key, for drafters that learn from texts; None for a text
+            that drafters neither learn from nor draft with what they learned.
     """
 
     history: History
     controls: Controls
     slot: Slot | None = None
     draft: str = ""
+    owner: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class DraftContext:
         shares_noise: whether candidates are ranked with the request's noise; otherwise with another stream.
         load_model: loads the model that a spec names.
         place: index among merged drafters that draw from a distribution, from 0; each has its own noise.
+        learning: store of what is learned from verified texts; None unless learning is requested.
     """
 
     target: LanguageModel
@@ -82,6 +87,7 @@ class DraftContext:
     shares_noise: bool
     load_model: Callable[[str], LoadedDraftModel]
     place: int = 0
+    learning: LearningStore | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,7 @@ class DraftTraits:
         wants_picks: whether verdicts passed to `observe` must have the target's pick at every node.
         features: hidden states of the target that `observe` needs, in this order: index l is the residual stream that
             enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
+        learns: whether it can learn from verified texts (`DraftContext.learning`).
     """
 
     draws: frozenset[Draw]
@@ -115,6 +122,7 @@ class DraftTraits:
     reads_grammars: bool = False
     wants_picks: bool = False
     features: tuple[int, ...] = ()
+    learns: bool = False
 
 
 NO_DRAFTS = DraftTraits(draws=frozenset(), depth=0, nodes=0)

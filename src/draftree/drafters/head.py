@@ -15,26 +15,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
 from draftree.drafters.growing.block_stepper import BlockStepper
 from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.drafters.growing.learning_stepper import LearningStepper
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.learning.corrections import HeadCorrections, Pace
+from draftree.drafters.learning.store import LearningStore
 from draftree.heads.base import FeatureHead, Head
 from draftree.heads.blocks import BlockHead
 from draftree.heads.calibration import read_calibration
-from draftree.heads.config import HeadConfig
+from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
+from draftree.heads.shipped.catalogue import head_folder
 from draftree.heads.target_parts import TargetParts
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
+from draftree.models.native.model import NativeModel
+from draftree.models.torch.identity import fingerprint
+
+LEARNING_KINDS = (EAGLE, EAGLE3, MTP)
+"""Kinds that learn from verified texts: those that draft level by level."""
 
 
 @final
@@ -43,7 +51,8 @@ class HeadDrafter(GrowingDrafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target.
+        """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target;
+        or the name of a head of this package, as `draft="auto"` shows it.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
@@ -58,7 +67,7 @@ class HeadDrafter(GrowingDrafter):
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits of the shape, and the hidden states that the head reads; reads its `config.json` only."""
-        head = read_config(config.path)
+        head = read_config(head_folder(config.path))
         shape = _shape(config, head)
         return DraftTraits(
             draws=shape.draws,
@@ -68,20 +77,24 @@ class HeadDrafter(GrowingDrafter):
             gives_confidence=True,
             runs_model=True,
             features=head.features,
+            learns=head.kind in LEARNING_KINDS,
         )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         target = context.target
-        head = read_head(config.path, dtype=target.dtype, device=target.device)
+        folder = head_folder(config.path)
+        head = read_head(folder, dtype=target.dtype, device=target.device)
         head.bind(TargetParts.of(target))
-        self._stepper = _stepper(head, target)
+        # before the passes take the weights
+        self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
+        self._stepper = _stepper(head, target, self._corrections)
         self._growth = Growth(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
-            calibration=read_calibration(Path(config.path)),
+            calibration=read_calibration(folder),
         )
 
     @property
@@ -89,20 +102,51 @@ class HeadDrafter(GrowingDrafter):
         """Memory of the head in bytes."""
         return self._stepper.footprint
 
+    def forget(self) -> None:
+        """Drop what was learned from earlier requests."""
+        if self._corrections is not None:
+            self._corrections.forget()
+
     def observe(self, observations: Sequence[Observation[Any]]) -> None:
         """Note the target's hidden states, and drop the trees."""
         self._stepper.learn([o.state for o in observations], [o.hidden for o in observations])
         super().observe(observations)
 
 
-def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
+def _corrections(head: Head, target: LanguageModel, store: LearningStore) -> HeadCorrections | None:
+    """Return the corrections of a head, shared by all drafters with this head; None if it does not learn."""
+    options, config = store.learning.options, head.config
+    if config.kind not in LEARNING_KINDS or not options.rate:
+        return None
+    identity = f"{store.fingerprint} {fingerprint(head)}"
+    return store.learner(
+        ("head", identity),
+        lambda: HeadCorrections(
+            config.draft_vocab_size,
+            config.hidden,
+            rank=options.rank,
+            rate=options.rate,
+            identity=identity,
+            device=target.device,
+            lock=store.lock,
+            by_owner=store.is_by_key,
+            pace=Pace(options.share),
+            native=isinstance(target, NativeModel),
+        ),
+    )
+
+
+def _stepper(
+    head: Head, target: LanguageModel, corrections: HeadCorrections | None
+) -> HeadStepper | LearningStepper | BlockStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
         return BlockStepper(ParallelEagle(head), target.device)
     if isinstance(head, BlockHead):
         return BlockStepper(head, target.device)
     if isinstance(head, FeatureHead):
-        return HeadStepper(passes_of(head, target))
+        stepper = HeadStepper(passes_of(head, target))
+        return stepper if corrections is None else LearningStepper(stepper, corrections, head.vocabulary)
     raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")
 
 

@@ -13,13 +13,14 @@ other; loses little otherwise, because it drafts little.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import DraftContext, SequenceView
+from draftree.drafters.base import DraftContext, DraftTraits, SequenceView
+from draftree.drafters.learning.tables import TextTables
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
 from draftree.drafters.lookup.occurrences import Occurrences
 
@@ -73,14 +74,33 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
     def __init__(self, config: Config, context: DraftContext) -> None:
         super().__init__(config, context)
         self._orders = (config.min, max(config.min, LONG_RUN))
-        self._earlier = self._empty_memory()
+        self._earlier = self._tables(context) if config.memory else None
 
-    def _empty_memory(self) -> Occurrences | None:
-        return Occurrences(self._orders, capacity=self._config.memory) if self._config.memory else None
+    @classmethod
+    def describe(cls, config: Config) -> DraftTraits:
+        """Return the traits; earlier answers can be learned if there is memory."""
+        return replace(super().describe(config), learns=bool(config.memory))
+
+    def _tables(self, context: DraftContext) -> TextTables:
+        memory, vocab_size, store = self._config.memory, context.target.vocab_size, context.learning
+        if store is None:
+            return TextTables(self._orders, memory=memory, vocab_size=vocab_size)
+        return store.learner(
+            ("suffix", self._orders, memory),
+            lambda: TextTables(
+                self._orders,
+                memory=memory,
+                vocab_size=vocab_size,
+                identity=store.fingerprint,
+                by_owner=store.is_by_key,
+                lock=store.lock,
+            ),
+        )
 
     def forget(self) -> None:
         """Drop earlier answers."""
-        self._earlier = self._empty_memory()
+        if self._earlier is not None:
+            self._earlier.forget()
 
     def open(self, sequence: SequenceView) -> SuffixState:
         """Return an index of the prompt."""
@@ -93,8 +113,9 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         state.own.extend(tokens[len(state.own) :])
         tail = tokens[-self._config.max :]
         matches = _places(state.own, tail, depth, is_own=True)
-        if self._earlier is not None:
-            matches += _places(self._earlier, tail, depth, is_own=False)
+        earlier = None if self._earlier is None else self._earlier.find(state.view.owner)
+        if earlier is not None:
+            matches += _places(earlier, tail, depth, is_own=False)
         return matches
 
     def close(self, state: SuffixState) -> None:
@@ -102,7 +123,7 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
         history = state.view.history
         if self._earlier is not None and history.num_output_tokens:
             start = max(0, history.prompt_length - self._config.max)
-            self._earlier.add_text(history.tokens[start:])
+            self._earlier.add(state.view.owner, history.tokens[start:], num_new=history.num_output_tokens)
 
 
 def _places(index: Occurrences, tail: np.ndarray, depth: int, *, is_own: bool) -> list[Match]:

@@ -127,6 +127,7 @@ class WritingSequence:
         detokenizer: converts tokens to text; None if the model has no tokenizer.
         draft_controls: the controls for the drafter, if they differ from `controls`.
         draft: name of the chosen drafter; empty for the default.
+        owner: as for `SequenceView`.
         priority: lower numbers are served first.
         promise: relation of its text to plain decoding.
     """
@@ -142,6 +143,7 @@ class WritingSequence:
         detokenizer: Detokenizer | None,
         draft_controls: Controls | None = None,
         draft: str = "",
+        owner: str | None = "",
         priority: int = 0,
         promise: Promise = Promise.SAME_TEXT,
     ) -> None:
@@ -149,7 +151,7 @@ class WritingSequence:
         self.index = index
         self.history = History(prompt, capacity=limit)
         self.controls = controls
-        self.view = SequenceView(self.history, draft_controls or controls, draft=draft)
+        self.view = SequenceView(self.history, draft_controls or controls, draft=draft, owner=owner)
         self.limit = limit
         self.priority = priority
         self.promise = promise

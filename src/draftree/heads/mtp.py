@@ -19,7 +19,6 @@ from draftree.heads.config import HeadConfig
 from draftree.heads.decoder_parts import Shared
 from draftree.heads.mtp_layers import LayerParts, run_layer
 from draftree.heads.target_parts import TargetParts
-from draftree.heads.tensors import Shapes
 from draftree.heads.vocabulary import DraftVocabulary
 
 HIDDEN_FIRST = "mtp_hidden_states_first"
@@ -67,7 +66,9 @@ class MtpHead(FeatureHead):
         assert self._finish is not None, "a head is bound to a target before it runs"
         return self._finish(features[..., 0, :]).to(self.dtype)
 
-    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def run(
+        self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
         """Return the states after the layer and the norm."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         read = [self.enorm(self._shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
@@ -76,7 +77,8 @@ class MtpHead(FeatureHead):
         flat, places = x.reshape(-1, rows, x.shape[-1]), positions.reshape(-1, rows)
         rotary: Any = self._rotary[0].to(x.device)
         states = run_layer(self.block, flat, rotary(flat, position_ids=places), places, _Shaped(attend, leading))
-        found: Tensor = self.norm(states.reshape(x.shape))
+        states = states.reshape(x.shape)
+        found: Tensor = self.norm(states if chosen is None else states.index_select(-2, chosen))
         return found
 
     def recycle(self, states: Tensor) -> Tensor:
@@ -98,11 +100,3 @@ class _Shaped:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows = [part.reshape(*self._leading, *part.shape[1:]) for part in (query, key, value)]
         return self._attend(layer, *rows).reshape(query.shape)
-
-
-def mtp_shapes(config: HeadConfig) -> Shapes:
-    """Return names and shapes of the tensors of an MTP head."""
-    vocabulary = DraftVocabulary.full(config.vocab_size)
-    with torch.device("meta"):
-        head = MtpHead(config, vocabulary)
-    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}

@@ -1,136 +1,62 @@
-"""Names and shapes of the tensors of every kind of head.
+"""Names of tensors that several kinds of heads have, and the maps of a draft vocabulary in a file.
 
-The names are those of the layout of speculators where it has the kind, and of the authors' code otherwise. They are
-also the names of the parameters of our modules. Vocabulary maps (`d2t`, `t2d`) are not among them: see
-`DraftVocabulary`.
+The table of a head's tensors is its class (`heads/kinds.py`): the names of parameters are those of speculators where it
+has the kind, and those of the authors' code otherwise.
 """
 
 from __future__ import annotations
 
-from draftree.core.errors import ConfigurationError
-from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE, HeadConfig
+from collections.abc import Mapping
 
-Shapes = dict[str, tuple[int, ...]]
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.heads.config import HeadConfig
+from draftree.heads.vocabulary import DraftVocabulary
+
 EMBEDDING = "embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-MASK_HIDDEN = "mask_hidden"
+OFFSETS, MASK = "d2t", "t2d"
+"""Maps of a reduced vocabulary: offsets of the tokens that can be drafted, and whether a token can be drafted."""
 
 
-def tensor_shapes(config: HeadConfig) -> Shapes:
-    """Return the shape of each tensor of a head, by name.
+def vocabulary_of(tensors: Mapping[str, Tensor], config: HeadConfig) -> DraftVocabulary:
+    """Return the vocabulary of the maps.
 
     Raises:
-        ConfigurationError: the kind has no fixed table; the layers of `mtp` are those of its target.
+        ModelLoadError: a reduced vocabulary has no map, a map is damaged, or the maps contradict each other or the
+            configuration.
     """
-    if config.kind == EAGLE:
-        found = _eagle(config)
-    elif config.kind in (EAGLE3, PEAGLE):
-        found = _eagle3(config)
-    elif config.kind in (DFLASH, DSPARK):
-        found = _block(config)
-    elif config.kind == MEDUSA:
-        found = _medusa(config)
-    else:
-        raise ConfigurationError(f"heads of kind '{config.kind}' have no fixed table of tensors")
-    if config.own_embedding:
-        found[EMBEDDING] = (config.vocab_size, config.hidden)
-    if config.own_output and config.kind != MEDUSA:
-        found[OUTPUT] = (config.draft_vocab_size, config.hidden)
-    return found
+    offsets, mask = tensors.get(OFFSETS), tensors.get(MASK)
+    if offsets is None:
+        if config.is_full:
+            return DraftVocabulary.full(config.vocab_size)
+        raise ModelLoadError(
+            f"it drafts {config.draft_vocab_size} of {config.vocab_size} tokens, and has no tensor '{OFFSETS}' that "
+            "names them: the folder is incomplete"
+        )
+    if offsets.numel() != config.draft_vocab_size:
+        raise ModelLoadError(
+            f"'{OFFSETS}' has {offsets.numel()} entries, and config.json {config.draft_vocab_size} tokens"
+        )
+    vocabulary = DraftVocabulary.from_offsets(offsets, config.vocab_size)
+    if mask is not None and not torch.equal(mask.bool(), vocabulary.mask()):
+        raise ModelLoadError(f"'{MASK}' and '{OFFSETS}' contradict each other: the map is damaged")
+    return vocabulary
 
 
-def layer_shapes(config: HeadConfig, index: int, width: int) -> Shapes:
-    """Return the shapes of a decoder layer without norms before it.
-
-    Args:
-        config: the head.
-        index: index of the layer.
-        width: width of the input of its attention.
-    """
-    at, inner = f"layers.{index}.", config.intermediate
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    found: Shapes = {
-        f"{at}self_attn.q_proj.weight": (queries, width),
-        f"{at}self_attn.k_proj.weight": (keys, width),
-        f"{at}self_attn.v_proj.weight": (keys, width),
-        f"{at}self_attn.o_proj.weight": (config.hidden, queries),
-        f"{at}mlp.gate_proj.weight": (inner, config.hidden),
-        f"{at}mlp.up_proj.weight": (inner, config.hidden),
-        f"{at}mlp.down_proj.weight": (config.hidden, inner),
-        f"{at}post_attention_layernorm.weight": (config.hidden,),
-    }
-    if config.attention_bias:
-        sizes = {"q": queries, "k": keys, "v": keys}
-        found |= {f"{at}self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
-    if config.output_bias:
-        found[f"{at}self_attn.o_proj.bias"] = (config.hidden,)
-    if config.mlp_bias:
-        sizes = {"gate": inner, "up": inner, "down": config.hidden}
-        found |= {f"{at}mlp.{name}_proj.bias": (size,) for name, size in sizes.items()}
-    if config.qk_norm:
-        found |= {f"{at}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-    return found
+def maps_of(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
+    """Return the maps of a reduced vocabulary, on the host; none for a full one."""
+    if vocabulary.is_full:
+        return {}
+    return {OFFSETS: vocabulary.offsets().cpu(), MASK: vocabulary.mask().cpu()}
 
 
-def _eagle(config: HeadConfig) -> Shapes:
-    found: Shapes = {"fc.weight": (config.hidden, config.hidden + config.target_hidden)}
-    if config.fc_bias:
-        found["fc.bias"] = (config.hidden,)
-    for index in range(config.num_layers):
-        found |= layer_shapes(config, index, config.hidden)
-        if index:
-            found[f"layers.{index}.input_layernorm.weight"] = (config.hidden,)
-    return found
-
-
-def _eagle3(config: HeadConfig) -> Shapes:
-    width, total = config.hidden, len(config.features) * config.target_hidden
-    found: Shapes = {"fc.weight": (width, total), "norm.weight": (width,)}
-    if config.fc_bias:
-        found["fc.bias"] = (width,)
-    for index in range(config.num_layers):
-        found |= layer_shapes(config, index, width if index else 2 * width)
-        found[f"layers.{index}.input_layernorm.weight"] = (width,)
-    found["layers.0.hidden_norm.weight"] = (width,)
-    if config.norm_before_fc:
-        found["input_norm.weight"] = (total,)
-    if config.fc_norm:
-        found |= {f"fc_norm.{index}.weight": (config.target_hidden,) for index in range(len(config.features))}
-    if config.kind == PEAGLE:
-        found[MASK_HIDDEN] = (1, 1, total)
-    return found
-
-
-def _block(config: HeadConfig) -> Shapes:
-    width, rank = config.hidden, config.markov_rank
-    found: Shapes = {
-        "fc.weight": (width, len(config.features) * config.target_hidden),
-        "hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-    }
-    for index in range(config.num_layers):
-        found |= layer_shapes(config, index, width)
-        found[f"layers.{index}.input_layernorm.weight"] = (width,)
-    if rank:
-        found["markov_head.markov_w1.weight"] = (config.vocab_size, rank)
-        found["markov_head.markov_w2.weight"] = (config.draft_vocab_size, rank)
-        if config.markov_type == "gated":
-            found["markov_head.gate_proj.weight"] = (rank, width + rank)
-            found["markov_head.gate_proj.bias"] = (rank,)
-        elif config.markov_type == "rnn":
-            found["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + width)
-            found["markov_head.joint_proj.bias"] = (3 * rank,)
-    if config.has_confidence:
-        found["confidence_head.proj.weight"] = (1, width + (rank if config.confidence_with_markov else 0))
-        found["confidence_head.proj.bias"] = (1,)
-    return found
-
-
-def _medusa(config: HeadConfig) -> Shapes:
-    width, found = config.hidden, Shapes()
-    for head in range(config.block_size):
-        for index in range(config.head_layers):
-            found[f"medusa_head.{head}.{index}.linear.weight"] = (width, width)
-            found[f"medusa_head.{head}.{index}.linear.bias"] = (width,)
-        found[f"medusa_head.{head}.{config.head_layers}.weight"] = (config.draft_vocab_size, width)
-    return found
+def widest_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the dtype that holds all weights; float32 without weights."""
+    found: torch.dtype | None = None
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
+    return found or torch.float32

@@ -30,6 +30,7 @@ class JobOptions:
         trace: whether updates hold the rounds.
         drops_text: whether only the prompt is wanted; the generated token is not counted.
         names: body field of a library parameter, where it differs.
+        owner: whose texts they are, for drafters that learn.
     """
 
     draft: str | None = None
@@ -38,6 +39,7 @@ class JobOptions:
     trace: bool = False
     drops_text: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    owner: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Job:
                         wait=False,
                         request_id=options.request_id,
                         trace=options.trace,
+                        owner=options.owner,
                     )
                 )
         except BaseException as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.drafters.learning.settings import parse_learning
 from draftree.serve.served import ModelChoice
 
 __all__ = ["BYTES_WORD", "LOG_FORMATS", "LOG_LEVELS", "Group", "ServerSettings", "read_bytes"]
@@ -118,6 +119,10 @@ class ServerSettings:
 
     verify: str = _option("coupled", "The verifier.", SPECULATION, word="RULE")
     plan: str | None = _option(None, "The planner of draft sizes; auto if not given.", SPECULATION, word="POLICY")
+    learn: str | None = _option(
+        None, "Whose verified texts drafters learn from: server (all requests) or key (those of the same API key); "
+        "server,folder=PATH keeps it over restarts.", SPECULATION, word="SCOPE",
+    )  # fmt: skip
 
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, word="NAME")
     dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
@@ -143,6 +148,8 @@ class ServerSettings:
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
         _require_member("log_format", self.log_format, LOG_FORMATS)
         _require_member("log_level", self.log_level, LOG_LEVELS)
+        if self.learn is not None:
+            parse_learning(self.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
 
@@ -171,6 +178,7 @@ class ServerSettings:
         return {
             "verify": self.verify,
             "plan": self.plan if choice.drafts else None,
+            "learn": self.learn if self.learns(choice) else None,
             "dtype": self.dtype,
             "device": self.device,
             "kernels": self.kernels,
@@ -180,6 +188,14 @@ class ServerSettings:
             "prefill_chunk_size": self.prefill_chunk_size,
             "prefix_cache_size": self.prefix_cache_size,
         }
+
+    def learns(self, choice: ModelChoice) -> bool:
+        """Return whether drafters of a model learn; imports torch if learning is requested."""
+        if self.learn is None:
+            return False
+        from draftree.assembly import choose_methods
+
+        return any(choose_methods(draft, self.verify, self.plan).traits.learns for draft in choice.drafts)
 
     def require_methods(self) -> None:
         """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing.
@@ -198,6 +214,11 @@ class ServerSettings:
         for choice in self.models:
             for draft in choice.drafts or (None,):
                 choose_methods(draft, self.verify, self.plan if choice.drafts else None)
+        if self.learn is not None and not any(map(self.learns, self.models)):
+            raise ConfigurationError(
+                f"learn is '{self.learn}', but no model has a drafter that learns: use drafter 'suffix' with memory or "
+                "a head that drafts level by level, or leave it out"
+            )
 
 
 def read_bytes(text: str) -> int:

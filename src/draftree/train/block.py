@@ -190,6 +190,8 @@ def train_block(
     head = new_block_head(prepared, settings, options, note)
     data = scaled(prepared, head.config, range(len(head.config.features)))
     trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
+    if prepared.processes.count == 1:
+        trainee.keep_rows(prepared.data)
     run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
     if job.resume:
         run.resume()

@@ -141,6 +141,8 @@ def train_student(
     trainee = StudentTrainee(
         student, vocabulary, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings
     )
+    if prepared.processes.count == 1:
+        trainee.keep_rows(prepared.data)
     run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
     if job.resume:
         run.resume()

@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.heads.folders import read_head
-from draftree.heads.reading import is_known
+from draftree.core.errors import ModelLoadError
+from draftree.heads.folders import is_head, read_head
 from draftree.heads.writing import sglang, speculators
-from draftree.heads.writing.common import ExportTarget
+from draftree.heads.writing.common import ExportTarget, require_empty
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 
@@ -66,7 +65,7 @@ def export_target(name: str, served_as: str | None = None) -> ExportTarget:
 def is_whole_model(folder: Path) -> bool:
     """Return whether the folder is that of a model of transformers, and not of a head."""
     names = _architectures(folder)
-    return bool(names) and all(name.endswith("ForCausalLM") for name in names) and not is_known(folder)
+    return bool(names) and all(name.endswith("ForCausalLM") for name in names) and not is_head(folder)
 
 
 def _architectures(folder: Path) -> list[str]:
@@ -80,8 +79,7 @@ def _architectures(folder: Path) -> list[str]:
 
 def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[str]:
     """Copy a whole model: servers read the layout of transformers."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigurationError(f"'{output}' already exists and is not an empty folder: choose another path")
+    require_empty(output)
     shutil.copytree(folder, output, dirs_exist_ok=True, ignore=shutil.ignore_patterns("draftree.json"))
     if to == speculators.NAME:
         asked = {"method": "draft_model", "model": str(output), "num_speculative_tokens": MODEL_TOKENS}

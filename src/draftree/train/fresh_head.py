@@ -21,6 +21,10 @@ SMALL = 0.1
 """Factor of the first weights of the bias by the token before."""
 PASSED = 0.5
 """Share of the deepest hidden state that the first product passes through."""
+GAIN = 0.3
+"""First gain of the norm, relative to the target's. With the target's own gain, random states give confident
+predictions, and the divergence starts above 17 nats instead of 8. After 60 updates of 2,048 tokens, 31% of the most
+likely tokens are the target's; 24% with the target's gain (SmolLM2-135M-Instruct, Muon)."""
 SPREAD = 0.02
 """Standard deviation of random first weights."""
 
@@ -104,8 +108,8 @@ def fresh_head(
     """Return a new head, bound to its target.
 
     The first product expects hidden states of size 1 (`ScaledTexts`) and returns states of size 1: otherwise the layer,
-    whose outputs are small at first, has no effect on the residual stream for many updates. Norm and output head are
-    the target's.
+    whose outputs are small at first, has no effect on the residual stream for many updates. The output head is
+    the target's; so is the norm, except for the size of its gain.
 
     Args:
         config: of kind `eagle3`.
@@ -142,7 +146,7 @@ def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: boo
                 if name.endswith("markov_w2.weight"):
                     parameter.mul_(SMALL)
         _fill_first_product(head.fc, head.config, generator)
-        head.norm.weight.copy_(norm_gain(parts))
+        head.norm.weight.copy_(GAIN * norm_gain(parts))
         assert head.lm_head is not None, "new heads have an output head of their own"
         rows = parts.output[head.vocabulary.ids.to(parts.output.device)]
         head.lm_head.weight.copy_(rows.float() * facts.logit_scale)

@@ -103,6 +103,8 @@ def train_head(
     trainee = HeadTrainee(
         head, prepared.parts, data, prepared.seen, prepared.unseen, settings, token_weights=token_weights
     )
+    if prepared.processes.count == 1:
+        trainee.keep_rows(prepared.data)
     run = TrainingRun(trainee, settings, job.training, prepared.processes, report=report)
     if job.resume:
         run.resume()

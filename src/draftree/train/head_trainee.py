@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +17,7 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
+from draftree.train.data.reading import TrainingData
 from draftree.train.data.texts import Text
 from draftree.train.errors import TrainingError
 from draftree.train.evaluate import Evaluation, evaluate
@@ -24,6 +28,10 @@ from draftree.train.target_rows import TargetRows
 from draftree.train.unroll import StepTotals, backward, unroll
 
 __all__ = ["HeadTrainee", "TextTrainee", "Texts", "TokenWeights"]
+
+DISTRIBUTIONS = "distributions"
+"""Folder of the target's distributions in the folder of the data."""
+logger = logging.getLogger(__name__)
 
 TokenWeights = Callable[[Batch, Sequence[int]], Tensor]
 """Weights of the predictions of a batch, given the numbers of its texts; shape (chains,)."""
@@ -74,6 +82,36 @@ class TextTrainee(ABC):
         if not self._seen:
             raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
         self._rows = TargetRows(parts, vocabulary, settings.temperature)
+        self._kept_rows: Path | None = None
+
+    def keep_rows(self, data: TrainingData) -> None:
+        """Read the target's distributions from the data's folder, or write them there once all are computed.
+
+        They take a third of the time of the first epoch, and are equal in all runs with the same data and vocabulary.
+
+        Args:
+            data: the data of the run.
+
+        Raises:
+            TrainingError: the file is damaged.
+        """
+        facts = hashlib.blake2b(digest_size=8)
+        for value in (self._rows.digest(), self._settings.max_length, *(one.sha256 for one in data.manifest.shards)):
+            facts.update(str(value).encode())
+        path = data.folder / DISTRIBUTIONS / f"{facts.hexdigest()}.safetensors"
+        if path.is_file():
+            self._rows.load(path)
+        elif data.recipe.top_k is None:
+            self._kept_rows = path
+
+    def _write_rows(self) -> None:
+        if self._kept_rows is None or len(self._rows) < len(self._seen):
+            return
+        try:
+            self._rows.save(self._kept_rows)
+        except OSError as error:
+            logger.warning("the target's distributions are not kept for other runs: %s", error)
+        self._kept_rows = None
 
     @property
     def module(self) -> nn.Module:
@@ -102,6 +140,7 @@ class TextTrainee(ABC):
         batch = self.batch(numbers)
         with torch.no_grad():
             teacher = self._rows.of(batch.texts, numbers)
+            self._write_rows()
         weights = None if self._token_weights is None else self._token_weights(batch, numbers)
         return backward(
             self.states_of(batch, levels),

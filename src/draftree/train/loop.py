@@ -20,7 +20,7 @@ from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
 from draftree.train.losses import Loss, loss_named
-from draftree.train.optimizer import MasterAdamW, learning_rate
+from draftree.train.optimizer import MasterOptimizer, learning_rate
 from draftree.train.processes import Processes
 from draftree.train.run_state import Progress, RunState, Trainee, append_line, trim_log
 from draftree.train.settings import TrainSettings
@@ -58,7 +58,7 @@ class TrainingRun:
     ) -> None:
         self._trainee, self._settings, self._folder = trainee, settings, folder
         self._processes, self._report, self._clock = processes, report, clock
-        self._optimizer = MasterAdamW(trainee.module, settings)
+        self._optimizer = MasterOptimizer(trainee.module, settings)
         self._state = RunState()
         self._start = 0.0
         self._saved_at = 0.0

@@ -34,11 +34,14 @@ class Rows:
         log_p: log-probabilities of the target, shape (rows, columns), float32 or float64; not renormalised.
         log_q: log-probabilities of the drafter, same shape; sums to 1 over the columns.
         log_outside: log of the target's mass on tokens without a column, shape (rows,).
+        log_best: log-probability of the drafter's most likely token, shape (rows,), without gradient; it may have no
+            column.
     """
 
     log_p: Tensor
     log_q: Tensor
     log_outside: Tensor
+    log_best: Tensor
 
     def renormalised(self) -> Tensor:
         """Log-probabilities of the target given that its token has a column."""

@@ -1,7 +1,9 @@
-"""AdamW in float32 for weights of any dtype, with a learning rate that depends on the used share of the budget.
+"""Optimizers in float32 for weights of any dtype, with a learning rate that depends on the used share of the budget.
 
 In bfloat16, an update is smaller than the distance of two numbers for most weights. Updates are therefore made on
 float32 copies, and the rounded result is used by the passes.
+
+Sources: AdamW, arXiv 1711.05101; Muon, arXiv 2502.16982, whose updates are scaled to the size of those of AdamW.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from draftree.train.settings import TrainSettings
+from draftree.core.errors import ConfigurationError
+from draftree.train.settings import ADAMW, TrainSettings
 
-__all__ = ["MasterAdamW", "learning_rate"]
+__all__ = ["MasterOptimizer", "learning_rate"]
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
+WEIGHT = "weight"
+TABLES = ("lm_head", "embed", "markov")
+"""Parts of the names of matrices with one row or column for each token."""
 
 
 def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
@@ -26,24 +32,42 @@ def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
     return settings.learning_rate * rising * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-class MasterAdamW:
-    """AdamW on float32 copies of the trainable weights.
+class MasterOptimizer:
+    """AdamW or Muon on float32 copies of the trainable weights.
+
+    Muon updates the matrices of layers. Gains, embeddings and output heads are updated by AdamW in any case.
 
     Args:
         module: its parameters with `requires_grad` are trained.
         settings: rates and limits.
+
+    Raises:
+        ConfigurationError: this torch does not have the optimizer.
     """
 
     def __init__(self, module: nn.Module, settings: TrainSettings) -> None:
         self._settings = settings
         self._used = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._master = {name: p.detach().float().clone() for name, p in self._used.items()}
-        decayed = [master for master in self._master.values() if master.dim() > 1]
-        plain = [master for master in self._master.values() if master.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=settings.learning_rate, betas=BETAS, eps=EPSILON
-        )
+        orthogonal = [] if settings.optimizer == ADAMW else [n for n in self._master if self._is_layer_matrix(n)]
+        others = [master for name, master in self._master.items() if name not in orthogonal]
+        decayed, plain = [one for one in others if one.dim() > 1], [one for one in others if one.dim() <= 1]
+        rate, decay = settings.learning_rate, settings.weight_decay
+        groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if groups:
+            self._optimizers.append(torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON))
+        if orthogonal:
+            if not hasattr(torch.optim, "Muon"):
+                raise ConfigurationError("optimizer 'muon' needs torch 2.9 or later: choose 'adamw'")
+            matrices = [self._master[name] for name in orthogonal]
+            self._optimizers.append(
+                torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+            )
+
+    def _is_layer_matrix(self, name: str) -> bool:
+        return self._master[name].dim() == 2 and not any(part in name for part in TABLES)
 
     @property
     def num_weights(self) -> int:
@@ -69,9 +93,10 @@ class MasterAdamW:
             self._master[name].grad = reduce(gradient)
         norm = float(torch.nn.utils.clip_grad_norm_(self._master.values(), self._settings.clip))
         if math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
             self._spread()
         for master in self._master.values():
             master.grad = None
@@ -80,10 +105,11 @@ class MasterAdamW:
 
     def state(self) -> dict[str, Tensor]:
         """Return the float32 weights and the moments, by name; tensors are shared."""
-        found = {f"weight/{name}": master for name, master in self._master.items()}
+        found = {f"{WEIGHT}/{name}": master for name, master in self._master.items()}
         for name, master in self._master.items():
-            for key, value in self._optimizer.state.get(master, {}).items():
-                found[f"{key}/{name}"] = value
+            for optimizer in self._optimizers:
+                for key, value in optimizer.state.get(master, {}).items():
+                    found[f"{key}/{name}"] = value
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -92,14 +118,22 @@ class MasterAdamW:
         Raises:
             KeyError: a weight is missing.
         """
+        moments: dict[str, dict[str, Tensor]] = {}
+        for path, value in state.items():
+            key, _, name = path.partition("/")
+            if key != WEIGHT:
+                moments.setdefault(name, {})[key] = value
+        names = {id(master): name for name, master in self._master.items()}
         for name, master in self._master.items():
-            master.copy_(state[f"weight/{name}"])
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            if f"step/{name}" in state:
+            master.copy_(state[f"{WEIGHT}/{name}"])
+        for optimizer in self._optimizers:
+            for master in (one for group in optimizer.param_groups for one in group["params"]):
                 # the counter stays on the host, moments are on the weight's device
-                self._optimizer.state[master] = {
-                    key: state[f"{key}/{name}"].to("cpu" if key == "step" else master.device).clone() for key in keys
-                }
+                found = moments.get(names[id(master)], {}).items()
+                if found:
+                    optimizer.state[master] = {
+                        key: value.to("cpu" if key == "step" else master.device).clone() for key, value in found
+                    }
         self._spread()
 
     @torch.no_grad()

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftree.bench.settings import require_positive
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, suggestion
 from draftree.train.losses import loss_named
 from draftree.train.unroll import StepWeights
 
-__all__ = ["Limits", "TrainSettings"]
+__all__ = ["ADAMW", "MUON", "OPTIMIZERS", "Limits", "TrainSettings"]
+
+ADAMW, MUON = "adamw", "muon"
+OPTIMIZERS = (MUON, ADAMW)
+"""Names of optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,10 @@ class TrainSettings:
         limits: the budget.
         batch_tokens: tokens of a batch; a longer text is a batch of its own.
         max_length: longest text in tokens; longer ones are cut; None for no limit.
+        optimizer: "muon" or "adamw".
         learning_rate: highest learning rate, after the warm-up; it falls to 0 along a cosine.
         warm_up: updates until the highest learning rate.
-        weight_decay: of AdamW.
+        weight_decay: of matrices.
         clip: maximum norm of gradients.
         loss: loss after the first part.
         first_loss: loss of the first part.
@@ -81,6 +86,7 @@ class TrainSettings:
     limits: Limits
     batch_tokens: int = 2048
     max_length: int | None = None
+    optimizer: str = MUON
     learning_rate: float = 1e-3
     warm_up: int = 50
     weight_decay: float = 0.0
@@ -121,6 +127,8 @@ class TrainSettings:
         for name in ("warm_up", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must not be negative")
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigurationError(f"unknown optimizer '{self.optimizer}': {suggestion(self.optimizer, OPTIMIZERS)}")
         loss_named(self.loss)
         loss_named(self.first_loss)
 

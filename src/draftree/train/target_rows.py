@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
+from draftree.train.acceptance import LEAST_LOG
 from draftree.train.batches import first_chain
+from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.data.texts import Text, TopRows
 from draftree.train.errors import TrainingError
 from draftree.train.teacher import FullTeacher, Teacher, TopTeacher
@@ -18,14 +23,33 @@ from draftree.train.teacher import FullTeacher, Teacher, TopTeacher
 __all__ = ["TargetRows"]
 
 CHUNK_TOKENS = 8192
+KEPT_TOKENS = 64
+"""Most likely tokens that are kept for a row; at temperature 0.8 all others have under 1% of the mass of most rows."""
+MOST_EXACT = 256
+"""Largest draft vocabulary that is kept as a whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptRows:
+    """Distributions after the tokens of a text.
+
+    Attributes:
+        ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k), int32; None for all in order.
+        log_p: log-probabilities of these tokens, shape (rows, k).
+        log_outside: log of the mass outside the draft vocabulary, shape (rows,).
+    """
+
+    ids: Tensor | None
+    log_p: Tensor
+    log_outside: Tensor
 
 
 class TargetRows:
     """Distributions of the target on a draft vocabulary.
 
-    The sum over the tokens outside it is the largest part of the cost. It is computed once for each text, always in the
-    same way, and kept: 4 bytes a token. Products inside are computed in float32: their rounding in bfloat16 would be a
-    tenth of a nat.
+    They are computed once for each text, always in the same way, and kept: of a large draft vocabulary the
+    `KEPT_TOKENS` most likely tokens, 6 bytes each, and the mass outside. Products inside are computed in float32: their
+    rounding in bfloat16 would be a tenth of a nat.
 
     Args:
         parts: the target's parts, on the device of training.
@@ -39,14 +63,46 @@ class TargetRows:
         self._inside, self._outside = (flags.nonzero()[:, 0] for flags in (is_inside, ~is_inside))
         self._inside_rows = parts.output[self._inside].float()
         self._outside_rows = parts.output[self._outside]
-        self._totals: dict[int, Tensor] = {}
+        self._kept: dict[int, KeptRows] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def save(self, path: Path) -> None:
+        """Write the kept distributions of all texts so far; an interruption leaves no file."""
+        tensors = {
+            f"{key}/{name}": value
+            for key, kept in self._kept.items()
+            for name in ("ids", "log_p", "log_outside")
+            if (value := getattr(kept, name)) is not None
+        }
+        save_checkpoint(path, tensors, {})
+
+    def load(self, path: Path) -> None:
+        """Read distributions that `save` wrote.
+
+        Raises:
+            TrainingError: the file is damaged.
+        """
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, value in load_checkpoint(path)[0].items():
+            key, _, field = name.partition("/")
+            found.setdefault(int(key), {})[field] = value
+        self._kept = {key: KeptRows(one.get("ids"), one["log_p"], one["log_outside"]) for key, one in found.items()}
+
+    def digest(self) -> str:
+        """Return a hash of what the distributions depend on besides the texts."""
+        facts = hashlib.blake2b(digest_size=8)
+        facts.update(repr((self._temperature, KEPT_TOKENS, MOST_EXACT, str(self._parts.output.dtype))).encode())
+        facts.update(self._inside.cpu().numpy().tobytes())
+        return facts.hexdigest()
 
     def of(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
         """Return the distributions after each token that starts a chain.
 
         Args:
             texts: the texts of a batch.
-            keys: a number for each text, under which its sums are kept.
+            keys: a number for each text, under which its distributions are kept.
 
         Raises:
             TrainingError: the texts have neither hidden states of the last layer nor most likely tokens.
@@ -63,17 +119,32 @@ class TargetRows:
 
     def _full(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
         device = self._inside_rows.device
-        logits, outside = [], []
         for text, key in zip(texts, keys, strict=True):
-            assert text.last is not None, "checked by the caller"
-            states = self._parts.finish(
-                text.last[first_chain(text) :].to(device=device, dtype=self._parts.output.dtype)
-            )
-            if key not in self._totals:
-                self._totals[key] = self._outside_total(states).cpu()
-            outside.append(self._totals[key].to(device))
-            logits.append(self._logits(states.float(), self._inside_rows, self._inside))
-        return FullTeacher.from_logits(torch.cat(logits), torch.cat(outside), self._temperature)
+            if key not in self._kept:
+                self._kept[key] = self._distributions(text)
+        found = [self._kept[key] for key in keys]
+        log_p, outside = (
+            torch.cat([getattr(one, name) for one in found]).to(device).float() for name in ("log_p", "log_outside")
+        )
+        if found[0].ids is None:
+            return FullTeacher(log_p, outside, self._temperature)
+        ids = torch.cat([one.ids for one in found if one.ids is not None]).to(device=device, dtype=torch.int64)
+        return TopTeacher(ids, log_p, outside, self._temperature)
+
+    def _distributions(self, text: Text) -> KeptRows:
+        """Compute the distributions after all tokens of a text that start a chain."""
+        assert text.last is not None, "checked by the caller"
+        device, dtype = self._inside_rows.device, self._parts.output.dtype
+        states = self._parts.finish(text.last[first_chain(text) :].to(device=device, dtype=dtype))
+        logits = self._logits(states.float(), self._inside_rows, self._inside)
+        outside = self._outside_total(states)
+        total = torch.logaddexp(logits.logsumexp(dim=-1), outside)
+        log_outside = (outside - total).clamp_min(LEAST_LOG).cpu()
+        if logits.shape[-1] <= MOST_EXACT:
+            return KeptRows(None, (logits - total[:, None]).clamp_min(LEAST_LOG).cpu(), log_outside)
+        values, ids = logits.topk(KEPT_TOKENS, dim=-1)
+        log_p = (values - total[:, None]).clamp_min(LEAST_LOG)
+        return KeptRows(ids.to(torch.int32).cpu(), log_p.half().cpu(), log_outside)
 
     def _outside_total(self, states: Tensor) -> Tensor:
         if not len(self._outside):
@@ -96,7 +167,7 @@ class TargetRows:
             first = first_chain(text)
             ids.append(self._vocabulary.places(top.ids[first:].to(device)))
             log_probs.append(self._tempered(top.logits[first:].to(device)))
-        return TopTeacher(torch.cat(ids), torch.cat(log_probs), self._temperature)
+        return TopTeacher(torch.cat(ids), torch.cat(log_probs), temperature=self._temperature)
 
     def _tempered(self, log_p: Tensor) -> Tensor:
         """Return log-probabilities at the temperature, from those at 1; other tokens count as equally likely."""

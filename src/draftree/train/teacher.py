@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from draftree.train.acceptance import LEAST_LOG
 from draftree.train.losses import Rows
 
-__all__ = ["FullTeacher", "Teacher", "TopTeacher"]
+__all__ = ["FullTeacher", "LogProbsAt", "Teacher", "TopTeacher"]
 
 
 class Teacher(Protocol):
@@ -42,22 +42,10 @@ class FullTeacher:
     def __init__(self, log_p: Tensor, log_outside: Tensor, temperature: float = 1.0) -> None:
         self._log_p, self._log_outside, self._temperature = log_p, log_outside, temperature
 
-    @classmethod
-    def from_logits(cls, logits: Tensor, outside: Tensor, temperature: float = 1.0) -> FullTeacher:
-        """Return the teacher of logits on the draft vocabulary.
-
-        Args:
-            logits: of the target over the temperature, shape (rows, draft vocabulary).
-            outside: log of the sum of exponentials of its other logits over the temperature, shape (rows,).
-            temperature: see the class.
-        """
-        total = torch.logaddexp(logits.logsumexp(dim=-1), outside)
-        log_p = (logits - total[:, None]).clamp_min(LEAST_LOG)
-        return cls(log_p, (outside - total).clamp_min(LEAST_LOG), temperature)
-
     def rows(self, logits: Tensor) -> Rows:
         """Return the distributions beside the drafter's, one column for each token of the draft vocabulary."""
-        return Rows(self._log_p, torch.log_softmax(logits / self._temperature, dim=-1), self._log_outside)
+        log_q = torch.log_softmax(logits / self._temperature, dim=-1)
+        return Rows(self._log_p, log_q, self._log_outside, log_q.detach().amax(dim=-1))
 
     def part(self, rows: Tensor | slice) -> FullTeacher:
         """Return the distributions of some of the rows."""
@@ -65,34 +53,81 @@ class FullTeacher:
 
 
 class TopTeacher:
-    """The target's most likely tokens. All other tokens are one column, which hides differences among them.
+    """The target's most likely tokens. All other tokens of the draft vocabulary are one column.
+
+    The column hides differences among rare tokens. In return, nothing of the size of the draft vocabulary is kept, and
+    losses read a few dozen columns.
 
     Args:
         draft_ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k); -1 for tokens outside it.
-        log_p: their log-probabilities, same shape.
+        log_p: their log-probabilities, same shape, float32 or float64.
+        log_outside: log of the mass outside the draft vocabulary, shape (rows,); None if `draft_ids` has all of it.
         temperature: divisor of the drafter's logits.
     """
 
-    __slots__ = ("_draft_ids", "_log_p", "_temperature")
-
-    def __init__(self, draft_ids: Tensor, log_p: Tensor, temperature: float = 1.0) -> None:
-        self._draft_ids, self._log_p, self._temperature = draft_ids, log_p, temperature
+    def __init__(
+        self, draft_ids: Tensor, log_p: Tensor, log_outside: Tensor | None = None, temperature: float = 1.0
+    ) -> None:
+        self._draft_ids, self._log_p, self._log_outside = draft_ids, log_p, log_outside
+        self._temperature = temperature
 
     def rows(self, logits: Tensor) -> Rows:
         """Return the distributions beside the drafter's; columns are the k tokens and the rest."""
-        logits = logits / self._temperature
         is_inside = self._draft_ids >= 0
-        log_q = logits.gather(-1, self._draft_ids.clamp_min(0)) - logits.logsumexp(dim=-1, keepdim=True)
+        log_q, log_best = LogProbsAt.apply(logits, self._draft_ids.clamp_min(0), self._temperature)
         log_q = torch.where(is_inside, log_q, LEAST_LOG)
         log_p = torch.where(is_inside, self._log_p, LEAST_LOG)
-        rest_q = _log_complement(log_q)
-        rest_p = _log_complement(self._log_p)
-        outside = torch.where(is_inside, -math.inf, self._log_p).logsumexp(dim=-1).clamp_min(LEAST_LOG)
-        return Rows(torch.cat((log_p, rest_p), dim=-1), torch.cat((log_q, rest_q), dim=-1), outside)
+        known = torch.where(is_inside, -math.inf, self._log_p).logsumexp(dim=-1)
+        if self._log_outside is None:
+            outside, rest_p = known, _log_complement(self._log_p)
+        else:
+            outside = self._log_outside
+            rest_p = _log_complement(torch.cat((log_p, outside[:, None]), dim=-1))
+        columns = (torch.cat((log_p, rest_p), dim=-1), torch.cat((log_q, _log_complement(log_q)), dim=-1))
+        return Rows(*columns, outside.clamp_min(LEAST_LOG), log_best)
 
     def part(self, rows: Tensor | slice) -> TopTeacher:
         """Return the distributions of some of the rows."""
-        return TopTeacher(self._draft_ids[rows], self._log_p[rows], self._temperature)
+        outside = None if self._log_outside is None else self._log_outside[rows]
+        return TopTeacher(self._draft_ids[rows], self._log_p[rows], outside, self._temperature)
+
+
+class LogProbsAt(torch.autograd.Function):
+    """Log-probabilities of some tokens: the values of `log_softmax` without a tensor of its size for gradients.
+
+    One pass over the logits forward and one backward; composed operations need about ten.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, places: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities.
+
+        Args:
+            ctx: of autograd.
+            logits: shape (rows, tokens).
+            places: tokens of each row, shape (rows, k); a token may be repeated.
+            temperature: divisor of the logits.
+
+        Returns:
+            Those of the tokens, shape (rows, k), and the largest of each row, shape (rows,), without gradient.
+        """
+        scaled = logits / temperature if temperature != 1.0 else logits
+        total = scaled.logsumexp(dim=-1)
+        best = scaled.amax(dim=-1) - total
+        found = scaled.gather(-1, places) - total[:, None]
+        ctx.save_for_backward(scaled, total, places)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(best)
+        return found, best
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the logits."""
+        scaled, total, places = ctx.saved_tensors
+        own = gradients[0] / ctx.temperature
+        found = (scaled - total[:, None]).exp_()
+        found.mul_(-own.sum(dim=-1, keepdim=True)).scatter_add_(-1, places, own)
+        return found, None, None
 
 
 def _log_complement(log_probs: Tensor) -> Tensor:

@@ -35,8 +35,7 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
         steps: number of steps, at least 1.
     """
     attend = UnrollAttention(batch)
-    states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend)
-    states = states.index_select(0, batch.chains)
+    states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend, batch.chains)
     yield states
     for step in range(1, steps):
         attend.next_step()
@@ -163,6 +162,7 @@ def _chunk(rows: Rows, loss: Loss, scale: Tensor, total: float) -> tuple[StepTot
     with torch.no_grad():
         accepted = overlap(rows.log_p, rows.log_q)
         is_inside = rows.log_p.amax(dim=-1) > rows.log_outside
-        greedy = (rows.log_p.argmax(dim=-1) == rows.log_q.argmax(dim=-1)) & is_inside
+        wanted = rows.log_p.argmax(dim=-1, keepdim=True)
+        greedy = (rows.log_q.gather(-1, wanted)[:, 0] >= rows.log_best) & is_inside
         sums = torch.stack((losses.sum(), weighted, accepted.sum(), greedy.sum().to(losses.dtype))).tolist()
     return StepTotals(len(losses), *sums), accepted.to(scale.dtype)

@@ -28,9 +28,9 @@ from block_samples import (
 from draftree.core.errors import ConfigurationError
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_head
-from draftree.heads.tensors import tensor_shapes
 from draftree.heads.writing import sglang, speculators
 from draftree.heads.writing.common import ExportTarget
+from head_tensors import tensor_shapes
 
 LAYER = "transformer_layer_config"
 

@@ -12,12 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from block_samples import EAGLE_1, EAGLE_3, FLASH, MEDUSA, SPARK, VOCABULARY, WIDTH, config_of, random_head
-from draftree.core.errors import ModelError, ModelLoadError
+from block_samples import ALL, EAGLE_1, EAGLE_3, FLASH, MEDUSA, SPARK, VOCABULARY, WIDTH, config_of, random_head
+from draftree.core.errors import ModelError, ModelLoadError, ModelNotFoundError
 from draftree.heads.base import Head
-from draftree.heads.folders import read_config, read_head
-from draftree.heads.reading import TargetFacts
-from draftree.heads.reading import read_config as read_other_config
+from draftree.heads.folders import is_head, read_config, read_head, write_head
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 4,
@@ -135,10 +133,10 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no mask token": (
         "dflash",
         lambda folder: change(folder, dflash_config={"target_layer_ids": [1]}),
-        "without mask_token_id",
+        "does not have mask_token_id",
     ),
     "a scale": ("dflash", lambda folder: change(folder, output_multiplier=2.0), "output_multiplier 2.0"),
-    "no rank": ("dspark", lambda folder: change(folder, markov_rank=None), "without markov_rank"),
+    "no rank": ("dspark", lambda folder: change(folder, markov_rank=None), "does not have markov_rank"),
     "a Markov type": ("dspark", lambda folder: change(folder, markov_head_type="x"), "markov_type 'x'"),
     "a code in a pickled file": (
         "eagle",
@@ -159,11 +157,64 @@ def test_what_cannot_be_read_is_refused_with_the_reason(case: str, tmp_path: Pat
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_target_says_which_states_an_eagle_3_head_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash", "dspark"])
+def test_every_kind_of_speculators_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    facts = {"target_name": "org/target", "target_architecture": "LlamaForCausalLM", "depth": 2}
+    head = random_head(config_of(ALL[name], **facts))
+    write_head(head, tmp_path)
+    assert read_head(tmp_path).config == read_config(tmp_path) == head.config
+
+
+def test_a_bias_of_fc_and_a_block_without_norms_of_queries_survive_the_folder(tmp_path: Path) -> None:
+    for values, others in ((EAGLE_3, {"fc_bias": True}), (FLASH, {"qk_norm": False})):
+        head = random_head(config_of(values, **others))
+        write_head(head, tmp_path)
+        assert read_head(tmp_path).config == head.config
+
+
+def test_an_eagle_1_head_of_speculators_needs_no_list_of_hidden_states(tmp_path: Path) -> None:
+    head = random_head(config_of(EAGLE_1))
+    write_head(head, tmp_path)
+    change(tmp_path, eagle_aux_hidden_state_layer_ids=..., speculators_config=...)
+    assert read_head(tmp_path).config == head.config
+
+
+MISSING = {
+    "eagle3": (("vocab_size", "intermediate_size"), "intermediate_size, vocab_size"),
+    "dflash": (("block_size", "dflash_config"), "target_layer_ids, mask_token_id, block_size"),
+    "dspark": (("block_size", "mask_token_id"), "mask_token_id, block_size"),
+}
+
+
+@pytest.mark.parametrize("layout", MISSING)
+def test_all_missing_values_are_named_at_once(layout: str, tmp_path: Path) -> None:
+    gone, words = MISSING[layout]
+    written(layout, tmp_path)
+    change(tmp_path, **dict.fromkeys(gone, ...))
+    with pytest.raises(ModelLoadError, match=rf"config\.json does not have {words}"):
+        read_config(tmp_path)
+
+
+def test_missing_values_of_speculators_name_the_part(tmp_path: Path) -> None:
+    write_head(random_head(config_of(FLASH)), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    layer = {"model_type": "qwen3", "hidden_size": WIDTH}
+    change(tmp_path, transformer_layer_config=layer)
+    with pytest.raises(ModelLoadError, match="transformer_layer_config does not have num_attention_heads, interm"):
+        read_config(tmp_path)
+    change(tmp_path, transformer_layer_config=values["transformer_layer_config"], block_size=..., mask_token_id=...)
+    with pytest.raises(ModelLoadError, match="does not have mask_token_id, block_size"):
+        read_config(tmp_path)
+
+
+def test_a_folder_without_weights_or_configuration_is_no_head(tmp_path: Path) -> None:
+    assert not is_head(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["LlamaForCausalLM"]}))
+    assert not is_head(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors"):
+        read_config(tmp_path)
     written("eagle3", tmp_path)
-    change(tmp_path, eagle_config=None)
-    found = read_other_config(tmp_path, TargetFacts(WIDTH, VOCABULARY, 32))
-    assert found.features == (2, 16, 29)
+    assert is_head(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["mtp", "dflash2", "xpress"])
@@ -175,6 +226,7 @@ def test_types_of_speculators_without_a_reader_are_named(kind: str, tmp_path: Pa
 
 def test_an_index_cannot_leave_its_folder(tmp_path: Path) -> None:
     written("dflash", tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path.parent / "x")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": "../x"}}))
     with pytest.raises(ModelLoadError, match="same folder"):
         read_head(tmp_path)

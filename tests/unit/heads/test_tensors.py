@@ -1,3 +1,5 @@
+"""Parameters of the modules have the names and shapes that other projects write."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,7 +7,7 @@ from typing import Any
 import pytest
 
 from block_samples import ALL, DRAFTED, EAGLE_1, EAGLE_3, FLASH, PARALLEL, SPARK, config_of, random_head
-from draftree.heads.tensors import tensor_shapes
+from head_tensors import tensor_shapes
 
 VARIANTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *((values, {}) for values in ALL.values()),
@@ -22,7 +24,7 @@ VARIANTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("values", "others"), VARIANTS)
-def test_the_table_names_the_parameters_of_the_modules(values: dict[str, Any], others: dict[str, Any]) -> None:
+def test_parameters_have_the_names_and_shapes_of_other_projects(values: dict[str, Any], others: dict[str, Any]) -> None:
     config = config_of(values, **others)
     found = {name: tuple(tensor.shape) for name, tensor in random_head(config).state_dict().items()}
     assert found == tensor_shapes(config)

@@ -18,7 +18,18 @@ from train_folders import learnable_model, write_data
 
 DEPTH = 3
 OPTIONS = [
-    *("--draft-vocab", "300", "--steps", "120", "--learning-rate", "1e-2", "--batch-tokens", "600"),
+    *(
+        "--draft-vocab",
+        "300",
+        "--steps",
+        "120",
+        "--optimizer",
+        "adamw",
+        "--learning-rate",
+        "1e-2",
+        "--batch-tokens",
+        "600",
+    ),
     *("--evaluate-every", "40", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"),
 ]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
-from draftree.train.acceptance import condensed, coupled_acceptance, overlap
+from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
 from draftree.train.losses import LOSSES, Rows, loss_named
-from draftree.train.teacher import FullTeacher, TopTeacher
+from draftree.train.teacher import FullTeacher, LogProbsAt, TopTeacher
 
 VOCAB = 20
 DRAFTS = 400_000
@@ -31,7 +31,7 @@ def subset(p: Tensor, q: Tensor, size: int) -> Rows:
     """A draft vocabulary of the first tokens."""
     inside = p[:, :size]
     q = q[:, :size] / q[:, :size].sum(-1, keepdim=True)
-    return Rows(inside.log(), q.log(), (1 - inside.sum(-1)).log())
+    return Rows(inside.log(), q.log(), (1 - inside.sum(-1)).log(), q.log().amax(-1))
 
 
 def by_definition(p: list[float], q: list[float]) -> float:
@@ -67,7 +67,7 @@ def test_acceptance_on_a_part_of_the_vocabulary_counts_the_mass_outside(size: in
 @pytest.mark.parametrize("size", [VOCAB, 8])
 def test_acceptance_is_the_rate_of_equal_choices_with_shared_noise(size: int) -> None:
     p, q = distributions(11, rows=1)
-    rows = subset(p, q, size) if size < VOCAB else Rows(p.log(), q.log(), torch.full((1,), -math.inf))
+    rows = subset(p, q, size) if size < VOCAB else Rows(p.log(), q.log(), torch.full((1,), -math.inf), q.log().amax(-1))
     drafted = torch.zeros(VOCAB, dtype=torch.float64)
     drafted[:size] = rows.log_q[0].exp()
     found = coupled_acceptance(rows.log_p, rows.log_q, rows.log_outside).item()
@@ -136,7 +136,9 @@ def test_certain_and_impossible_tokens_have_finite_gradients(name: str, dtype: t
     logits.requires_grad_()
     # the third row of the target is almost wholly outside the draft vocabulary
     outside = target.logsumexp(-1) + torch.tensor([-torch.inf, 0.0, 60.0], dtype=dtype)
-    found = LOSSES[name](FullTeacher.from_logits(target, outside).rows(logits))
+    total = torch.logaddexp(target.logsumexp(-1), outside)
+    log_p = (target - total[:, None]).clamp_min(LEAST_LOG)
+    found = LOSSES[name](FullTeacher(log_p, (outside - total).clamp_min(LEAST_LOG)).rows(logits))
     found.sum().backward()
     assert found.isfinite().all()
     assert logits.grad is not None
@@ -171,6 +173,31 @@ def test_most_likely_tokens_and_the_rest_give_nearly_the_full_rows() -> None:
     exact, found = (coupled_acceptance(rows.log_p, rows.log_q, rows.log_outside) for rows in (full, top))
     assert (found - exact).abs().max() <= rest.max()
     assert (LOSSES["kl"](full) >= LOSSES["kl"](top) - 1e-12).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_of_some_tokens_and_their_gradient(temperature: float) -> None:
+    _, q = distributions(47, rows=4, tokens=20)
+    logits = q.log().requires_grad_()
+    places = torch.tensor([[0, 3, 3], [19, 0, 1], [5, 6, 7], [2, 2, 2]])
+    found, best = LogProbsAt.apply(logits, places, temperature)
+    wanted = (logits / temperature).log_softmax(-1)
+    assert found.allclose(wanted.gather(-1, places))
+    assert best.allclose(wanted.amax(-1))
+    assert not best.requires_grad
+    assert torch.autograd.gradcheck(lambda x: LogProbsAt.apply(x, places, temperature)[0], (logits,))
+
+
+def test_kept_tokens_and_the_known_mass_outside() -> None:
+    """The rest is the mass of the draft vocabulary without the kept tokens."""
+    p, q = distributions(53)
+    values, ids = p[:, :10].log().topk(6, dim=-1)
+    outside = p[:, 10:].sum(-1)
+    rows = TopTeacher(ids, values, outside.log()).rows(q[:, :10].log())
+    assert rows.log_outside.exp().allclose(outside)
+    assert rows.log_p[:, -1].exp().allclose(p[:, :10].sum(-1) - values.exp().sum(-1))
+    assert rows.log_p.exp().sum(-1).allclose(1 - outside)
+    assert rows.log_best.allclose(q[:, :10].log().log_softmax(-1).amax(-1))
 
 
 def test_most_likely_tokens_outside_the_draft_vocabulary_are_mass_outside() -> None:

@@ -31,7 +31,7 @@ COUNT = 2
 
 def chosen() -> TrainSettings:
     # an odd number of batches: the last update of an epoch has none for the second process
-    return settings(limits=Limits(steps=9), batch_tokens=180, evaluate_every=9)
+    return settings(limits=Limits(steps=9), batch_tokens=180, evaluate_every=9, optimizer="adamw")
 
 
 class Gloo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +136,37 @@ def test_kept_sums_are_those_of_the_text_in_any_batch() -> None:
     first = rows.of(batch.texts, [5, 6, 7]).rows(torch.zeros(batch.num_chains, 30)).log_outside
     last = rows.of(batch.texts[2:], [7]).rows(torch.zeros(batch.num_chains, 30)[-11:]).log_outside
     assert torch.equal(first[-len(last) :], last)
+
+
+def test_written_distributions_are_read_again(tmp_path: Path) -> None:
+    head, batch = tiny_head(draft_vocab=30), mixed_batch()
+    rows = TargetRows(target_parts(), head.vocabulary, 1.0)
+    logits = torch.zeros(batch.num_chains, 30)
+    wanted = rows.of(batch.texts, [5, 6, 7]).rows(logits)
+    rows.save(tmp_path / "rows")
+    broken = replace(target_parts(), finish=lambda states: states * float("nan"))
+    again = TargetRows(broken, head.vocabulary, 1.0)
+    again.load(tmp_path / "rows")
+    assert len(again) == 3
+    found = again.of(batch.texts, [5, 6, 7]).rows(logits)
+    assert torch.equal(found.log_p, wanted.log_p)
+    assert torch.equal(found.log_outside, wanted.log_outside)
+    assert rows.digest() == again.digest() != TargetRows(target_parts(), head.vocabulary, 0.9).digest()
+
+
+def test_kept_tokens_of_a_large_vocabulary_are_its_most_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, batch = tiny_head(draft_vocab=40), mixed_batch()
+    logits = torch.randn(batch.num_chains, 40, generator=torch.Generator().manual_seed(3))
+    full = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0, 1, 2]).rows(logits)
+    monkeypatch.setattr("draftree.train.target_rows.MOST_EXACT", 8)
+    monkeypatch.setattr("draftree.train.target_rows.KEPT_TOKENS", 8)
+    kept = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0, 1, 2]).rows(logits)
+    values, ids = full.log_p.topk(8, dim=-1)
+    assert kept.log_p[:, :8].allclose(values, atol=2e-3)
+    assert kept.log_q[:, :8].allclose(full.log_q.gather(-1, ids), atol=1e-5)
+    assert kept.log_p[:, 8].exp().allclose(full.log_p.exp().sum(-1) - values.exp().sum(-1), atol=2e-3)
+    assert kept.log_outside.equal(full.log_outside)
+    assert kept.log_best.allclose(full.log_best, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

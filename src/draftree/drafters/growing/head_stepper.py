@@ -69,6 +69,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._block = max(1, self.max_length // 2)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
+        self.answered: Tensor | None = None
+        """States of the rows of the last logits, shape (rows, hidden)."""
 
     @property
     def footprint(self) -> Footprint:
@@ -182,7 +184,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._read(states, [state.unread[-1].end for state in states], leaves_last=True)
         left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
         found = self._read_next(left, wants_logits=True)
-        before = self._decoder.recycle(rows_of(found.states, found.requested))
+        self.answered = rows_of(found.states, found.requested)
+        before = self._decoder.recycle(self.answered)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
         return found.logits
@@ -202,6 +205,7 @@ class HeadStepper(Stepper[HeadedSequence]):
             before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
             jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
         found = self._decoder.extend(jobs)
+        self.answered = found.states
         recycled, place = self._decoder.recycle(found.states), 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"

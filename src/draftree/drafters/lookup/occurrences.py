@@ -103,16 +103,16 @@ class Occurrences:
     Args:
         orders: lengths of indexed runs; the smallest is the minimum length of a match.
         capacity: maximum number of tokens; None keeps all.
-        room: initial allocation in tokens without a capacity.
+        room: initial allocation in tokens; None for the capacity. It doubles where more is needed.
     """
 
-    def __init__(self, orders: tuple[int, ...], *, capacity: int | None = None, room: int = 1024) -> None:
+    def __init__(self, orders: tuple[int, ...], *, capacity: int | None = None, room: int | None = None) -> None:
         self._capacity = capacity
         self._orders = tuple(sorted(set(orders), reverse=True))
         self._starts: deque[int] = deque()
         self._length = 0
         self._tokens = np.zeros(0, np.int32)
-        self._allocate(room if capacity is None else capacity)
+        self._allocate(room or capacity or 1024)
 
     def _allocate(self, room: int) -> None:
         tokens = np.zeros(room, np.int32)
@@ -128,6 +128,25 @@ class Occurrences:
         """Size of all arrays in bytes when they are full."""
         links = sum(chains.heads.nbytes + chains.earlier.nbytes for chains in self._chains)
         return self._tokens.nbytes + links
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All texts, oldest first, each with a separator after it, int32 of shape (tokens,); a view."""
+        return self._tokens[: self._length]
+
+    def restore(self, tokens: np.ndarray) -> None:
+        """Fill an empty index with texts as `tokens` returns them, or with the latest that fit into the capacity."""
+        assert not self._length, "an index is restored once"
+        ends = np.flatnonzero(tokens == SEPARATOR) + 1
+        starts = np.append(0, ends[:-1])
+        if self._capacity is not None and len(tokens) > self._capacity:
+            fitting = np.flatnonzero(len(tokens) - starts <= int(KEPT_SHARE * self._capacity))
+            starts = starts[fitting]
+            tokens = tokens[starts[0] :] if len(starts) else tokens[:0]
+        if len(tokens):
+            self._make_room(len(tokens))
+            self._starts.extend((starts - starts[0]).tolist())
+            self._append(tokens)
 
     def add_text(self, tokens: np.ndarray) -> None:
         """Add a text, or as much of its end as fits; the oldest texts are dropped to make room."""
@@ -155,12 +174,20 @@ class Occurrences:
     def _make_room(self, count: int) -> None:
         if self._length + count <= len(self._tokens):
             return
-        if self._capacity is None:
-            self._allocate(max(2 * len(self._tokens), self._length + count))
-            for chains in self._chains:
-                chains.link(self._tokens[: self._length], 0)
+        if self._capacity is None or len(self._tokens) < self._capacity:
+            self._grow(self._length + count)
+        if self._capacity is None or self._length + count <= len(self._tokens):
             return
-        kept = min(int(KEPT_SHARE * self._capacity), self._capacity - count)
+        self.shrink(min(int(KEPT_SHARE * self._capacity), self._capacity - count))
+
+    def _grow(self, needed: int) -> None:
+        room = max(2 * len(self._tokens), needed)
+        self._allocate(room if self._capacity is None else min(room, self._capacity))
+        for chains in self._chains:
+            chains.link(self._tokens[: self._length], 0)
+
+    def shrink(self, kept: int) -> None:
+        """Drop the oldest texts until at most `kept` tokens remain."""
         while self._starts and self._length - self._starts[0] > kept:
             self._starts.popleft()
         self._drop(self._starts[0] if self._starts else self._length)

@@ -86,6 +86,7 @@ class MergedDrafter(Drafter[MergedSequence]):
             reads_grammars=any(part.reads_grammars for part in config),
             wants_picks=any(part.wants_picks for part in config),
             features=tuple(dict.fromkeys(layer for part in config for layer in part.features)),
+            learns=any(part.learns for part in config),
         )
 
     def reserve(self, num_sequences: int, length: int) -> None:

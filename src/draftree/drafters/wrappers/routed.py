@@ -69,6 +69,7 @@ class RoutedDrafter(Drafter[Routed]):
             reads_grammars=any(own.reads_grammars for own in config),
             wants_picks=any(own.wants_picks for own in config),
             features=tuple(dict.fromkeys(layer for own in config for layer in own.features)),
+            learns=any(own.learns for own in config),
         )
 
     def reserve(self, num_sequences: int, length: int) -> None:

@@ -1,38 +1,30 @@
 """Layout of speculators, which vLLM reads: `config.json` with `speculators_model_type`, and `model.safetensors`.
 
-Tensors have the names of our parameters. Heads of our own are stored in this layout. Hidden states are counted as ours:
-index l is `hidden_states[l]` of transformers. The map of the vocabulary is `d2t` (offsets) and `t2d` (mask).
+Tensors have the names of our parameters, and hidden states are counted as ours: index l is `hidden_states[l]` of
+transformers. Draftree stores its own heads in this layout. vLLM and speculators have different defaults for values that
+are absent: every value is written, and an absent one has the default of speculators when it is read.
 
-vLLM and speculators have different defaults for values that are absent, so every value is written.
+Source: speculators 0.9.0, github.com/vllm-project/speculators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import Any
 
 from torch import Tensor
 
-from draftree.core.errors import ModelLoadError
-from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, PEAGLE, HeadConfig
-from draftree.heads.layouts.base import (
-    MASK,
-    OFFSETS,
-    Layout,
-    Stored,
-    flag,
-    layer_ids,
-    layer_values,
-    mapping,
-    required,
-    vocabulary_of,
-    whole,
-    without,
-)
+from draftree.core.errors import ModelLoadError, suggestion
+from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, LAST_LAYER, MTP, PEAGLE, HeadConfig
+from draftree.heads.layouts import mtp
+from draftree.heads.layouts.decoder import LLAMA, QWEN3, layer_values, layers_json, windows_of
+from draftree.heads.layouts.folder import HeadFolder
+from draftree.heads.layouts.values import Values
+from draftree.heads.tensors import EMBEDDING, OUTPUT
 
+NAME = "speculators"
 TYPE = "speculators_model_type"
-LAYERS = "transformer_layer_config"
-FEATURES = "eagle_aux_hidden_state_layer_ids"
+LAYERS, METHODS = "transformer_layer_config", "speculators_config"
+FEATURES, BLOCK_FEATURES = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
 ARCHITECTURES = {
     EAGLE: "EagleSpeculator",
     EAGLE3: "Eagle3Speculator",
@@ -41,176 +33,166 @@ ARCHITECTURES = {
     DSPARK: "DSparkSpeculator",
 }
 """Kinds that can be written."""
-READ = (EAGLE, EAGLE3)
-"""Kinds that are read here; `heads/reading` reads the others."""
-BLOCK_FEATURES = "aux_hidden_state_layer_ids"
-LLAMA, QWEN3 = "llama", "qwen3"
+KINDS = (*ARCHITECTURES, MTP)
+"""Kinds that can be read."""
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 VERSION = "0.9.0"
 """Version of speculators whose layout this is."""
-SHARED = ("verifier_lm_head.weight", "verifier_norm.weight")
-"""Tensors of the target that a training run may have left in the file."""
+TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight")
+"""Copies of the target's tensors that older versions saved; the target's own are used."""
+DEPTH = 3
+"""Levels of a draft if the configuration names none."""
 
 
-@final
-class SpeculatorsLayout(Layout):
-    """Folders of speculators: reads heads of the kinds in `READ`, writes those in `ARCHITECTURES`."""
-
-    name: ClassVar[str] = "speculators"
-
-    def matches(self, values: Mapping[str, Any]) -> bool:
-        """Return whether `config.json` names a kind of head."""
-        return values.get(TYPE) in READ
-
-    def config(self, values: Mapping[str, Any]) -> HeadConfig:
-        """Return the configuration."""
-        kind, layers = str(values[TYPE]), mapping(values, LAYERS)
-        known = layer_values(layers, LAYERS)
-        model_type = layers.get("model_type")
-        if model_type not in (LLAMA, QWEN3):
-            raise ModelLoadError(
-                f"head: {LAYERS} has model_type={model_type!r}: layers of '{LLAMA}' and '{QWEN3}' are supported"
-            )
-        features = layer_ids(required(values, FEATURES), FEATURES)
-        reduced, target_hidden = values.get("draft_vocab_size"), values.get("target_hidden_size")
-        return HeadConfig(
-            **known,
-            kind=kind,
-            features=features,
-            target_hidden=known["hidden"] if target_hidden is None else whole(values, "target_hidden_size"),
-            draft_vocab_size=known["vocab_size"] if reduced is None else whole(values, "draft_vocab_size"),
-            qk_norm=model_type == QWEN3,
-            fc_bias=flag(values, "fusion_bias", default=False),
-            fc_norm=flag(values, "fc_norm", default=False),
-            norm_output=flag(values, "norm_output", default=False),
-            norm_before_residual=flag(values, "norm_before_residual", default=False),
-            norm_before_fc=flag(values, "norm_before_fc", default=False),
-            **_proposals(values),
-        )
-
-    def stored(self, config: HeadConfig, tensors: Mapping[str, Tensor]) -> Stored:
-        """Return the content; own embedding and output head, and a bias after attention, follow from the tensors."""
-        vocabulary = vocabulary_of(config, tensors)
-        parameters = without(tensors, (OFFSETS, MASK, *SHARED))
-        config = config.changed(
-            own_embedding="embed_tokens.weight" in parameters,
-            own_output="lm_head.weight" in parameters,
-            output_bias="layers.0.self_attn.o_proj.bias" in parameters,
-        )
-        return Stored(config, vocabulary, parameters)
-
-    def values(self, config: HeadConfig) -> dict[str, Any]:
-        """Return the content of `config.json` for a head of ours.
-
-        Raises:
-            ModelLoadError: the layout has no heads of this kind.
-        """
-        if config.kind not in ARCHITECTURES:
-            raise ModelLoadError(f"head: kind '{config.kind}' cannot be written in the layout of {self.name}")
-        values: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[config.kind]],
-            TYPE: config.kind,
-            "speculators_version": VERSION,
-            "draft_vocab_size": config.draft_vocab_size,
-            "target_hidden_size": config.target_hidden,
-            BLOCK_FEATURES if config.is_block else FEATURES: list(config.features),
-            LAYERS: layers_json(config),
-            "speculators_config": {
-                "algorithm": config.kind,
-                "default_proposal_method": "greedy",
-                "proposal_methods": [
-                    {
-                        "proposal_type": "greedy",
-                        "speculative_tokens": config.depth,
-                        "verifier_accept_k": 1,
-                        "accept_tolerance": 0.0,
-                    }
-                ],
-                "verifier": {
-                    "name_or_path": config.target_name,
-                    "architectures": [config.target_architecture] if config.target_architecture else [],
-                },
-            },
-        }
-        if config.kind == EAGLE:
-            return {**values, "layernorms": False, "fusion_bias": config.fc_bias}
-        if config.is_block:
-            return {**values, **_block_values(config)}
-        if config.kind == PEAGLE:
-            values["mask_token_id"] = config.mask_token_id
-        return {
-            **values,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            "embed_requires_grad": config.kind == PEAGLE,
-        }
+def recognise(folder: HeadFolder) -> bool:
+    """Return whether the folder has this layout."""
+    return TYPE in folder.values
 
 
-def _block_values(config: HeadConfig) -> dict[str, Any]:
+def configure(folder: HeadFolder) -> HeadConfig:
+    """Return the configuration; own embedding, own output head and biases follow from the tensors.
+
+    Raises:
+        ModelLoadError: the type is not supported, or values are missing or wrong.
+    """
+    values = folder.values
+    kind = values.text(TYPE)
+    if kind not in KINDS:
+        raise ModelLoadError(f"config.json has {TYPE} '{kind}': {suggestion(kind, KINDS)}")
+    layer = values.part(LAYERS)
+    if kind == MTP:
+        return mtp.layer_config(layer, **_method(values))
+    names, model_type = folder.shapes, layer.text("model_type", LLAMA)
+    if model_type not in (LLAMA, QWEN3):
+        raise ModelLoadError(f"{LAYERS} has model_type={model_type!r}: layers of '{LLAMA}' and '{QWEN3}' are supported")
+    known = layer_values(layer)
+    known["attention_bias"] |= "layers.0.self_attn.q_proj.bias" in names
+    return HeadConfig(
+        **known,
+        **(_block(values, layer, kind) if kind in (DFLASH, DSPARK) else _levels(values, kind)),
+        **_method(values),
+        kind=kind,
+        target_hidden=values.whole("target_hidden_size", known["hidden"]),
+        draft_vocab_size=values.whole("draft_vocab_size", known["vocab_size"]),
+        qk_norm=model_type == QWEN3 or "layers.0.self_attn.q_norm.weight" in names,
+        output_bias="layers.0.self_attn.o_proj.bias" in names,
+        fc_bias="fc.bias" in names or values.flag("fusion_bias"),
+        own_embedding=EMBEDDING in names,
+        own_output=OUTPUT in names,
+        mask_token_id=None if values.get("mask_token_id") is None else values.whole("mask_token_id"),
+    )
+
+
+def tensors(folder: HeadFolder) -> dict[str, Tensor]:
+    """Return the tensors, whose names are ours."""
+    if folder.values.get(TYPE) == MTP:
+        return mtp.renamed(folder, "mtp_layers.0.", mtp.SPECULATORS)
+    return folder.tensors(lambda name: name not in TARGETS_OWN)
+
+
+def values(config: HeadConfig) -> dict[str, Any]:
+    """Return the content of `config.json` for a head.
+
+    Raises:
+        ModelLoadError: the layout has no heads of this kind.
+    """
+    if config.kind not in ARCHITECTURES:
+        raise ModelLoadError(f"heads of kind '{config.kind}' cannot be written in the layout '{NAME}'")
+    found: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[config.kind]],
+        TYPE: config.kind,
+        "speculators_version": VERSION,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden,
+        BLOCK_FEATURES if config.is_block else FEATURES: list(config.features),
+        # vLLM takes the width of `fc` from the layers, not from the list of hidden states
+        LAYERS: {**layers_json(config), "num_aux_hidden_states": len(config.features)},
+        METHODS: _method_json(config),
+    }
+    if config.kind == EAGLE:
+        return {**found, "layernorms": False, "fusion_bias": config.fc_bias}
+    if config.is_block:
+        return {**found, **_block_json(config)}
+    if config.kind == PEAGLE:
+        found["mask_token_id"] = config.mask_token_id
+    return {**found, **{name: getattr(config, name) for name in NORMS}, "embed_requires_grad": config.kind == PEAGLE}
+
+
+def _levels(values: Values, kind: str) -> dict[str, Any]:
+    """Return the values of kinds of the EAGLE family."""
+    has_default = kind == EAGLE and values.get(FEATURES) is None
+    return {
+        "features": (LAST_LAYER,) if has_default else values.layers(FEATURES),
+        **{name: values.flag(name) for name in NORMS},
+    }
+
+
+def _block(values: Values, layer: Values, kind: str) -> dict[str, Any]:
     """Return the values of DFlash and DSpark."""
-    values: dict[str, Any] = {
+    values.require(BLOCK_FEATURES, "mask_token_id", "block_size")
+    found = {
+        "features": values.layers(BLOCK_FEATURES),
+        "block_size": values.whole("block_size"),
+        "anchor_predicts": values.flag("sample_from_anchor", default=kind == DSPARK),
+        "windows": windows_of(layer),
+        "causal_windows": not values.flag("sliding_window_non_causal"),
+    }
+    if kind == DFLASH:
+        return found
+    has_confidence = values.flag("enable_confidence_head", default=True)
+    return found | {
+        "markov_rank": values.whole("markov_rank", 256),
+        "markov_type": values.text("markov_head_type", "vanilla"),
+        "has_confidence": has_confidence,
+        "confidence_with_markov": values.flag("confidence_head_with_markov", default=True) and has_confidence,
+    }
+
+
+def _block_json(config: HeadConfig) -> dict[str, Any]:
+    """Return what `_block` reads."""
+    found: dict[str, Any] = {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.anchor_predicts,
         "sliding_window_non_causal": not config.causal_windows,
     }
     if config.kind == DSPARK:
-        values |= {
+        found |= {
             "markov_rank": config.markov_rank,
             "markov_head_type": config.markov_type,
             "enable_confidence_head": config.has_confidence,
             "confidence_head_with_markov": config.confidence_with_markov,
         }
-    return values
+    return found
 
 
-def _proposals(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return depth and target from `speculators_config`."""
-    own = mapping(values, "speculators_config")
-    methods = own.get("proposal_methods")
-    if not isinstance(methods, list) or not methods or not isinstance(methods[0], Mapping):
-        raise ModelLoadError(f"head: speculators_config has proposal_methods={methods!r}: it must be a list of objects")
-    verifier = own.get("verifier")
-    verifier = verifier if isinstance(verifier, Mapping) else {}
-    architectures = verifier.get("architectures") or [""]
+def _method(values: Values) -> dict[str, Any]:
+    """Return depth and target."""
+    method = values.part(METHODS, optional=True)
+    target = method.part("verifier", optional=True)
+    proposals = method.parts("proposal_methods")
+    depth = values.whole("block_size", DEPTH)
     return {
-        "depth": whole(methods[0], "speculative_tokens", where="proposal_methods"),
-        "target_name": str(verifier.get("name_or_path") or ""),
-        "target_architecture": str(architectures[0]) if isinstance(architectures, list) else "",
+        "depth": proposals[0].whole("speculative_tokens", depth) if proposals else depth,
+        "target_name": target.text("name_or_path"),
+        "target_architecture": next(iter(target.texts("architectures")), ""),
     }
 
 
-def layers_json(config: HeadConfig) -> dict[str, Any]:
-    """Return the configuration of the layers as transformers writes it, for its versions 4 and 5."""
-    rope = dict(config.rope)
-    scaling = None if rope.get("rope_type", "default") == "default" else rope
-    windows: dict[str, Any] = {}
-    if any(config.windows):
-        windows = {
-            "use_sliding_window": True,
-            "sliding_window": max(config.windows),
-            "layer_types": ["sliding_attention" if width else "full_attention" for width in config.windows],
-        }
+def _method_json(config: HeadConfig) -> dict[str, Any]:
+    """Return what `_method` reads."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": config.depth,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     return {
-        "model_type": QWEN3 if config.qk_norm else LLAMA,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": config.activation,
-        "rms_norm_eps": config.epsilon,
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": scaling,
-        "rope_parameters": rope,
-        "max_position_embeddings": config.max_length,
-        "vocab_size": config.vocab_size,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": False,
-        # vLLM takes the width of `fc` from here, not from the list of hidden states
-        "num_aux_hidden_states": len(config.features),
-        **windows,
+        "algorithm": config.kind,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal],
+        "verifier": {
+            "name_or_path": config.target_name,
+            "architectures": [config.target_architecture] if config.target_architecture else [],
+        },
     }

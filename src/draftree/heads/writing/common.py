@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import Head
 from draftree.heads.config import LAST_LAYER, HeadConfig
-from draftree.heads.layouts.base import MASK, OFFSETS
-from draftree.heads.tensors import OUTPUT
+from draftree.heads.tensors import OUTPUT, maps_of, widest_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +47,10 @@ def exported_tensors(head: Head, target: ExportTarget, *, with_output: bool) -> 
         with_output: whether the output head is added.
     """
     found = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
-    dtype = next(tensor.dtype for tensor in found.values() if tensor.is_floating_point())
     if with_output and OUTPUT not in found:
-        found[OUTPUT] = target.output[head.vocabulary.ids.to(target.output.device)].to("cpu", dtype)
-    if not head.vocabulary.is_full:
-        found[OFFSETS], found[MASK] = head.vocabulary.offsets().cpu(), head.vocabulary.mask().cpu()
-    return found
+        rows = target.output[head.vocabulary.ids.to(target.output.device)]
+        found[OUTPUT] = rows.to("cpu", widest_dtype(found))
+    return found | maps_of(head.vocabulary)
 
 
 def with_equal_biases(tensors: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
@@ -100,26 +94,11 @@ def require_width(config: HeadConfig, target: ExportTarget) -> None:
         )
 
 
-def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write `config.json` and `model.safetensors` into a new or empty folder.
+def require_empty(folder: Path) -> None:
+    """Check that a folder is new or empty.
 
     Raises:
-        ConfigurationError: the folder holds something.
+        ConfigurationError: it is neither.
     """
-    from safetensors.torch import save_file
-
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"'{folder}' already exists and is not an empty folder: choose another path")
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def dtype_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return the name of the dtype that holds all weights."""
-    kinds = sorted({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}, key=str)
-    found = kinds[0]
-    for kind in kinds[1:]:
-        found = torch.promote_types(found, kind)
-    return str(found).removeprefix("torch.")

@@ -13,20 +13,19 @@ from typing import Any
 
 from draftree.heads.base import Head
 from draftree.heads.config import DFLASH, EAGLE3, HeadConfig
-from draftree.heads.layouts.speculators import layers_json
+from draftree.heads.folders import write_folder
+from draftree.heads.layouts import dflash, eagle
 from draftree.heads.writing.common import (
     ExportTarget,
-    dtype_name,
     exported_tensors,
     features_of,
     refuse,
+    require_empty,
     require_width,
-    write_folder,
 )
 
 NAME = "sglang"
 KINDS = (EAGLE3, DFLASH)
-OURS, THEIRS = "layers.0.", "midlayer."
 NUM_FEATURES = 3
 
 
@@ -47,12 +46,11 @@ def export(head: Head, target: ExportTarget, folder: Path) -> list[str]:
     config = head.config
     refuse(config, NAME, _reasons(config, target))
     require_width(config, target)
+    require_empty(folder)
     tensors = exported_tensors(head, target, with_output=config.kind == EAGLE3)
     if config.kind == EAGLE3:
-        tensors = {THEIRS + n.removeprefix(OURS) if n.startswith(OURS) else n: t for n, t in tensors.items()}
-    values = _values(config, target)
-    values["torch_dtype"] = dtype_name(tensors)
-    write_folder(folder, values, tensors)
+        tensors = eagle.with_their_names(tensors)
+    write_folder(folder, _values(config, target), tensors)
     return flags(config, target, folder)
 
 
@@ -69,25 +67,10 @@ def flags(config: HeadConfig, target: ExportTarget, folder: Path) -> list[str]:
 
 
 def _values(config: HeadConfig, target: ExportTarget) -> dict[str, Any]:
-    layers = layers_json(config)
-    layers.pop("num_aux_hidden_states")
-    outputs = [layer - 1 for layer in features_of(config, target)]
+    changed = config.changed(features=features_of(config, target))
     if config.kind == DFLASH:
-        return {
-            **layers,
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "block_size": config.block_size,
-            "num_target_layers": target.num_layers,
-            "dflash_config": {"mask_token_id": config.mask_token_id, "target_layer_ids": outputs},
-        }
-    return {
-        **layers,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": config.draft_vocab_size,
-        "tie_word_embeddings": False,  # True would replace the output head by the embedding
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True},
-    }
+        return {**dflash.values(changed), "num_target_layers": target.num_layers}
+    return eagle.values(changed)
 
 
 def _reasons(config: HeadConfig, target: ExportTarget) -> dict[str, bool]:

@@ -14,19 +14,20 @@ from typing import Any
 
 from draftree.heads.base import Head
 from draftree.heads.config import DFLASH, DSPARK, EAGLE3, PEAGLE, HeadConfig
-from draftree.heads.layouts.speculators import LAYERS, SpeculatorsLayout
+from draftree.heads.folders import write_folder
+from draftree.heads.layouts import speculators
+from draftree.heads.layouts.decoder import QWEN3
 from draftree.heads.writing.common import (
     ExportTarget,
-    dtype_name,
     exported_tensors,
     features_of,
     refuse,
+    require_empty,
     require_width,
     with_equal_biases,
-    write_folder,
 )
 
-NAME = "speculators"
+NAME = speculators.NAME
 KINDS = (EAGLE3, PEAGLE, DFLASH, DSPARK)
 
 
@@ -47,11 +48,10 @@ def export(head: Head, target: ExportTarget, folder: Path) -> list[str]:
     config = head.config
     refuse(config, NAME, _reasons(config))
     require_width(config, target)
+    require_empty(folder)
     tensors = exported_tensors(head, target, with_output=config.kind in (EAGLE3, PEAGLE) or not config.is_full)
     tensors = with_equal_biases(tensors, config)
-    values = _values(config, target)
-    values["torch_dtype"] = dtype_name(tensors)
-    write_folder(folder, values, tensors)
+    write_folder(folder, _values(config, target), tensors)
     return flags(config, target, folder)
 
 
@@ -78,9 +78,9 @@ def _values(config: HeadConfig, target: ExportTarget) -> dict[str, Any]:
         depth=_num_tokens(config),
         attention_bias=config.attention_bias or config.output_bias,
     )
-    values = SpeculatorsLayout().values(changed)
+    values = speculators.values(changed)
     if config.is_block:
-        values[LAYERS]["model_type"] = "qwen3"  # the layers of DFlash are those of Qwen3
+        values[speculators.LAYERS]["model_type"] = QWEN3  # the layers of DFlash are those of Qwen3
     return values
 
 

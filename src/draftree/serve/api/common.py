@@ -107,6 +107,7 @@ async def running_job(
     places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
     if not server.has_one_key:
         options = replace(options, priority=0)  # in the engine, it would go before the texts of other keys
+    options = replace(options, owner=server.key_of(request).name)
     async with places, server.metered(request, model, options):
         try:
             given = prompts if encode is None else [await encode(prompt) for prompt in prompts]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.drafters.learning.settings import parse_learning
 from draftree.serve.ray.prefixes import RoutingPolicy
 from draftree.serve.served import choose_models
 from draftree.serve.settings import ServerSettings, read_bytes
@@ -123,6 +124,10 @@ class ReplicaOptions:
             raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
         if settings.port == 0:
             raise ConfigurationError("replicas need a port of their own: name one instead of 0")
+        if settings.learn is not None and parse_learning(settings.learn).options.folder is not None:
+            raise ConfigurationError(
+                "replicas learn each on their own and cannot share a folder: leave out option folder of learn"
+            )
 
 
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import LAST_LAYER, MEDUSA, HeadConfig
-from draftree.heads.reading.folder import MEDUSA_FILES, HeadFolder
-from draftree.heads.reading.layout import TargetFacts
+from draftree.heads.layouts.folder import MEDUSA_FILES, HeadFolder
 
 NAME = "medusa"
 PREFIX = "medusa_head."
@@ -21,10 +20,10 @@ _OUTPUT = re.compile(r"\d+\.(\d+)\.weight")
 
 def recognise(folder: HeadFolder) -> bool:
     """Return whether the folder has this layout."""
-    return "medusa_num_heads" in folder.config or any((folder.path / name).is_file() for name in MEDUSA_FILES)
+    return "medusa_num_heads" in folder.values or any((folder.path / name).is_file() for name in MEDUSA_FILES)
 
 
-def configure(folder: HeadFolder, target: TargetFacts | None) -> HeadConfig:
+def configure(folder: HeadFolder) -> HeadConfig:
     """Return the configuration. Sizes are those of the tensors: configurations do not name them.
 
     Raises:
@@ -33,9 +32,9 @@ def configure(folder: HeadFolder, target: TargetFacts | None) -> HeadConfig:
     shapes = {name.removeprefix(PREFIX): shape for name, shape in folder.shapes.items()}
     outputs = [match for match in map(_OUTPUT.fullmatch, shapes) if match]
     if not outputs or len(shapes[outputs[0].string]) != 2:
-        raise ModelLoadError(f"'{folder.path}' does not have the tensors of layout '{NAME}': missing: 0.1.weight")
+        raise ModelLoadError(f"it does not have the tensors of layout '{NAME}': missing: 0.1.weight")
     vocab_size, width = shapes[outputs[0].string]
-    num_heads = int(folder.config.get("medusa_num_heads") or len(outputs))
+    num_heads = folder.values.whole("medusa_num_heads", len(outputs))
     return HeadConfig(
         kind=MEDUSA,
         features=(LAST_LAYER,),
@@ -46,8 +45,8 @@ def configure(folder: HeadFolder, target: TargetFacts | None) -> HeadConfig:
         depth=num_heads,
         num_layers=0,
         block_size=num_heads,
-        head_layers=int(folder.config.get("medusa_num_layers") or outputs[0].group(1)),
-        target_name=str(folder.config.get("base_model_name_or_path") or ""),
+        head_layers=folder.values.whole("medusa_num_layers", int(outputs[0].group(1))),
+        target_name=folder.values.text("base_model_name_or_path"),
     )
 
 

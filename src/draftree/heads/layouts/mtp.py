@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import LAST_LAYER, MTP, HeadConfig
-from draftree.heads.reading.folder import HeadFolder
-from draftree.heads.reading.layout import TargetFacts, needed, rope_of
+from draftree.heads.layouts.decoder import rope_of
+from draftree.heads.layouts.folder import HeadFolder
+from draftree.heads.layouts.values import Values
 
 NAME = "mtp"
 BLOCK = "block."
@@ -49,13 +49,13 @@ def recognise(folder: HeadFolder) -> bool:
     return _prefix(folder) is not None
 
 
-def configure(folder: HeadFolder, target: TargetFacts | None) -> HeadConfig:
+def configure(folder: HeadFolder) -> HeadConfig:
     """Return the configuration of the MTP layer of a target's folder.
 
     Raises:
         ModelLoadError: values are missing.
     """
-    return layer_config(folder, _text_config(folder), depth=1, target_name=str(folder.path))
+    return layer_config(_text_config(folder), depth=1, target_name=str(folder.path))
 
 
 def tensors(folder: HeadFolder) -> dict[str, Tensor]:
@@ -75,9 +75,10 @@ def _prefix(folder: HeadFolder) -> tuple[str, dict[str, str]] | None:
     return (prefix, DEEPSEEK) if f"{prefix}eh_proj.weight" in names else None
 
 
-def _text_config(folder: HeadFolder) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = folder.config.get("text_config") or folder.config
-    return found
+def _text_config(folder: HeadFolder) -> Values:
+    """Return the configuration of the language model, which some targets hold inside another."""
+    inside = folder.values.part("text_config", optional=True)
+    return inside if inside.content else folder.values
 
 
 def renamed(folder: HeadFolder, prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -101,24 +102,23 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return name if theirs is None else names[theirs] + name.removeprefix(theirs)
 
 
-def layer_config(folder: HeadFolder, layer: Mapping[str, Any], *, depth: int, target_name: str) -> HeadConfig:
+def layer_config(layer: Values, *, depth: int, target_name: str, target_architecture: str = "") -> HeadConfig:
     """Return the configuration of an MTP head.
 
     Args:
-        folder: the folder.
         layer: configuration of transformers of the target.
         depth: levels that it was trained for.
         target_name: name of the target.
+        target_architecture: class of the target in transformers; empty if unknown.
 
     Raises:
-        ModelLoadError: values are missing.
+        ModelLoadError: values are missing or wrong.
     """
-    hidden, heads, vocab_size, _ = needed(
-        layer, ("hidden_size", "num_attention_heads", "vocab_size", "model_type"), folder
-    )
+    layer.require("hidden_size", "num_attention_heads", "vocab_size", "model_type")
+    hidden, heads, vocab_size = (layer.whole(name) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
     # keys of latent attention are expanded to all heads, and padded to the width of queries
-    latent = int(layer.get("qk_nope_head_dim") or 0) + int(layer.get("qk_rope_head_dim") or 0)
-    width = max(latent, int(layer.get("v_head_dim") or 0)) if latent else layer.get("head_dim") or hidden // heads
+    latent = layer.whole("qk_nope_head_dim", 0) + layer.whole("qk_rope_head_dim", 0)
+    width = max(latent, layer.whole("v_head_dim", 0)) if latent else layer.whole("head_dim", hidden // max(heads, 1))
     return HeadConfig(
         kind=MTP,
         features=(LAST_LAYER,),
@@ -129,15 +129,16 @@ def layer_config(folder: HeadFolder, layer: Mapping[str, Any], *, depth: int, ta
         depth=depth,
         num_layers=1,
         num_heads=heads,
-        num_kv_heads=heads if latent else layer.get("num_key_value_heads") or heads,
+        num_kv_heads=heads if latent else layer.whole("num_key_value_heads", heads),
         head_dim=width,
-        intermediate=layer.get("intermediate_size") or hidden,
-        epsilon=float(layer.get("rms_norm_eps") or 1e-6),
+        intermediate=layer.whole("intermediate_size", hidden),
+        epsilon=layer.number("rms_norm_eps", 1e-6),
         rope=rope_of(layer),
-        max_length=int(layer.get("max_position_embeddings") or 2048),
+        max_length=layer.whole("max_position_embeddings", 2048),
         own_output=False,
-        layer=dict(layer),
+        layer=dict(layer.content),
         target_name=target_name,
+        target_architecture=target_architecture,
     )
 
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
+from draftree.heads.layouts.values import Values
 
 T = TypeVar("T")
 CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-MAX_CONFIG_BYTES = 16_000_000
+MAX_JSON_BYTES = 16_000_000
 """Upper limit of JSON files: a damaged file must not fill the memory."""
 
 
@@ -27,55 +28,61 @@ MAX_CONFIG_BYTES = 16_000_000
 class HeadFolder:
     """A folder that may hold a head.
 
+    Errors do not name it: the caller adds its path.
+
     Args:
         path: the folder.
-
-    Raises:
-        ModelNotFoundError: it is no folder.
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_dir():
-            raise ModelNotFoundError(f"there is no folder '{path}': name the folder of a head, with {CONFIG} in it")
         self.path = path
 
     @cached_property
-    def config(self) -> dict[str, Any]:
-        """The content of `config.json`; empty without the file."""
-        return self._json(CONFIG) if (self.path / CONFIG).is_file() else {}
+    def values(self) -> Values:
+        """The content of `config.json`.
 
-    @property
-    def architectures(self) -> list[str]:
-        """Names of classes in `config.json`."""
-        names = self.config.get("architectures") or []
-        return [name for name in names if isinstance(name, str)]
+        Raises:
+            ModelNotFoundError: there is no such file.
+            ModelLoadError: it is damaged.
+        """
+        if not (self.path / CONFIG).is_file():
+            raise ModelNotFoundError(f"it has no '{CONFIG}': give the folder of a head")
+        return Values(self._json(CONFIG))
 
     @cached_property
     def files(self) -> list[str]:
         """Names of the files of tensors.
 
         Raises:
-            ModelLoadError: there is none, or an index is damaged.
+            ModelNotFoundError: there is none, or one of an index is missing.
+            ModelLoadError: an index is damaged.
         """
-        for name in (SAFE, PICKLED):
-            if (self.path / (name + INDEX)).is_file():
-                places = self._json(name + INDEX).get("weight_map")
-                if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-                    raise ModelLoadError(f"'{self.path / (name + INDEX)}' has no map of tensors: its folder is damaged")
-                return sorted({self._inside(file) for file in places.values()})
         for name in (SAFE, *MEDUSA_FILES, PICKLED):
             if (self.path / name).is_file():
                 return [name]
-        raise ModelLoadError(
-            f"'{self.path}' has no tensors: looked for {SAFE}, {', '.join(MEDUSA_FILES)} and {PICKLED}"
-        )
+            if (self.path / (name + INDEX)).is_file():
+                return self._parts(name + INDEX)
+        raise ModelNotFoundError(f"it has no '{SAFE}', '{PICKLED}' or '{MEDUSA_FILES[0]}': its weights are missing")
+
+    def _parts(self, index: str) -> list[str]:
+        places = self._json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise ModelLoadError(f"'{index}' is damaged: it has no 'weight_map' of tensors: get the head again")
+        files = sorted(set(places.values()))
+        for file in files:
+            if Path(file).name != file:
+                raise ModelLoadError(f"'{index}' names '{file}': files must be in the same folder")
+            if not (self.path / file).is_file():
+                raise ModelNotFoundError(f"it has no file '{file}', which '{index}' names: get the head again")
+        return files
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor by name. Values are not read.
 
         Raises:
-            ModelLoadError: a file is missing or damaged.
+            ModelNotFoundError: a file is missing.
+            ModelLoadError: a file is damaged.
         """
         found: dict[str, tuple[int, ...]] = {}
         for file in self.files:
@@ -83,10 +90,11 @@ class HeadFolder:
         return found
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """Return the tensors with wanted names.
+        """Return the tensors with wanted names, on the host.
 
         Raises:
-            ModelLoadError: a file is missing or damaged.
+            ModelNotFoundError: a file is missing.
+            ModelLoadError: a file is damaged.
         """
         found: dict[str, Tensor] = {}
         for file in self.files:
@@ -109,32 +117,30 @@ class HeadFolder:
         try:
             with safe_open(self.path / file, framework="pt") as opened:
                 return read(opened)
-        except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"'{self.path / file}' cannot be read: {error}") from error
+        except (OSError, SafetensorError, ValueError) as reason:
+            raise _damaged(file, reason) from reason
 
     def _unpickled(self, file: str, device: str) -> dict[str, Tensor]:
         try:
             held = torch.load(self.path / file, map_location=device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            raise ModelLoadError(f"'{self.path / file}' cannot be read as tensors: {error}") from error
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as reason:
+            raise ModelLoadError(f"'{file}' cannot be read as tensors: {reason}") from reason
         if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
-            raise ModelLoadError(f"'{self.path / file}' is no table of tensors")
+            raise ModelLoadError(f"'{file}' is no table of tensors: nothing else is unpickled")
         return {str(name): value for name, value in held.items()}
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
-            if path.stat().st_size > MAX_CONFIG_BYTES:
-                raise ModelLoadError(f"'{path}' has more than {MAX_CONFIG_BYTES} bytes: it is no configuration")
+            if path.stat().st_size > MAX_JSON_BYTES:
+                raise ModelLoadError(f"'{name}' has more than {MAX_JSON_BYTES} bytes: it is no configuration")
             found = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"'{path}' cannot be read: {error}") from error
+        except (OSError, ValueError, RecursionError) as reason:
+            raise _damaged(name, reason) from reason
         if not isinstance(found, dict):
-            raise ModelLoadError(f"'{path}' is no JSON object")
+            raise ModelLoadError(f"'{name}' must hold one JSON object: get the head again")
         return found
 
-    def _inside(self, file: str) -> str:
-        # an index must not name files outside of its folder
-        if Path(file).name != file:
-            raise ModelLoadError(f"the index of '{self.path}' names '{file}': files must be in the same folder")
-        return file
+
+def _damaged(file: str, reason: Exception) -> ModelLoadError:
+    return ModelLoadError(f"'{file}' is damaged or unreadable ({reason}): get the head again")

@@ -1,0 +1,1 @@
+"""Learning from verified texts while serving: tables of tokens, corrections of heads, and their files."""

@@ -1,0 +1,96 @@
+"""Folders of DFlash as its authors, transformers and SGLang have them.
+
+Layers in `target_layer_ids` are numbered by their outputs, one less than ours. Transformers calls two tensors otherwise
+(`muse_glimmer_assistant`). The form of the authors is also written, for SGLang.
+
+Source: github.com/z-lab/dflash (arXiv 2602.06036), transformers 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.heads.config import DFLASH, HeadConfig
+from draftree.heads.layouts.decoder import QWEN3, layer_values, layers_json, windows_of
+from draftree.heads.layouts.folder import HeadFolder
+from draftree.heads.layouts.values import Values
+
+NAME = "dflash"
+ARCHITECTURE, SETTINGS = "DFlashDraftModel", "dflash_config"
+OF_TRANSFORMERS = "muse_glimmer_assistant"
+RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+NEUTRAL = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
+"""Values of optional settings with which they change nothing."""
+
+
+def recognise(folder: HeadFolder) -> bool:
+    """Return whether the folder has this layout."""
+    values = folder.values
+    if ARCHITECTURE in values.texts("architectures") or values.get("model_type") == OF_TRANSFORMERS:
+        return True
+    return SETTINGS in values and "selector_rank" not in values.part(SETTINGS, optional=True)
+
+
+def configure(folder: HeadFolder) -> HeadConfig:
+    """Return the configuration.
+
+    Raises:
+        ModelLoadError: values are missing or wrong, or a setting is not supported.
+    """
+    values = folder.values
+    settings = Values({**values.content, **values.part(SETTINGS, optional=True).content})
+    settings.require("target_layer_ids", "mask_token_id", "block_size")
+    for name, neutral in NEUTRAL.items():
+        if settings.get(name) not in (None, neutral):
+            raise ModelLoadError(f"config.json has {name} {settings.get(name)!r}, which is not supported")
+    # the window of transformers is the largest distance, ours the number of positions
+    of_transformers = values.get("model_type") == OF_TRANSFORMERS
+    windows = tuple(width + of_transformers if width else 0 for width in windows_of(values))
+    known = layer_values(values)
+    return HeadConfig(
+        **known,
+        kind=DFLASH,
+        features=tuple(layer + 1 for layer in settings.layers("target_layer_ids")),
+        target_hidden=known["hidden"],
+        draft_vocab_size=known["vocab_size"],
+        depth=settings.whole("block_size") - 1,
+        block_size=settings.whole("block_size"),
+        mask_token_id=settings.whole("mask_token_id"),
+        anchor_predicts=settings.flag("sample_from_anchor"),
+        qk_norm=True,
+        output_bias=known["attention_bias"],
+        own_output=False,
+        windows=windows,
+        # transformers' blocks are bidirectional in every layer; the authors' are causal in layers with a window
+        causal_windows=_is_causal(settings, windows) and not of_transformers,
+    )
+
+
+def tensors(folder: HeadFolder) -> dict[str, Tensor]:
+    """Return the tensors by our names."""
+    return {RENAMED.get(name, name): tensor for name, tensor in folder.tensors().items()}
+
+
+def values(config: HeadConfig) -> dict[str, Any]:
+    """Return the content of `config.json` for a head whose features are not negative."""
+    return {
+        **layers_json(config),
+        "architectures": [ARCHITECTURE],
+        "model_type": QWEN3,
+        "block_size": config.block_size,
+        SETTINGS: {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": [layer - 1 for layer in config.features],
+        },
+    }
+
+
+def _is_causal(settings: Values, windows: tuple[int, ...]) -> bool:
+    """Return whether rows of a block see only earlier rows of it, in layers with a window."""
+    causal = settings.flag("causal", default=settings.flag("is_causal", default=bool(windows)))
+    if causal and not windows:
+        raise ModelLoadError("config.json has causal blocks without windows, which are not supported")
+    return causal
