@@ -183,7 +183,7 @@ def write_and_report(
 ) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, write
+    from draftree.cli.writing import fetch_and_load, save_learned, write
 
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
@@ -194,6 +194,7 @@ def write_and_report(
         announce(setup, screen, notes)
         request = request.met(llm)
         run = write(llm, setup, request.task, params=request.params, screen=screen)
+        save_learned(llm)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
@@ -212,7 +213,7 @@ def write_batch_and_report(
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, warm_up, write
+    from draftree.cli.writing import fetch_and_load, save_learned, warm_up, write
 
     setup.methods()
     request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
@@ -233,6 +234,7 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
     if screen is not None:
         note(notes.dim(f"plain: {plain_run.summary}"))
     fast_run = write(fast, setup, request.task, params=request.params, screen=screen)
+    save_learned(fast)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}
