@@ -275,7 +275,7 @@ def test_later_runs_draft_with_what_earlier_ones_learned(generate: Any, base: st
     ("given", "message"),
     [
         (["--draft", "ngram", "--learn", "server"], "no drafter learns"),
-        (["--learn", "server"], "no drafter learns"),
+        (["--draft", "none", "--learn", "server"], "no drafter learns"),
         (["--draft", "suffix", "--learn", "all"], "learn is 'all'"),
     ],
 )
