@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may depend on a network
 os.environ["DRAFTREE_BLUEPRINTS"] = "0"  # every start is a first one, unless a test overrides it
+# no test reads what the user has kept
+os.environ["DRAFTREE_CONFIG"] = str(Path(tempfile.gettempdir()) / f"draftree-test-config-{os.getpid()}")
 os.environ["COLUMNS"] = "80"  # help and tables are as wide as that, whatever the terminal
 os.environ.pop("FORCE_COLOR", None)  # this and the next two: no colours unless requested
 os.environ.pop("PY_COLORS", None)

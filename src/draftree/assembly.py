@@ -15,13 +15,14 @@ from draftree.core.extras import require_extra
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.core.types import DraftPart
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
+from draftree.loading.auto_draft import FALLBACK_DRAFTS
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
@@ -91,10 +92,15 @@ class Methods:
 def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     """Find and configure methods.
 
+    For the drafter `auto`, which is chosen when the target is loaded, these are the methods of a stand-in without
+    models: `suffix`, or plain decoding if that does not fit to the verifier.
+
     Raises:
         ConfigurationError: an unknown method or option, methods that do not fit together, or a missing extra.
         WeightsError: an extra for a drafter's model is missing.
     """
+    if draft == AUTO_DRAFT:
+        return _stand_in(verify, plan)
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
     _require_extras(drafters)
@@ -115,6 +121,17 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     if drafters:
         require_effect(planner, plan=chosen_plan, draft=str(draft))
     return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+
+
+def _stand_in(verify: str, plan: str | None) -> Methods:
+    """Return methods for `auto` before the target is known; raises for a wrong verifier or planner."""
+    try:
+        return choose_methods(FALLBACK_DRAFTS[0], verify, plan)
+    except ConfigurationError:
+        methods = choose_methods(None, verify, None)
+        if plan is not None:
+            PLANNERS.configure(_only(PLANNERS.parse(plan), "planner", plan))
+        return methods
 
 
 def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
@@ -152,6 +169,11 @@ def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Ve
 
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
     specs = DRAFTERS.parse(draft)
+    if any(spec.name == AUTO_DRAFT for spec in specs):
+        raise ConfigurationError(
+            f"drafter '{draft}': '{AUTO_DRAFT}' stands alone and takes no options: it chooses a drafter for the model. "
+            "Name drafters to merge them; the planner of draft sizes is chosen by 'plan'"
+        )
     if not drafts(specs[0].name.partition("+")[0].strip()):
         raise ConfigurationError(f"drafter '{draft}': '{NO_DRAFT}' means plain decoding and takes no options")
     methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]

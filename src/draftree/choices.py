@@ -2,32 +2,102 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from draftree.assembly import Methods, build_parts, choose_methods, model_reader
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.learning.files import prepare_folder
 from draftree.drafters.learning.settings import Learning, parse_learning
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
+from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.load import LoadedModel
+from draftree.loading.resolve import resolve_model
+from draftree.loading.targets import require_layers
 from draftree.models.base import LanguageModel
 from draftree.planners.wrappers.routed import RoutedPlanner
 from draftree.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoChoice:
+    """What `draft="auto"` stands for with one target, verifier and planner.
+
+    Attributes:
+        draft: spec of the drafter; "none" if no drafter can be used.
+        plan: spec of the planner; None for the default.
+        note: the drafter and the reasons in one sentence.
+    """
+
+    draft: str
+    plan: str | None
+    note: str
+
+
+def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
+    """Choose the drafter of a loaded target for `draft="auto"`.
+
+    In this order: the result that `draftree tune` kept for this model on this machine; a trained head of this package;
+    `suffix`; plain decoding. A drafter that does not fit to the target, the verifier or the planner is left out.
+
+    Args:
+        loaded: the target.
+        verify: spec of the verifier.
+        plan: spec of the planner; None for the one that belongs to the drafter.
+
+    Raises:
+        ConfigurationError: a planner was given, and no drafter fits.
+    """
+    candidates, left_out = auto_candidates(loaded)
+    refused: DraftreeError | None = None
+    for candidate in candidates:
+        chosen = candidate.plan if plan is None else plan
+        try:
+            _require_fit(candidate, loaded, verify, chosen)
+        except DraftreeError as error:
+            refused = error
+            left_out.append(f"'{candidate.draft}' cannot be used: {error}")
+            continue
+        return AutoChoice(candidate.draft, chosen, _note(candidate.draft, [candidate.reason, *left_out]))
+    if plan is not None and refused is not None:
+        raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {refused}") from refused
+    return AutoChoice(NO_DRAFT, None, _note("plain decoding", left_out))
+
+
+def _note(draft: str, reasons: Sequence[str]) -> str:
+    return f"draft {AUTO_DRAFT}: {draft} ({'; '.join(reasons)})"
+
+
+def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, plan: str | None) -> None:
+    """Raise if a candidate cannot be used; its weights are not loaded."""
+    if not drafts(candidate.draft):
+        if plan is not None:
+            raise ConfigurationError(f"a planner needs a drafter: '{plan}'")
+        return
+    methods = choose_methods(candidate.draft, verify, plan)
+    if methods.traits.branches and not loaded.model.supports_trees:
+        raise ConfigurationError(f"'{loaded.name}' scores chains only")
+    require_layers(methods.traits.features, loaded)
+    for name in methods.draft_models:
+        resolve_model(name, fetch=False)
 
 
 def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None) -> dict[str, Methods]:
     """Find and configure the methods of every drafter that a request can choose.
 
     Args:
-        draft: one drafter, or several of which the first is the default; `none` is plain decoding.
+        draft: one drafter, or several of which the first is the default; `none` is plain decoding. `auto` has the
+            methods of a stand-in until the target is loaded: see `decide_each`.
         verify: the verifier of all.
         plan: the planner of each; None for its default.
 
@@ -46,6 +116,38 @@ def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
     return {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+
+
+def decide_each(
+    each: Mapping[str, Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
+) -> tuple[dict[str, Methods], AutoChoice | None]:
+    """Replace `auto` by the drafter that is chosen for a loaded target.
+
+    Args:
+        each: as returned by `choose_each`.
+        loaded: the target.
+        verify: as for `choose_each`.
+        plan: as for `choose_each`.
+        learn: as for `learning_of`.
+
+    Returns:
+        Methods by name of the drafter, in the same order; what `auto` stands for, None if it is not among them.
+
+    Raises:
+        ConfigurationError: as `decide` and `learning_of`.
+    """
+    if AUTO_DRAFT not in each:
+        return dict(each), None
+    choice = decide(loaded, verify, plan)
+    logger.info("'%s': %s", loaded.name, choice.note)
+    found: dict[str, Methods] = {}
+    for name, methods in each.items():
+        if name == AUTO_DRAFT:
+            found.setdefault(choice.draft, choose_methods(choice.draft, verify, choice.plan))
+        else:
+            found.setdefault(name, methods)
+    learning_of(learn, found)
+    return found, choice
 
 
 def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning | None:

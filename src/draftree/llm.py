@@ -26,7 +26,7 @@ from draftree.arguments import (
     require_single,
     require_text,
 )
-from draftree.choices import build_each, choose_each, learning_of, store_of
+from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.completion import Completion, completion_of, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
@@ -54,17 +54,17 @@ class LLM:
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
             `LanguageModel`, or a `LoadedModel`, which several may share.
-        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding. Several
-            drafters are loaded side by side, and each request chooses one of them; the first is the default.
+        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding, `auto` the
+            best one that is known for the model, named in `draft_note`. Several drafters are loaded side by side, and
+            each request chooses one of them; the first is the default.
         verify: the verifier; the default never changes the text.
         plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
             on the draft.
-        dtype: "auto", "float32", "bfloat16", "float16" or "float64"; "auto" is bfloat16 if the device computes
-            in it, else float32.
+        dtype: "auto" (bfloat16 if the device computes in it, else float32), or the name of a torch dtype.
         device: "auto", "cpu", "cuda" or "cuda:N".
         kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU (never timed).
-        quantization: "int8" for 8-bit weights, which make a different, faster model; None for no quantization.
+        quantization: "int8" for 8-bit weights, which make a different, faster model; None for none.
         exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`).
         trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
         tokenizer: the transformers tokenizer of a loaded model; None for a model that is loaded from files.
@@ -74,8 +74,7 @@ class LLM:
         prefix_cache_size: maximum number of finished sequences whose keys and values are kept for later prompts.
         sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
             when the model is loaded. A request that cannot fit is refused.
-        allow_control_tokens: whether a control token in a message of a conversation, such as <|im_end|>, is encoded
-            as one; by default it is spelled as text.
+        allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
@@ -114,13 +113,13 @@ class LLM:
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
-        methods = choose_each(draft, verify, plan)
+        methods, trusts = choose_each(draft, verify, plan), trust_remote_code
         learning = learning_of(learn, methods)
-        self._planner = next(iter(methods.values())).planner
-        trusts = trust_remote_code
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
         if exact:
             require_exact(loaded)
+        methods, auto = decide_each(methods, loaded, verify, plan, learn)
+        self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self.learned = store_of(learning, loaded.model, user=self)
         own = kernels_of_drafter(loaded)
@@ -132,6 +131,7 @@ class LLM:
         self._requests = Requests(
             self._parts, self._tokenizer, eos_ids=ends, longest=self._engine.longest, kernels=on, kernels_reason=why
         )
+        self._requests.auto_draft = auto.draft if auto else None
         self._prompts = PromptEncoder(
             self._tokenizer, loaded.model.vocab_size, allow_control_tokens=allow_control_tokens
         )
@@ -196,8 +196,9 @@ class LLM:
 
     @property
     def draft_note(self) -> str:
-        """The drafter's decisions during construction, such as the mapping of another tokenizer; empty if none."""
-        return "" if self._parts.drafter is None else self._parts.drafter.note
+        """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
+        own = "" if self._parts.drafter is None else self._parts.drafter.note
+        return "; ".join(filter(None, (self._auto_note, own)))
 
     def generate(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 from draftree.arguments import shown_value
 from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
-from draftree.drafters import NO_DRAFT
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
@@ -35,6 +35,9 @@ class Requests:
         longest: longest text in tokens for which there is memory.
         kernels: kernels of the target's passes, for statistics.
         kernels_reason: why torch is used although native kernels were possible.
+
+    Attributes:
+        auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Requests:
         self._eos_ids = tuple(eos_ids)
         self._context = parts.target.max_length
         self._kernels, self._kernels_reason = kernels, kernels_reason
+        self.auto_draft: str | None = None
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
@@ -148,13 +152,17 @@ class Requests:
             )
         return len(ids) + params.max_tokens
 
+    def named_draft(self, draft: str | None) -> str | None:
+        """Return a name of a drafter, with what stands for `auto` in its place if `auto` was loaded."""
+        return self.auto_draft if draft == AUTO_DRAFT and self.auto_draft is not None else draft
+
     def _choice(self, draft: str | None) -> str:
         """Return the name of the chosen drafter; empty for the default."""
         if draft is None:
             return ""
-        known = list(dict.fromkeys((*self._parts.choices, NO_DRAFT)))
-        if draft in known:
-            return draft
+        known, named = list(dict.fromkeys((*self._parts.choices, NO_DRAFT))), self.named_draft(draft)
+        if named in known:
+            return named
         raise InvalidRequestError(
             f"draft is {shown_value(draft)}, which is not loaded: give {' or '.join(map(repr, known))}, or load it "
             "with the model",

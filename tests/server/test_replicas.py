@@ -102,7 +102,7 @@ def test_the_command_serves_replicas_and_finishes_running_requests_at_the_end(fo
         try:
             assert server.stdout is not None
             lines = iter(server.stdout.readline, "")
-            assert any(line.startswith("serving tiny (suffix) at http://127.0.0.1") for line in lines)
+            assert any(line.startswith("serving tiny (auto) at http://127.0.0.1") for line in lines)
             stream = Stream(f"http://127.0.0.1:{port}", prompt=PROMPTS[0], seed=3, max_tokens=1500)
             with ThreadPoolExecutor(2) as pool:
                 reading = pool.submit(stream.read)

@@ -17,7 +17,7 @@ def settings(**options: Any) -> ServerSettings:
 
 
 def test_a_model_is_served_under_its_own_name_with_a_lossless_drafter() -> None:
-    assert choose_models(["stories15m"]) == (ModelChoice("stories15m", "stories15m", (), ("suffix",)),)
+    assert choose_models(["stories15m"]) == (ModelChoice("stories15m", "stories15m", (), ("auto",)),)
 
 
 def test_a_folder_is_served_under_its_last_part(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from draftree.bench.records import OURS, PEER
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.paths import shown_name
 from draftree.core.registry import Spec
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
 from draftree.planners.base import PLANNERS
 from draftree.verifiers.base import VERIFIERS, Promise
@@ -104,6 +104,11 @@ def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str 
         ConfigurationError: an unknown method or option, methods that do not fit together, or one given twice.
     """
     methods = [Method(PLAIN, PLAIN, OurMethod(NO_DRAFT, verify, None, draft_is_pass=False))]
+    if any(text.split("@")[0] == AUTO_DRAFT for text in specs):
+        raise ConfigurationError(
+            f"drafter '{AUTO_DRAFT}' is another one on other machines, and a benchmark names what it measures: "
+            f"'draftree explain MODEL --draft {AUTO_DRAFT}' shows the drafter that it stands for"
+        )
     drafting = [text for text in specs if drafts(text)]
     if plans and not drafting:
         raise ConfigurationError(f"planner '{plans[0]}' was given, but there is no drafter: add --draft ngram")

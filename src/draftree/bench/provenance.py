@@ -18,6 +18,7 @@ import torch
 import draftree
 from draftree.core.errors import WeightsError
 from draftree.core.paths import shown_name
+from draftree.core.processor import cpu_info, cpu_name, usable_cores
 from draftree.weights.cache import Cache
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.progress import silent
@@ -49,10 +50,10 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GI
 def machine(device: torch.device) -> dict[str, Any]:
     """Return processor, cores, memory, system, and the GPU if one is used."""
     found: dict[str, Any] = {
-        "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "cpu_flags": _cpu_flags(),
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {_numbers_of(platform.release())}".strip(),
@@ -137,16 +138,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cpu_info(key: str) -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
-
-
 def _cpu_flags() -> list[str]:
-    flags = (_cpu_info("flags") or _cpu_info("Features") or "").split()
+    flags = (cpu_info("flags") or cpu_info("Features") or "").split()
     return [flag for flag in CPU_FLAGS if flag in flags]
 
 

@@ -67,7 +67,9 @@ def write_prompts(
         GenerationError: prompts failed during generation; the others are printed.
     """
     require_fitting_options(prompts, request.task)
-    llm = setup.over(fetch_and_load(setup))
+    loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    llm = setup.over(loaded)
     if llm.draft_note:
         note(notes.dim(llm.draft_note))
     start = time.perf_counter()
@@ -82,6 +84,8 @@ def write_prompts(
     if screen is not None:
         stats = [completion.stats for written in done for completion in written.completions]
         if stats:
+            if setup.auto_note:
+                note(notes.dim(setup.auto_note))
             line = decoding_line(stats, time.perf_counter() - start, drafted=not setup.is_plain)
             note(notes.dim(f"{len(done)} prompts, {line}"))
     raise_failures(done)

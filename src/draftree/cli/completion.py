@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from draftree.core.registry import Registry
-from draftree.drafters import DRAFTERS, NO_DRAFT
+from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 from draftree.weights.cache import Cache
@@ -39,7 +39,7 @@ def complete_draft(incomplete: str) -> Completed:
         return [(f"{head}{NEEDS_MODEL}:{name}", text) for name, text in complete_model(last[len(NEEDS_MODEL) + 1 :])]
     known = [(f"{name}:" if name == NEEDS_MODEL else name, text) for name, text in summaries(DRAFTERS)]
     if not head:
-        known.append((NO_DRAFT, "Plain decoding."))
+        known += [(AUTO_DRAFT, "Chosen for the model."), (NO_DRAFT, "Plain decoding.")]
     return [(head + name, text) for name, text in starting(last, known)]
 
 

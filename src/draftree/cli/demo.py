@@ -15,6 +15,8 @@ import typer
 from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import Device, Dtype, TrustRemoteCode, When
 from draftree.cli.render import Colour, Style, say, waiting
+from draftree.core.errors import ConfigurationError
+from draftree.drafters import AUTO_DRAFT
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Run, Setup
@@ -73,7 +75,9 @@ def demo(
     model: Annotated[
         str, typer.Option(help="A model with a chat template.", metavar="NAME", autocompletion=complete_model)
     ] = MODEL,
-    draft: Annotated[str, typer.Option(help="The drafter.", metavar="SPEC", autocompletion=complete_draft)] = "ngram",
+    draft: Annotated[
+        str, typer.Option(help="The drafter.", metavar="SPEC", autocompletion=complete_draft)
+    ] = AUTO_DRAFT,
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -91,6 +95,9 @@ def demo(
         raise typer.BadParameter("the demo needs a drafter", param_hint="--draft")
     style = Style.chosen(colour, sys.stdout)
     loaded = fetch_and_load(setup)
+    setup = setup.decided(loaded)
+    if setup.is_plain:
+        raise ConfigurationError(f"the demo needs a drafter, and {setup.auto_note}: name one with --draft")
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
         for llm in (plain, fast):
@@ -117,6 +124,8 @@ def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     machine = f"torch {torch.__version__} · {loaded.model.device} · {threads} · {dtype} · kernels: {loaded.kernels}"
     lines = [style.bold(f"{setup.model} answers two prompts, each plain and with speculation"), style.dim(machine)]
+    if setup.auto_note:
+        lines.append(style.dim(setup.auto_note))
     if style.coloured:
         lines.append(f"colours: {style.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
     return "\n".join(lines) + "\n"

@@ -68,7 +68,8 @@ Verify = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="The drafter: none, ngram, suffix, prediction, model:NAME; options after commas (ngram,k=4).",
+        help="The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
+        "options after commas (ngram,k=4).",
         metavar="SPEC",
         autocompletion=complete_draft,
         rich_help_panel=SPECULATION,

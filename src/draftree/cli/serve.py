@@ -17,6 +17,7 @@ from draftree.serve.served import choose_models
 from draftree.serve.settings import Group, ServerSettings
 
 if TYPE_CHECKING:
+    from draftree.serve.pool import ServedModel
     from draftree.serve.security import KeyRing
 
 __all__ = ["serve"]
@@ -36,8 +37,8 @@ Drafts = Annotated[
     typer.Option(
         "--draft",
         help="A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
-        "another one, or none. NAME=SPEC is for one model. If not given: suffix, which is lossless, needs no second "
-        "model, and drafts only where the planner finds that it saves time. none for plain decoding.",
+        "another one, or none. NAME=SPEC is for one model. If not given: auto, which is chosen for each model when "
+        "it is loaded, and drafts only where the planner finds that it saves time. none for plain decoding.",
         metavar="SPEC",
         autocompletion=complete_draft,
         rich_help_panel=SPECULATION,
@@ -110,8 +111,9 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
             resolve_with_bar(name)
         apply_threads(settings.threads)
 
-        def announce(url: str) -> None:
-            say(ready_line(settings, keys, url) + "\n")
+        def announce(url: str, models: Sequence[ServedModel]) -> None:
+            drafters = {model.name: model.drafts for model in models}
+            say(ready_line(settings, keys, url, drafters) + "\n")
 
         return run_server(settings, keys, listener=listener, on_ready=announce)
 
@@ -144,8 +146,18 @@ def model_names(settings: ServerSettings) -> Sequence[str]:
     return list(dict.fromkeys([*targets, *(name for method in methods for name in method.draft_models)]))
 
 
-def ready_line(settings: ServerSettings, keys: KeyRing, url: str) -> str:
-    """Return the line that announces a server."""
-    models = ", ".join(f"{choice.name} ({', '.join(choice.drafts) or 'plain'})" for choice in settings.models)
+def ready_line(
+    settings: ServerSettings, keys: KeyRing, url: str, drafters: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """Return the line that announces a server.
+
+    Args:
+        settings: of the server.
+        keys: API keys.
+        url: its address.
+        drafters: the loaded drafters by model; None names those of the settings.
+    """
+    known = {choice.name: choice.drafts for choice in settings.models} if drafters is None else drafters
+    models = ", ".join(f"{choice.name} ({', '.join(known[choice.name]) or 'plain'})" for choice in settings.models)
     access = f"{len(keys.names)} API keys" if keys else "no API key"
     return f"serving {models} at {url}/v1, {access}"

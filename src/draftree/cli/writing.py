@@ -11,14 +11,14 @@ from typing import Any
 
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import load_for, require_positive
-from draftree.choices import learning_of
+from draftree.choices import decide, learning_of
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
@@ -38,7 +38,11 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model and its methods, as named by the user."""
+    """A model and its methods, as named by the user.
+
+    Attributes:
+        auto_note: what `auto` stood for and why; empty if the user named a drafter.
+    """
 
     model: str
     draft: str | None = None
@@ -53,6 +57,7 @@ class Setup:
     allow_control_tokens: bool = False
     trust_remote_code: bool = False
     learn: str | None = None
+    auto_note: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -61,10 +66,21 @@ class Setup:
 
     def plainly(self) -> Setup:
         """Return the same setup without a drafter."""
-        return dataclasses.replace(self, draft=None, plan=None, learn=None)
+        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
+
+    def decided(self, loaded: LoadedModel) -> Setup:
+        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`.
+
+        Raises:
+            ConfigurationError: no drafter fits to the planner.
+        """
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(loaded, self.verify, self.plan)
+        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
 
     def methods(self) -> Methods:
-        """Find and check the methods; loads nothing.
+        """Find and check the methods; loads nothing. For `auto`, those of a stand-in.
 
         Raises:
             ConfigurationError: a method is unknown, or they do not fit together.

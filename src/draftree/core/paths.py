@@ -1,4 +1,4 @@
-"""The user's home folder, if there is one, and expansion of `~`."""
+"""The user's home folder and folder of settings, if there is one, and expansion of `~`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
 
-__all__ = ["expanded", "home_folder", "shown_name"]
+__all__ = ["config_folder", "expanded", "home_folder", "shown_name"]
 
 
 def home_folder() -> Path | None:
@@ -24,6 +24,19 @@ def home_folder() -> Path | None:
     except KeyError:
         return None
     return Path(found) if found else None
+
+
+def config_folder() -> Path | None:
+    """Return the folder of what the user keeps; None without a home folder.
+
+    It is `DRAFTREE_CONFIG`, else `XDG_CONFIG_HOME/draftree`, else `~/.config/draftree`.
+    """
+    if own := os.environ.get("DRAFTREE_CONFIG"):
+        return expanded(own).absolute()
+    if shared := os.environ.get("XDG_CONFIG_HOME"):
+        return expanded(shared).absolute() / "draftree"
+    home = home_folder()
+    return None if home is None else home / ".config" / "draftree"
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from draftree.assembly import Methods, build_parts
+from draftree.assembly import Methods, build_parts, choose_methods
 from draftree.bench.pass_times import QUANTIZED_BYTES, time_passes, weights_of_pass
 from draftree.bench.provenance import machine, versions
 from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
+from draftree.choices import decide
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.paths import shown_name
 from draftree.doctor.expectations import expectations
@@ -28,6 +30,7 @@ from draftree.doctor.records import (
     ModelReport,
     PassReport,
 )
+from draftree.drafters import AUTO_DRAFT
 from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import estimate_slots
 from draftree.engine.parts import Parts
@@ -97,6 +100,10 @@ def examine(
     for name in (settings.model, *methods.draft_models):
         fetch(name)
     trusts, target = settings.trust_remote_code, load_for(settings)
+    if settings.draft == AUTO_DRAFT:
+        choice = decide(target, settings.verify, None)
+        settings = replace(settings, draft=choice.draft)
+        methods = choose_methods(choice.draft, settings.verify, choice.plan)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
     parts, draft = Parts(target.model, methods.verifier, methods.planner), None

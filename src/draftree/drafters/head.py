@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
@@ -35,6 +34,7 @@ from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
+from draftree.heads.shipped.catalogue import head_folder
 from draftree.heads.target_parts import TargetParts
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
@@ -51,7 +51,8 @@ class HeadDrafter(GrowingDrafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target.
+        """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target;
+        or the name of a head of this package, as `draft="auto"` shows it.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """
@@ -66,7 +67,7 @@ class HeadDrafter(GrowingDrafter):
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits of the shape, and the hidden states that the head reads; reads its `config.json` only."""
-        head = read_config(config.path)
+        head = read_config(head_folder(config.path))
         shape = _shape(config, head)
         return DraftTraits(
             draws=shape.draws,
@@ -81,7 +82,8 @@ class HeadDrafter(GrowingDrafter):
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         target = context.target
-        head = read_head(config.path, dtype=target.dtype, device=target.device)
+        folder = head_folder(config.path)
+        head = read_head(folder, dtype=target.dtype, device=target.device)
         head.bind(TargetParts.of(target))
         # before the passes take the weights
         self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
@@ -92,7 +94,7 @@ class HeadDrafter(GrowingDrafter):
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
-            calibration=read_calibration(Path(config.path)),
+            calibration=read_calibration(folder),
         )
 
     @property

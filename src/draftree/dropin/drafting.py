@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftree.choices import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.drafters import AUTO_DRAFT
+from draftree.loading.load import LoadedModel
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.params import SamplingParams
 
@@ -24,6 +27,13 @@ class Drafting:
 
     draft: str
     plan: str | None
+
+    def decided(self, target: LoadedModel) -> Drafting:
+        """Return the same specs with a named drafter in the place of `auto`."""
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(target, "coupled", self.plan)
+        return Drafting(choice.draft, choice.plan)
 
 
 def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:

@@ -52,7 +52,7 @@ _SEEDS = 2**63 - 1
 class DraftreeOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
 
-    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros behind the
+    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
     end of a row. `stats` is None where transformers wrote the text by itself.
     """
 
@@ -217,7 +217,7 @@ def _callbacks(config: Any, processors: Any, criteria: Any, streamer: Any) -> Ca
 
 
 def _pad_id(config: Any, calls: Callbacks) -> int | None:
-    """What stands behind finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
+    """What stands after finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
     if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
         return None
     pad = config._pad_token_tensor
@@ -254,6 +254,7 @@ def _rows(input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, 
 def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
 ) -> Parts:
+    drafting = drafting.decided(target)
     methods = choose_methods(drafting.draft, "coupled", drafting.plan)
     for reads, what in ((methods.traits.reads_predictions, "prediction"), (methods.traits.reads_grammars, "grammar")):
         if reads:

@@ -92,7 +92,7 @@ class Steps:
     Args:
         input_ids: shape (batch, length).
         max_length: length at which no step is taken any more.
-        pad_id: stands behind rows that are finished; None: such rows are written on.
+        pad_id: stands after rows that are finished; None: such rows are written on.
         callbacks: what is called at each step.
     """
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from draftree.core.hidden import layers_of, rows_of
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Verdict
 from draftree.drafters.base import Observation
@@ -72,6 +71,9 @@ def observe(parts: Parts, gains: Sequence[Gain], result: PassResult) -> None:
     gains = [gain for gain in gains if not gain.sequence.is_finished]
     if parts.drafter is None or not gains:
         return
+    columns = [parts.capture.index(layer) for layer in parts.feature_layers]
+    hidden = None if result.hidden is None else layers_of(result.hidden, columns)
+    starts = result.row_starts
     parts.drafter.observe(
         [
             Observation(
@@ -79,14 +81,8 @@ def observe(parts: Parts, gains: Sequence[Gain], result: PassResult) -> None:
                 gain.tokens_read,
                 gain.drafted,
                 gain.verdict,
-                None if result.hidden is None else _features(parts, result.hidden_of(gain.job), gain.nodes),
+                None if hidden is None else rows_of(hidden, [starts[gain.job] + node for node in gain.nodes]),
             )
             for gain in gains
         ]
     )
-
-
-def _features(parts: Parts, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows of the captured hidden states, with the layers in the drafter's order."""
-    columns = [parts.capture.index(layer) for layer in parts.feature_layers]
-    return hidden[list(rows)][:, columns]

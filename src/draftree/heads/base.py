@@ -113,14 +113,19 @@ class FeatureHead(Head):
         """
 
     @abstractmethod
-    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the state of each row.
+    def run(
+        self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Return the state of each row, or of some rows.
 
         Args:
             tokens: token ids of the target, shape (..., rows), int64.
             before: states before the tokens, from `project` or `recycle`, shape (..., rows, hidden).
             positions: positions of the tokens in the text, from 1, shape (..., rows), int64.
             attend: attention of the rows.
+            chosen: indices of the rows whose states are wanted, for inputs without leading dimensions; None for all.
+                A last layer that computes only keys and values of the other rows gives `attend` fewer queries than
+                keys.
 
         Returns:
             Shape (..., rows, hidden).

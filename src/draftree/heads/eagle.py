@@ -13,7 +13,6 @@ Source: EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import final
 
 import torch
@@ -24,7 +23,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.heads.base import Attend, FeatureHead
 from draftree.heads.config import HeadConfig
 from draftree.heads.layers import Layer, Norm
-from draftree.heads.rotary import Rotary, rotate
+from draftree.heads.rotary import Rotary, Rotation
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 
@@ -110,16 +109,19 @@ class EagleFamilyHead(FeatureHead):
         assert self._embedding is not None, "a head without its own embedding is bound to a target before it runs"
         return F.embedding(tokens, self._embedding).to(self.dtype)
 
-    def through_layers(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the residual stream after all layers, from that before the first."""
+    def through_layers(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Return the residual stream of the chosen rows after all layers, from that before the first."""
         cosines, sines = self._rotary.tables(int(positions.max()) + 1 if positions.numel() else 1, states)
         if positions.dim() == 1:  # a pass of decoding: half the time of an index
             cosines, sines = cosines.index_select(0, positions), sines.index_select(0, positions)
         else:
             cosines, sines = cosines[positions], sines[positions]
-        rotated = partial(rotate, cosines=cosines.unsqueeze(-2), sines=sines.unsqueeze(-2))
-        for layer in self.layers:
-            states = layer(states, embedded, rotated, attend)
+        rotated = Rotation(cosines.unsqueeze(-2), sines.unsqueeze(-2))
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            states = layer(states, embedded, rotated, attend, chosen if index == last else None)
         return states
 
     def outputs(self, states: Tensor) -> Tensor:
@@ -155,10 +157,13 @@ class EagleHead(EagleFamilyHead):
         assert self._finish is not None, "the head is bound to a target before it reads hidden states"
         return self._finish(features[..., 0, :]).to(self.dtype)
 
-    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the state of each row."""
+    def run(
+        self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Return the states of rows."""
         embedded = self.embedded(tokens)
-        return self.through_layers(self.fc(torch.cat((embedded, before), dim=-1)), embedded, positions, attend)
+        joined = self.fc(torch.cat((embedded, before), dim=-1))
+        return self.through_layers(joined, embedded, positions, attend, chosen)
 
     def recycle(self, states: Tensor) -> Tensor:
         """Return the states: they stand for the target's."""
@@ -194,9 +199,11 @@ class Eagle3Head(EagleFamilyHead):
         found: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
         return found
 
-    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the state of each row."""
-        return self.through_layers(before, self.embedded(tokens), positions, attend)
+    def run(
+        self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Return the states of rows."""
+        return self.through_layers(before, self.embedded(tokens), positions, attend, chosen)
 
     def recycle(self, states: Tensor) -> Tensor:
         """Return the states, after the final norm in EAGLE-3.1."""

@@ -23,6 +23,7 @@ from draftree.heads.layouts import dflash, dspark, eagle, medusa, mtp, speculato
 from draftree.heads.layouts.base import Layout
 from draftree.heads.layouts.checks import require_tensors
 from draftree.heads.layouts.folder import CONFIG, SAFE, HeadFolder
+from draftree.heads.shipped.packing import expanded
 from draftree.heads.tensors import MASK, OFFSETS, maps_of, vocabulary_of, widest_dtype
 
 LAYOUTS: tuple[Layout, ...] = (speculators, medusa, dflash, dspark, mtp, eagle)
@@ -68,7 +69,7 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
     with _opened(folder) as held:
         layout = layout_of(held)
         config = layout.configure(held)
-        tensors = layout.tensors(held)
+        tensors = expanded(layout.tensors(held))
         vocabulary = vocabulary_of(tensors, config)
         parameters = {name: tensor for name, tensor in tensors.items() if name not in (OFFSETS, MASK)}
         with torch.device("meta"):

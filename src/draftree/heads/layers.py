@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from draftree.heads.base import Attend
 from draftree.heads.config import HeadConfig
+from draftree.heads.rotary import Rotation
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -63,22 +64,30 @@ class Attention(nn.Module):
         self.q_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
 
-    def forward(self, states: Tensor, rotated: Callable[[Tensor], Tensor], attend: Attend) -> Tensor:
+    def forward(
+        self,
+        states: Tensor,
+        rotated: Rotation,
+        attend: Attend,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         """Return the output of attention.
 
         Args:
             states: normed inputs, shape (..., rows, width).
-            rotated: rotation of queries and keys by the rows' positions.
+            rotated: rotation of queries and keys by the positions of the rows, or of the given ones.
             attend: attention of the rows.
+            chosen: rows with queries; None for all.
 
         Returns:
             Shape (..., rows, hidden).
         """
         shape = (*states.shape[:-1], -1, self._dim)
-        query, key = self.q_proj(states).view(shape), self.k_proj(states).view(shape)
+        asking = states if chosen is None else states.index_select(-2, chosen)
+        query, key = self.q_proj(asking).view(*asking.shape[:-1], -1, self._dim), self.k_proj(states).view(shape)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        mixed = attend(self._layer, rotated(query), rotated(key), self.v_proj(states).view(shape))
+        mixed = attend(self._layer, rotated(query, chosen), rotated(key), self.v_proj(states).view(shape))
         found: Tensor = self.o_proj(mixed.flatten(-2))
         return found
 
@@ -126,20 +135,29 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(width, epsilon)
         self.mlp = Perceptron(config)
 
-    def forward(self, states: Tensor, embedded: Tensor, rotated: Callable[[Tensor], Tensor], attend: Attend) -> Tensor:
+    def forward(
+        self,
+        states: Tensor,
+        embedded: Tensor,
+        rotated: Rotation,
+        attend: Attend,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         """Return the residual stream after the layer.
 
         Args:
             states: residual stream before it, shape (..., rows, hidden).
             embedded: embeddings of the tokens, same shape; read only if the layer joins both.
-            rotated: rotation of queries and keys by the rows' positions.
+            rotated: rotation of queries and keys by the positions of the rows, or of the given ones.
             attend: attention of the rows.
+            chosen: rows whose residual stream is returned; None for all.
         """
         normed = states if self.input_layernorm is None else self.input_layernorm(states)
         if self.hidden_norm is not None and self.input_layernorm is not None:
             own = self.hidden_norm(states)
             states = own if self._norm_first else states
             normed = torch.cat((self.input_layernorm(embedded), own), dim=-1)
-        states = states + self.self_attn(normed, rotated, attend)
+        kept = states if chosen is None else states.index_select(-2, chosen)
+        states = kept + self.self_attn(normed, rotated, attend, chosen)
         found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return found

@@ -66,7 +66,9 @@ class MtpHead(FeatureHead):
         assert self._finish is not None, "a head is bound to a target before it runs"
         return self._finish(features[..., 0, :]).to(self.dtype)
 
-    def run(self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def run(
+        self, tokens: Tensor, before: Tensor, positions: Tensor, attend: Attend, chosen: Tensor | None = None
+    ) -> Tensor:
         """Return the states after the layer and the norm."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         read = [self.enorm(self._shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
@@ -75,7 +77,8 @@ class MtpHead(FeatureHead):
         flat, places = x.reshape(-1, rows, x.shape[-1]), positions.reshape(-1, rows)
         rotary: Any = self._rotary[0].to(x.device)
         states = run_layer(self.block, flat, rotary(flat, position_ids=places), places, _Shaped(attend, leading))
-        found: Tensor = self.norm(states.reshape(x.shape))
+        states = states.reshape(x.shape)
+        found: Tensor = self.norm(states if chosen is None else states.index_select(-2, chosen))
         return found
 
     def recycle(self, states: Tensor) -> Tensor:

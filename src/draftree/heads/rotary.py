@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -81,6 +82,25 @@ def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """
     half = states.shape[-1] // 2
     return states * cosines + states.roll(half, dims=-1) * sines
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """Rotation of the queries and keys of some rows.
+
+    Attributes:
+        cosines: of the rows, shape (..., rows, 1, head_dim).
+        sines: as `cosines`.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __call__(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return rotated queries or keys of all rows, or of some, given by their indices."""
+        if rows is None:
+            return rotate(states, self.cosines, self.sines)
+        return rotate(states, self.cosines.index_select(-3, rows), self.sines.index_select(-3, rows))
 
 
 def _frequencies(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[Tensor, float]:

@@ -130,7 +130,7 @@ def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | N
     if params.presence_penalty or params.frequency_penalty:
         yield CountPenalty(params.presence_penalty, params.frequency_penalty)
     if params.no_repeat_ngram_size:
-        yield NoRepeatNgram(params.no_repeat_ngram_size)
+        yield NoRepeatNgram(params.no_repeat_ngram_size, includes_prompt=params.ngram_scope == "all")
     if params.bad_words:
         yield BadWords(_encoded(params.bad_words, encode))
     if params.min_tokens and ends:

@@ -92,21 +92,21 @@ class RowContext:
         self.paths = paths
         self.device = torch.device(device)
 
-    def tails(self, width: int) -> np.ndarray:
-        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`."""
+    def tails(self, width: int, *, start: int = 0) -> np.ndarray:
+        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`.
+
+        Args:
+            width: number of columns.
+            start: written tokens before this one are left out.
+        """
         found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
-        written = self.history.tokens
+        written = self.history.tokens[start:]
         for row, path in enumerate(self.paths):
             drafted = min(len(path), width)
             room = min(width - drafted, len(written))
             found[row, width - drafted :] = path[len(path) - drafted :]
             found[row, width - drafted - room : width - drafted] = written[len(written) - room :]
         return found
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """All tokens before each row, in the layout of `tails`."""
-        return self.tails(len(self.history) + max(map(len, self.paths), default=0))
 
     @property
     def num_output_tokens(self) -> np.ndarray:

@@ -39,6 +39,8 @@ SAME_NAME = (
     "prompt_logprobs",
     "allowed_token_ids",
     "bad_words",
+    "no_repeat_ngram_size",
+    "ngram_scope",
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
 Named = tuple[str, Any]
@@ -118,11 +120,12 @@ def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
     Raises:
         ApiError: a prediction that no loaded drafter, or not the chosen one, reads.
     """
-    if body.prediction is None or (body.draft is not None and body.draft not in (*model.drafts, NO_DRAFT)):
-        return body.draft
+    named = model.named_draft(body.draft)
+    if body.prediction is None or (named is not None and named not in (*model.drafts, NO_DRAFT)):
+        return named
     readers = [draft for draft in model.drafts if model.reads_predictions(draft)]
-    if body.draft in readers or (body.draft is None and readers):
-        return body.draft or readers[0]
+    if named in readers or (named is None and readers):
+        return named or readers[0]
     remedy = f"set 'draft' to {readers[0]!r}, or leave it out" if readers else "leave 'prediction' out"
     reason = "the chosen drafter does not read it" if readers else "no drafter that reads it is loaded"
     raise invalid(f"a prediction was given, but {reason}: {remedy}", "prediction", code="unsupported_parameter")

@@ -48,6 +48,15 @@ class ServedModel:
         """The loaded drafters; the first is the default."""
         return self.llm.llm.drafts
 
+    @property
+    def draft_note(self) -> str:
+        """What `auto` stands for and why, and the drafters' decisions; empty if there are none."""
+        return self.llm.llm.draft_note
+
+    def named_draft(self, draft: str | None) -> str | None:
+        """Return the drafter that a request named, with what stands for `auto` in its place."""
+        return self.llm.llm.requests.named_draft(draft)
+
     def reads_predictions(self, draft: str) -> bool:
         """Return whether a loaded drafter, or "none", uses the prediction of a request."""
         return draft in self.drafts and self.llm.llm.engine.parts.traits_of(draft).reads_predictions

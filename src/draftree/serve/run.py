@@ -105,7 +105,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def run_server(
-    settings: ServerSettings, keys: KeyRing, *, listener: socket.socket, on_ready: Callable[[str], None]
+    settings: ServerSettings,
+    keys: KeyRing,
+    *,
+    listener: socket.socket,
+    on_ready: Callable[[str, Sequence[ServedModel]], None],
 ) -> int:
     """Serve until a signal arrives.
 
@@ -113,7 +117,7 @@ def run_server(
         settings: of the server.
         keys: API keys.
         listener: a bound socket.
-        on_ready: called with the server's URL when all models are loaded.
+        on_ready: called with the server's URL and the models when all are loaded.
 
     Returns:
         The exit status.
@@ -140,7 +144,7 @@ def run_server(
     server = DrainingServer(config, app.state.server, drain_timeout=settings.drain_timeout)
     loading = Loading(lambda: load_models(settings), server)
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
-        asyncio.run(_serve(server, listener, loading, lambda: on_ready(url_of(listener))))
+        asyncio.run(_serve(server, listener, loading, lambda: on_ready(url_of(listener), list(pool))))
     if loading.error is not None:
         raise loading.error
     return server.status

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.paths import expanded, shown_name
-from draftree.drafters import NO_DRAFT, drafts
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 
 __all__ = ["DEFAULT_DRAFTS", "ModelChoice", "choose_models"]
 
-DEFAULT_DRAFTS = ("suffix",)
-"""Drafters of a model for which none is named: lossless, without a second model, and switched off by the planner where
-it does not pay."""
+DEFAULT_DRAFTS = (AUTO_DRAFT,)
+"""Drafters of a model for which none is named: chosen when it is loaded, lossless, and switched off by the planner
+where drafting does not pay."""
 SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 """A name in requests, metrics and logs."""
 

@@ -37,18 +37,27 @@ class UnrollAttention:
         self._step += 1
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend as `Attend` does; rows are those of the batch at step 0 and its chains afterwards."""
+        """Attend as `Attend` does.
+
+        Rows are those of the batch at step 0, where queries may be those of the chains only, and its chains afterwards.
+        """
         groups = query.shape[-2] // key.shape[-2]
         key, value = (part.repeat_interleave(groups, dim=-2) for part in (key, value))
         return self._first(layer, query, key, value) if self._step == 0 else self._later(layer, query, key, value)
 
     def _first(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows = self._batch.rows
-        query, key, value = (rows.padded(part).transpose(1, 2) for part in (query, key, value))
+        rows, chains = self._batch.rows, self._batch.chain_rows
+        is_whole = len(query) == len(key)
+        key, value = (rows.padded(part).transpose(1, 2) for part in (key, value))
         self._true[layer], self._own[layer] = (key, value), []
-        # padding is at the end, where causal rows of the text do not look
-        found = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return rows.flat(found.transpose(1, 2))
+        if is_whole:
+            query = rows.padded(query).transpose(1, 2)
+            # padding is at the end, where causal rows of the text do not look
+            found = scaled_dot_product_attention(query, key, value, is_causal=True)
+            return rows.flat(found.transpose(1, 2))
+        query = chains.padded(query).transpose(1, 2)
+        found = scaled_dot_product_attention(query, key, value, attn_mask=~self._is_hidden())
+        return chains.flat(found.transpose(1, 2))
 
     def _later(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         chains = self._batch.chain_rows

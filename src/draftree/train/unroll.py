@@ -35,8 +35,7 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
         steps: number of steps, at least 1.
     """
     attend = UnrollAttention(batch)
-    states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend)
-    states = states.index_select(0, batch.chains)
+    states = head.run(batch.tokens, head.project(batch.features), batch.positions, attend, batch.chains)
     yield states
     for step in range(1, steps):
         attend.next_step()

@@ -39,7 +39,7 @@ def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.
     assert "thread" in captured.out
     assert "float32" in captured.out or "bfloat16" in captured.out, "what the processor has instructions for"
     assert captured.out.count(" tokens/s · acceptance length 1.00\n") == 2
-    assert captured.out.count("\nwith ngram\n") == 2
+    assert captured.out.count("\nwith suffix\n") == 2
     assert captured.out.count(" · the two texts are the same\n") == 2
 
 
@@ -54,7 +54,7 @@ def test_texts_that_differ_are_an_error(
 def test_colours_tell_accepted_from_picked(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "--model", model, "--colour", "always"]) == 0
     out = capfd.readouterr().out
-    plain, fast = out.split("── 2.")[0].split("with ngram")[-2:]
+    plain, fast = out.split("── 2.")[0].split("with suffix")[-2:]
     assert "\x1b[32m" in fast
     assert "\x1b[32m" not in plain.split("plain")[-1]
 

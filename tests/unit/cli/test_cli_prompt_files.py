@@ -160,7 +160,8 @@ def test_texts_have_headings(generate: Any, base: str, save: Save) -> None:
     first, second = (done.text for done in LLM(base).generate(["ab", "b"], PARAMS))
     assert status == 0
     assert out == f"=== file:1 ===\n{first}\n=== file:3 ===\n{second}\n"
-    assert err.startswith("2 prompts, 24 tokens in ")
+    assert err.startswith("draft auto: suffix (")
+    assert "\n2 prompts, 24 tokens in " in err
     named = generate(base, "--prompts", save('{"prompt": "ab", "id": "one"}'), *OPTIONS)[1]
     assert named == f"=== one ===\n{first}\n"
 

@@ -83,7 +83,7 @@ def test_models_are_completed(complete: Complete, tmp_path: Path) -> None:
 
 
 def test_methods_are_completed(complete: Complete) -> None:
-    drafters = {"none", *DRAFTERS.names()}
+    drafters = {"auto", "none", *DRAFTERS.names()}
     assert {name.rstrip(":") for name in complete("draftree generate x ab --draft ")} == drafters
     assert complete("draftree generate x ab --draft ngr") == ["ngram"]
     assert complete("draftree generate x ab --draft suffix+ngr") == ["suffix+ngram"]

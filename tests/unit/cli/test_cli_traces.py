@@ -40,7 +40,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--record", "x.jsonl"], "without a drafter"),
+        (["--draft", "none", "--record", "x.jsonl"], "without a drafter"),
         (["--draft", "ngram", "--compare", "--record", "x.jsonl"], "leave --compare out"),
     ],
 )

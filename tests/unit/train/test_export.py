@@ -57,7 +57,7 @@ def test_the_command_prints_the_flags(
     assert run(["train", "export", str(head), *options]) != 0
     assert "not an empty folder" in capsys.readouterr().err
     assert run(["train", "export", str(head), "--to", "llama.cpp", *options[2:]]) != 0
-    assert "known: sglang, speculators" in capsys.readouterr().err
+    assert "known: package, sglang, speculators" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("to", "words"), [("speculators", "draft_model"), ("sglang", "STANDALONE")])

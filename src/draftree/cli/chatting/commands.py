@@ -63,8 +63,8 @@ def show_help(session: Session, value: str) -> None:
 def set_draft(session: Session, value: str) -> None:
     if value:
         session.drafting.switch(value)
-        if session.drafting.llm.draft_note:
-            session.tell(session.drafting.llm.draft_note)
+        for text in filter(None, (session.drafting.setup.auto_note, session.drafting.llm.draft_note)):
+            session.tell(text)
         session.warn_if_lossy()
     session.tell(f"drafter {session.drafting.name}")
 

@@ -38,8 +38,8 @@ class Drafting:
         self._loaded = fetch_and_load(setup)
         self._has_grammar = has_grammar
         self._start = setup
-        self.setup = setup
-        self.llm = setup.over(self._loaded, tokenizer=self._tokenizer)
+        self.setup = setup.decided(self._loaded)
+        self.llm = self.setup.over(self._loaded, tokenizer=self._tokenizer)
 
     @property
     def name(self) -> str:
@@ -53,8 +53,9 @@ class Drafting:
             ConfigurationError: the drafter is unknown or does not fit; the current one stays.
             ModelError: its model cannot be found or used; the current one stays.
         """
-        setup = dataclasses.replace(self.setup, draft=draft, plan=self._start.plan if drafts(draft) else None)
-        methods = setup.methods()
+        plan = self._start.plan if drafts(draft) else None
+        setup = dataclasses.replace(self.setup, draft=draft, plan=plan, auto_note="").decided(self._loaded)
+        draft, methods = str(setup.draft), setup.methods()
         require_material(methods, has_grammar=self._has_grammar)
         if drafts(draft) and draft not in self.llm.drafts:
             for name in methods.draft_models:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.hidden import layers_of
 from draftree.core.joining import join, merge
 from draftree.core.node_map import NodeMap, first_levels
 from draftree.core.tree import EMPTY, Draw, TokenTree
@@ -165,7 +166,7 @@ class MergedDrafter(Drafter[MergedSequence]):
                 verdict = whole.state.maps[index].verdict_on_source(verdict)
         hidden = None
         if whole.hidden is not None and traits.features:
-            hidden = whole.hidden[:, [self._features.index(layer) for layer in traits.features]]
+            hidden = layers_of(whole.hidden, [self._features.index(layer) for layer in traits.features])
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
 
     @property

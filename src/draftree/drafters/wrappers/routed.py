@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.hidden import layers_of
 from draftree.core.routing import PLAIN, Routed, rows_by_choice
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
@@ -135,7 +136,7 @@ class RoutedDrafter(Drafter[Routed]):
         if verdict is not None and self._strips_picks[choice]:
             verdict = replace(verdict, picks=())
         if hidden is not None and columns is not None:
-            hidden = hidden[:, columns] if columns else None
+            hidden = layers_of(hidden, columns) if columns else None
         return Observation(whole.state.own, whole.tokens_read, whole.tree, verdict, hidden)
 
     @property
