@@ -1,4 +1,4 @@
-"""Stepper of a head whose logits are corrected by what was learned from verified tokens.
+"""Stepper of a head whose logits of the first level are corrected by what was learned from verified tokens.
 
 Logits are corrected before children are chosen, so that draft distributions are those that the children were drawn
 from. Corrections change after verification only. The first level is ranked without and with the correction, and the
@@ -220,7 +220,7 @@ class LearningStepper(Stepper[HeadedSequence]):
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
-        """Run a pass over new nodes of trees; return corrected logits."""
+        """Run a pass over new nodes of trees; return the logits of the head alone."""
         logits = self._stepper.feed(states, tokens, parents)
         start = self._pace.clock()
         if self._learns:
@@ -234,8 +234,6 @@ class LearningStepper(Stepper[HeadedSequence]):
                     found.logits.append(unchanged[first:end])
                     found.states.append(answered[first:end].clone())
                 first = end
-        each = zip(states, tokens, strict=True)
-        self._correct([self._corrections.named(state.view.owner) for state, row in each for _ in row], logits)
         self._pace.spend(start)
         return logits
 
