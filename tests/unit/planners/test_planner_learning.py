@@ -74,12 +74,38 @@ def test_curves_never_fall() -> None:
 def test_a_draft_with_catch_up_does_not_measure_a_level() -> None:
     costs = DraftCosts()
     costs.observe(5.0, 3, unread=100)
-    assert costs.level is None
+    assert not costs.by_depth
     for _ in range(50):
         costs.observe(0.3, 3, unread=2)
     assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
     assert costs.is_below(0.02, 20.0)
     assert not costs.is_below(0.02, 10.0)
+
+
+def test_a_further_level_may_cost_less_than_the_first() -> None:
+    costs = DraftCosts()
+    assert costs.of(3, otherwise=2.0) == 6.0
+    for _ in range(20):
+        costs.observe(0.8, 1, unread=0)
+    assert costs.of(3) == pytest.approx(2.4)
+    for _ in range(20):
+        costs.observe(1.0, 2, unread=0)
+    assert [costs.of(depth) for depth in range(5)] == pytest.approx([0.0, 0.8, 1.0, 1.2, 1.4])
+    for _ in range(200):  # everything is slower
+        costs.observe(2.0, 2, unread=0)
+    assert [costs.of(depth) for depth in range(5)] == pytest.approx([0.0, 1.6, 2.0, 2.4, 2.8], rel=1e-3)
+    costs.observe(6.0, 4, unread=0)
+    assert costs.of(3) == pytest.approx(4.0, rel=1e-3)
+    assert costs.of(5) == pytest.approx(7.5, rel=1e-3), "no further level costs more than the mean"
+
+
+def test_costs_never_fall_with_the_depth() -> None:
+    costs, dice = DraftCosts(), random.Random(3)
+    for _ in range(400):
+        costs.observe(dice.uniform(0.2, 2.0), dice.randrange(1, 8), unread=0)
+        found = [costs.of(depth) for depth in range(10)]
+        assert all(value >= 0 for value in found)
+    assert found[9] >= found[8] >= found[7]
 
 
 def test_a_lookup_drafter_may_cost_more_than_a_model_and_still_draft_first() -> None:
