@@ -4,7 +4,8 @@
 
 Rows are beams: texts with repetitions, the same for every method. Ours writes into the scores. The methods take turns,
 one call each, and the medians are reported. Without a GPU, `without a wait` shows what the path for GPUs costs on the
-processor. `one step of a tree` is the control of one request: 16 nodes after a text of this length.
+processor. `one step of a tree` is the control of one request: 16 nodes after a text of this length. `picks of a tree`
+is the search of these nodes' logits in C, with the control.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
 from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.models.native.library import library
+from draftree.models.native.logit_buffers import RowsAt
+from draftree.models.native.logits import NativeLogits
 from draftree.sampling.bans import NoRepeatNgram
+from draftree.sampling.controls import build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.ngram_blocking import ban_repeated_ngrams
+from draftree.sampling.params import SamplingParams
 from draftree.sampling.processors import RowContext
 
 LENGTHS = (64, 256, 1024, 2048)
@@ -80,12 +87,34 @@ def tree_methods(tokens: Tensor, vocab: int, size: int) -> dict[str, Method]:
         history.append([next(written)])
         control.apply(scores, RowContext(history, paths))
 
+    params = SamplingParams(temperature=0, no_repeat_ngram_size=size)
+    rows = DistributionRows(history, build_controls(params, vocab_size=vocab, seed=0), paths)
+
+    def picks_in_place() -> None:
+        Distributions(in_c(scores), [rows]).picks()
+
+    def picks_in_a_copy() -> None:
+        distributions = Distributions(in_c(scores), [rows])
+        assert distributions.logits is not scores
+        distributions.picks()
+
     def by_transformers() -> None:
         for node, path in enumerate(paths):
             ids = torch.from_numpy(np.concatenate((history.tokens, path)))[None]
             theirs(ids, scores[node : node + 1])
 
-    return {"ours, one step of a tree": ours, "transformers, one step of a tree": by_transformers}
+    return {
+        "ours, one step of a tree": ours,
+        "transformers, one step of a tree": by_transformers,
+        "picks of a tree, bans in place": picks_in_place,
+        "picks of a tree, bans in a copy": picks_in_a_copy,
+    }
+
+
+def in_c(scores: Tensor) -> NativeLogits:
+    """Return logits as a pass in C does."""
+    at = RowsAt(scores.data_ptr(), scores.shape[0], scores.stride(0), scores.shape[1])
+    return NativeLogits(library(), at, scores, num_threads=1)
 
 
 def timed(methods: dict[str, Method], repeats: int) -> Iterator[tuple[str, list[float]]]:
