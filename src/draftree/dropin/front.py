@@ -53,7 +53,7 @@ _SEEDS = 2**63 - 1
 class DraftreeOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
 
-    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros behind the
+    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
     end of a row. `stats` is None where transformers wrote the text by itself.
     """
 

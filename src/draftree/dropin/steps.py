@@ -101,7 +101,7 @@ def callbacks_of(config: Any, processors: Any, criteria: Any, streamer: Any) -> 
 
 
 def pad_id_of(config: Any, calls: Callbacks) -> int | None:
-    """What stands behind finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
+    """What stands after finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
     if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
         return None
     pad = config._pad_token_tensor
@@ -114,7 +114,7 @@ class Steps:
     Args:
         input_ids: shape (batch, length).
         max_length: length at which no step is taken any more.
-        pad_id: stands behind rows that are finished; None: such rows are written on.
+        pad_id: stands after rows that are finished; None: such rows are written on.
         callbacks: what is called at each step.
     """
 
