@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.sampling.processors import NO_TOKEN, Processor, RowContext, forbid
+from draftree.sampling.processors import NO_TOKEN, Ban, Processor, RowContext
 
 _ANY_TOKEN = NO_TOKEN - 1
 
@@ -33,7 +33,7 @@ class AllowedTokens(Processor):
         return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
 
 
-class NoRepeatNgram(Processor):
+class NoRepeatNgram(Ban):
     """Forbids every token that would complete a repeated run of `size` tokens of a row's text, its path included.
 
     The written tokens are looked up in the history's index, which grows as they are written; the runs that end in a
@@ -50,15 +50,11 @@ class NoRepeatNgram(Processor):
         self._size = size
         self._includes_prompt = includes_prompt
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of such tokens to -inf."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a repeated run."""
         if self._size == 1:
             counts = context.all_counts if self._includes_prompt else context.output_counts
-            return counts.update(logits, lambda values, _: torch.full_like(values, -math.inf))
-        return forbid(logits, *self._repeats(context))
-
-    def _repeats(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and tokens that would complete a repeated run."""
+            return counts.places(len(context.paths))
         last = self._size - 1
         history = context.history
         start = 0 if self._includes_prompt else history.prompt_length
@@ -81,7 +77,7 @@ class NoRepeatNgram(Processor):
         return rows[is_token], tokens[is_token]
 
 
-class BadWords(Processor):
+class BadWords(Ban):
     """Forbids the last token of a word where prompt, output and path end with its other tokens.
 
     Args:
@@ -97,15 +93,15 @@ class BadWords(Processor):
         for row, word in enumerate(words):
             self._prefixes[row, longest - len(word) :] = word[:-1]
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of such tokens to -inf."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a word."""
         tails = context.tails(self._prefixes.shape[1])[:, None]
         fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
         rows, words = np.nonzero(fits.all(axis=-1))
-        return forbid(logits, rows, self._lasts[words])
+        return rows, self._lasts[words]
 
 
-class MinTokens(Processor):
+class MinTokens(Ban):
     """Forbids the tokens that end the text before it has `least` tokens, path included.
 
     Args:
@@ -119,9 +115,7 @@ class MinTokens(Processor):
         self._least = least
         self._stop_ids = np.array(stop_ids, dtype=np.int64)
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of these tokens to -inf in rows below the minimum."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return these tokens for all rows below the minimum."""
         early = np.flatnonzero(context.num_output_tokens < self._least)
-        if not len(early):
-            return logits
-        return forbid(logits, np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early)))
+        return np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early))

@@ -19,7 +19,7 @@ from draftree.sampling.grammar.guide import GrammarMask, Guide
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
-from draftree.sampling.processors import Processor
+from draftree.sampling.processors import Ban, Processor
 
 Encode = Callable[[str], list[int]]
 
@@ -54,6 +54,11 @@ class Controls:
     def is_plain(self) -> bool:
         """Whether the model's logits are used unchanged."""
         return not self.processors and not self.filters and self.temperature in (0.0, 1.0)
+
+    @property
+    def only_bans(self) -> bool:
+        """Whether nothing but a temperature and forbidden tokens changes the model's logits."""
+        return not self.filters and all(isinstance(processor, Ban) for processor in self.processors)
 
 
 def build_controls(

@@ -19,6 +19,7 @@ from draftree.sampling.grammar.schema import schema_text
 from draftree.sampling.param_checks import Count, Number, OneOf, Whole, names_are_checked, refuse, shown
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
+NGRAM_SCOPES = ("all", "generated")
 _FRESH_SEED = -1
 _MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
 _MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
@@ -274,7 +275,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "frequency_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
     "logit_bias": _logit_bias,
     "no_repeat_ngram_size": Whole(0),
-    "ngram_scope": OneOf(("all", "generated")),
+    "ngram_scope": OneOf(NGRAM_SCOPES),
     "bad_words": _bad_words,
     "allowed_token_ids": _allowed_ids,
     "min_tokens": Whole(0),
