@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftree.core.transfer import to_device
+from draftree.sampling.ngram_blocking import ban_repeated_ngrams
 
 if TYPE_CHECKING:
-    from draftree.beam.state import Beam, TextSearch
+    from draftree.beam.state import TextSearch
 
 
 def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
@@ -48,7 +48,8 @@ def shape(logprobs: Tensor, text: TextSearch) -> None:
         logprobs[:, text.end_ids] = -math.inf
     if params.no_repeat_ngram_size:
         before = text.prompt if params.ngram_scope == "all" else ()
-        ban_repeats(logprobs, text.live, params.no_repeat_ngram_size, before)
+        tokens = to_device([(*before, *beam.tokens) for beam in text.live], logprobs.device)
+        ban_repeated_ngrams(logprobs, tokens, size=params.no_repeat_ngram_size)
     _allow(logprobs, text)
 
 
@@ -84,26 +85,6 @@ def _force(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None
     kept = logprobs[:, ids] if value is None else torch.full_like(logprobs[:, ids], value)
     logprobs.fill_(-math.inf)
     logprobs[:, ids] = kept
-
-
-def ban_repeats(logprobs: Tensor, beams: Sequence[Beam], size: int, before: Sequence[int]) -> None:
-    """Write -inf over every token that would complete a repeated run of `size` tokens; only there.
-
-    Args:
-        logprobs: shape (beams, vocab).
-        beams: the beams, all of one length.
-        size: tokens in a run.
-        before: tokens before those of the beams.
-    """
-    tokens = np.array([(*before, *beam.tokens) for beam in beams], dtype=np.int64)
-    if tokens.shape[1] < size:
-        return
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, size, axis=1)
-    suffix = tokens[:, tokens.shape[1] - size + 1 :]
-    rows, starts = np.nonzero((windows[:, :, :-1] == suffix[:, None]).all(axis=-1))
-    banned = tokens[rows, starts + size - 1]
-    fits = banned < logprobs.shape[-1]
-    logprobs[to_device(rows[fits], logprobs.device), to_device(banned[fits], logprobs.device)] = -math.inf
 
 
 def _allow(logprobs: Tensor, text: TextSearch) -> None:

@@ -32,6 +32,7 @@ from draftree.beam.state import Hooks, TextSearch
 from draftree.beam.strategies.base import Candidate
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.transfer import to_device
+from draftree.dropin.ngrams import GeneratedNgramsProcessor
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
 from draftree.dropin.steps import Callbacks
 from draftree.loading.lending import borrowed, is_padding_counted
@@ -39,6 +40,7 @@ from draftree.models.torch.context import turning_length
 
 _SEEDS = 2**63 - 1
 _BY_ROW = (
+    GeneratedNgramsProcessor,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
     MinLengthLogitsProcessor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import Distribution, PathDistribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,6 @@ def test_templates_visit_every_combination_once() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from importlib.metadata import Distribution, PathDistribution
 
     folder = tmp_path / f"{NAME}-1.0.dist-info"
     folder.mkdir()
@@ -103,6 +103,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     distribution: Distribution = PathDistribution(folder)
     monkeypatch.setattr("draftree.train.data.packages.distributions", lambda: [distribution])
     return distribution
+
+
+def test_a_whole_licence_in_the_metadata_is_not_its_name(tmp_path: Path) -> None:
+    (tmp_path / "other-2.dist-info").mkdir()
+    text = "Metadata-Version: 2.1\nName: other\nLicense: ====\n        Terms\n"
+    text += "Classifier: License :: OSI Approved :: BSD License\n"
+    (tmp_path / "other-2.dist-info" / "METADATA").write_text(text)
+    assert licence_of(PathDistribution(tmp_path / "other-2.dist-info")) == "BSD License"
 
 
 def test_packages_are_quoted_with_their_licence(package: Any) -> None:

@@ -68,11 +68,15 @@ def _key(package: Distribution) -> str:
     return f"{str(package.metadata['Name']).lower()}=={package.version}"
 
 
+LONGEST_LICENCE = 120
+
+
 def licence_of(package: Distribution) -> str:
     """Return the licence that a package's metadata name, or "unknown licence"."""
     for field in ("License-Expression", "License"):
-        value = str(package.metadata[field]).strip().partition("\n")[0] if field in package.metadata else ""
-        if 0 < len(value) <= 60:
+        value = str(package.metadata[field]).strip() if field in package.metadata else ""
+        # some packages give the whole text
+        if 0 < len(value) <= LONGEST_LICENCE and "\n" not in value:
             return value
     named = [value for value in package.metadata.get_all("Classifier") or () if value.startswith("License ::")]
     return named[0].rpartition(" :: ")[2] if named else "unknown licence"
