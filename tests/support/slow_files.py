@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
+        "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",
         "test_bench_peer",
@@ -28,6 +29,7 @@ SLOW = frozenset(
         "test_doctor",
         "test_draft_states",
         "test_drain",
+        "test_dropin_beams",
         "test_engine_company",
         "test_engine_scheduling",
         "test_engine_trim",
