@@ -39,7 +39,7 @@ from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import write_all
-from draftree.prompts import PromptEncoder
+from draftree.prompts import PromptEncoder, encoder_of
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ class LLM:
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
-        methods, trusts = choose_each(draft, verify, plan), trust_remote_code
+        methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
         if exact:
@@ -132,9 +132,7 @@ class LLM:
             self._parts, self._tokenizer, eos_ids=ends, longest=self._engine.longest, kernels=on, kernels_reason=why
         )
         self._requests.auto_draft = auto.draft if auto else None
-        self._prompts = PromptEncoder(
-            self._tokenizer, loaded.model.vocab_size, allow_control_tokens=allow_control_tokens
-        )
+        self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = on, why

@@ -7,6 +7,8 @@ from typing import Any
 
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
 from draftree.core.errors import InvalidRequestError, blaming
+from draftree.models.base import LanguageModel
+from draftree.models.source import EncoderDecoder
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -153,3 +155,9 @@ class PromptEncoder:
                     f"the {param} holds token {token}, but the vocabulary ends at {vocab_size - 1}", param=param
                 )
         return [int(token) for token in ids]
+
+
+def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
+    """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
+    size = model.source_vocab_size if isinstance(model, EncoderDecoder) else model.vocab_size
+    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens)

@@ -37,8 +37,7 @@ class Submission:
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Token ids of the prompt, after truncation."""
-        history = self.sequences[0].history
-        return tuple(history.tokens[: history.prompt_length].tolist())
+        return self.sequences[0].prompt_ids
 
     @property
     def sequences(self) -> tuple[WritingSequence, ...]:
