@@ -175,8 +175,9 @@ class Requests:
             most = self._longest - opening.source_length
             return max(most if configured is None else min(most, configured), len(ids) + 1)
         if len(ids) + params.max_tokens > context:
+            kind = "prompt" if opening.source is None else "decoder prompt"
             raise InvalidRequestError(
-                f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
+                f"a {kind} of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
                 f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits",
                 param="max_tokens",
             )

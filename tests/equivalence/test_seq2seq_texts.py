@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.seq2seq_samples import TEXT_FAMILIES, sample, sources
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.types import Budget
+from support.seq2seq_samples import TEXT_FAMILIES, sample, sources
 
 LENGTH = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH)
@@ -43,7 +44,9 @@ def test_greedy_texts_equal_generate(name: str, draft: str | None) -> None:
     assert closed(llm)
 
 
-@pytest.mark.parametrize("draft", ["ngram,min=1", "suffix", "suffix+ngram", "lookahead", "synthetic,accept=0.8,width=2"])
+@pytest.mark.parametrize(
+    "draft", ["ngram,min=1", "suffix", "suffix+ngram", "lookahead", "synthetic,accept=0.8,width=2"]
+)
 def test_sampled_texts_of_a_seed_do_not_depend_on_drafts(draft: str) -> None:
     prompts = sources(4)
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=LENGTH, seed=11, n=2)
@@ -56,17 +59,13 @@ def test_sampled_texts_of_a_seed_do_not_depend_on_drafts(draft: str) -> None:
 
 
 def test_drafts_copy_from_the_source() -> None:
-    """A model that copies: its texts are drafted from the source, which does not occur in the text before."""
-    from draftree.core.types import Budget
-    from draftree.drafters.base import SequenceView
-    from draftree.sampling.history import History
-
+    """Tokens that occur in the source only are drafted after a match with it."""
     for draft in ("ngram", "suffix"):
-        drafter = LLM(sample("t5"), draft=draft)._parts.drafter
-        history = History([0, 20, 21], capacity=40)
-        view = SequenceView(history, None, source=(9, 20, 21, 22, 23, 24, 1))  # type: ignore[arg-type]
-        state = drafter.open(view)
-        (tree,) = drafter.draft([state], [Budget(num_nodes=6, depth=6, room=30)])
+        llm = LLM(sample("t5"), draft=draft)
+        (sequence,) = llm.requests.sequences([9, 20, 21, 22, 23, 24, 1], GREEDY, decoder_prompt=[20, 21])
+        drafter = llm.engine.parts.drafter
+        assert drafter is not None
+        (tree,) = drafter.draft([drafter.open(sequence.view)], [Budget(num_nodes=6, depth=6, room=20)])
         assert list(tree.tokens[:2]) == [22, 23]
         assert -1 not in tree.tokens
 
@@ -103,7 +102,7 @@ RULES: dict[str, dict[str, Any]] = {
     "forced_eos": {"forced_eos_token_id": 2},
     "suppressed": {"suppress_tokens": [4, 7, 9, 12, 20, 31, 33, 40]},
     "begin_suppressed": {"begin_suppress_tokens": list(range(3, 30)), "forced_bos_token_id": 9},
-    "bad_words": {"bad_words_ids": [[4], [7, 9], [2]]},
+    "bad_words": {"bad_words_ids": [*([token] for token in range(3, 60, 2)), [8, 10], [2]]},
     "ngrams": {"no_repeat_ngram_size": 2},
     "source_ngrams": {"encoder_no_repeat_ngram_size": 1},
     "repetition": {"repetition_penalty": 1.7},
@@ -159,7 +158,7 @@ def test_statistics_count_the_tokens_of_the_source() -> None:
     assert done.stats.prompt_tokens == 11
 
 
-@pytest.mark.parametrize("draft", ["model:missing", "early-exit,layers=1", "layer-skip,skip=1"])
+@pytest.mark.parametrize("draft", ["model:missing", "early-exit,layers=1", "layer-skip,attention=1"])
 def test_drafters_that_run_a_model_are_refused_before_weights_are_read(draft: str, tmp_path: Any) -> None:
     sample("t5").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -203,5 +202,5 @@ def test_prompts_of_the_wrong_kind_are_refused() -> None:
         llm.generate([[5] * 3], SamplingParams(prompt_logprobs=1))
     with pytest.raises(InvalidRequestError, match="vocabulary ends at 59"):
         llm.requests.sequences([5], GREEDY, decoder_prompt=[60])
-    with pytest.raises(InvalidRequestError, match="decoder"):
+    with pytest.raises(InvalidRequestError, match="decoder prompt of 1 tokens"):
         llm.generate([[5] * 3], SamplingParams(max_tokens=64))

@@ -110,8 +110,8 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
 
     def open(self, sequence: SequenceView) -> SuffixState:
         """Return an index of the prompt."""
-        # the decoder's prompt before the source too: the first token is then drafted from the start of the source
-        before = [*sequence.history.tokens, *sequence.source, SEPARATOR] if sequence.source else []
+        # the last token before the source too: the first token of the text is drafted from the start of the source
+        before = [int(sequence.history.tokens[-1]), *sequence.source, SEPARATOR] if sequence.source else []
         own = Occurrences(self._orders, room=len(before) + len(sequence.history) + 512)
         own.extend(np.array(before, dtype=np.int64))
         own.extend(sequence.history.tokens)

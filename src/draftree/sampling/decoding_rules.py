@@ -37,6 +37,21 @@ _OF_BEAMS: Mapping[str, tuple[Any, ...]] = {"num_beams": (None, 1), "num_beam_gr
 """Settings of beam search, which plain decoding does not use."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpeechRules:
+    """Tokens with which the decoder's prompt of a model of speech states language and task.
+
+    Attributes:
+        languages: token of each language by its code; empty for models of one language.
+        tasks: token of each task by name.
+        no_timestamps: token that turns timestamps off; None if there is none.
+    """
+
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    no_timestamps: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingRules:
     """Settings of a generation configuration.
@@ -56,6 +71,7 @@ class DecodingRules:
         max_length: maximum number of tokens, the decoder's prompt included, for requests without `max_tokens`; None
             for no limit.
         note: message about settings that concern beam search only; empty if there are none.
+        speech: tokens of languages and tasks; None for models that have none.
     """
 
     start_ids: tuple[int, ...]
@@ -71,6 +87,7 @@ class DecodingRules:
     min_new_tokens: int = 0
     max_length: int | None = None
     note: str = ""
+    speech: SpeechRules | None = None
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -185,8 +202,19 @@ def decoding_rules(model: Any) -> DecodingRules:
         min_length=int(_value(config, "min_length", 0)),
         min_new_tokens=int(_value(config, "min_new_tokens", 0)),
         max_length=_max_length(model),
+        speech=_speech_rules(config),
         note=f"{kind} is configured for {_listed(beams)}; texts are decoded without beams" if beams else "",
     )
+
+
+def _speech_rules(config: Any) -> SpeechRules | None:
+    no_timestamps = getattr(config, "no_timestamps_token_id", None)
+    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    if no_timestamps is None and not languages:
+        return None
+    is_multilingual = getattr(config, "is_multilingual", True)
+    codes = {name.strip("<|>").lower(): int(token) for name, token in (languages or {}).items()}
+    return SpeechRules(codes if is_multilingual else {}, dict(tasks or {}), no_timestamps)
 
 
 def _value(config: Any, name: str, default: Any) -> Any:

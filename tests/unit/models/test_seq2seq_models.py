@@ -54,7 +54,7 @@ def test_without_positions_by_depth_trees_are_limited_to_chains(name: str, monke
 def test_batches_of_sources_equal_the_models_own_forward(name: str) -> None:
     own, model = sample(name), wrapped(name)
     if name == "whisper":
-        features = np.random.default_rng(0).normal(size=(3, 4, 12)).astype(np.float32)
+        features = np.random.default_rng(0).normal(size=(3, 4, 100)).astype(np.float32)
         given: list[Any] = [FeatureSource(one) for one in features]
     else:
         given = [TokenSource(tuple(ids)) for ids in sources(3)]
@@ -136,7 +136,7 @@ def test_long_texts_use_biases_of_every_distance() -> None:
 def test_a_wrapped_model_generates_as_before_outside_of_passes(name: str) -> None:
     own, shared = sample(name), sample(name)
     wrap_encoder_decoder(shared, name)
-    given = torch.tensor([sources(2)[1]]) if name != "whisper" else torch.randn(1, 4, 12)
+    given = torch.tensor([sources(2)[1]]) if name != "whisper" else torch.randn(1, 4, 100)
     inputs = {own.main_input_name: given, "decoder_input_ids": torch.tensor([PREFIX])}
     with torch.inference_mode():
         torch.testing.assert_close(shared(**inputs).logits, own(**inputs).logits, rtol=1e-4, atol=1e-4)
@@ -150,8 +150,8 @@ def test_what_is_not_a_source_is_refused() -> None:
         model.open_on(FeatureSource(np.zeros((4, 12), np.float32)))
     with pytest.raises(InvalidRequestError, match="at least one token"):
         model.open_on(TokenSource(()))
-    with pytest.raises(InvalidRequestError, match=r"features of shape \(4, 12\)"):
-        whisper.open_on(FeatureSource(np.zeros((4, 11), np.float32)))
+    with pytest.raises(InvalidRequestError, match=r"features of shape \(4, 100\)"):
+        whisper.open_on(FeatureSource(np.zeros((4, 99), np.float32)))
     with pytest.raises(InvalidRequestError, match="features of shape"):
         whisper.open_on(TokenSource((1,)))
     assert model.num_open == whisper.num_open == 0
