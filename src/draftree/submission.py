@@ -40,6 +40,12 @@ class Submission:
         return self.sequences[0].prompt_ids
 
     @property
+    def decoder_prompt_ids(self) -> tuple[int, ...]:
+        """Token ids that the text continues: those of the prompt, or the decoder's prompt if the prompt is a source."""
+        history = self.sequences[0].history
+        return tuple(history.tokens[: history.prompt_length].tolist())
+
+    @property
     def sequences(self) -> tuple[WritingSequence, ...]:
         """The n sequences; written on the engine's thread until they are finished."""
         return self._request.sequences

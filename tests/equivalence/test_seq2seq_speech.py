@@ -11,7 +11,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from support.seq2seq_samples import sample
+from seq2seq_samples import sample
 
 LENGTH = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH)

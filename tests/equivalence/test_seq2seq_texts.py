@@ -10,7 +10,7 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.types import Budget
-from support.seq2seq_samples import TEXT_FAMILIES, sample, sources
+from seq2seq_samples import TEXT_FAMILIES, sample, sources
 
 LENGTH = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH)

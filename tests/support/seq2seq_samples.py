@@ -100,3 +100,15 @@ def sources(count: int, *, seed: int = 3) -> list[list[int]]:
     """Return token ids of sources of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCAB, (3 + 4 * place,), generator=generator).tolist() for place in range(count)]
+
+
+def written_model(tokenizer: Any) -> Any:
+    """Return a random T5 whose vocabulary is that of a tokenizer."""
+    torch.manual_seed(5)
+    sizes = {**T5_SIZES, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model

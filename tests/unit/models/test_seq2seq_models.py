@@ -14,7 +14,7 @@ from draftree.models.base import ALL_LAYERS, Extend, Fork, LayerSubset, Pass
 from draftree.models.source import FeatureSource, TokenSource
 from draftree.models.torch.seq2seq import model as model_module
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
-from support.seq2seq_samples import FAMILIES, sample, sources
+from seq2seq_samples import FAMILIES, sample, sources
 
 PREFIX = [5, 9, 11, 7, 30, 21, 8]
 TREE = ([8, 17, 23, 41, 12, 33], (-1, 0, 0, -1, 1, 3))
