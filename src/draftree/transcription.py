@@ -141,7 +141,9 @@ class Transcriber:
                 )
             from transformers import AutoFeatureExtractor
 
-            self._extractor = AutoFeatureExtractor.from_pretrained(self._folder, local_files_only=True)
+            self._extractor = AutoFeatureExtractor.from_pretrained(
+                self._folder, local_files_only=True, trust_remote_code=False
+            )
         return self._extractor
 
     def _start(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import torch
 
-from draftree import LLM, SamplingParams
+from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.types import Budget
 from seq2seq_samples import TEXT_FAMILIES, sample, sources
@@ -204,3 +205,18 @@ def test_prompts_of_the_wrong_kind_are_refused() -> None:
         llm.requests.sequences([5], GREEDY, decoder_prompt=[60])
     with pytest.raises(InvalidRequestError, match="decoder prompt of 1 tokens"):
         llm.generate([[5] * 3], SamplingParams(max_tokens=64))
+
+
+def test_asynchronous_requests_continue_a_decoder_prompt() -> None:
+    prompts, start = sources(3), [7, 9]
+    wanted = LLM(sample("m2m100")).generate(prompts, GREEDY, decoder_prompt=start)
+
+    async def run() -> list[list[int]]:
+        async with AsyncLLM(sample("m2m100"), draft="suffix") as llm:
+            submitted = [await llm.submit(ids, GREEDY, decoder_prompt=start) for ids in prompts]
+            found = []
+            for one in submitted:
+                found.append([token async for update in one for token in update.token_ids])
+            return found
+
+    assert asyncio.run(run()) == [list(one.token_ids) for one in wanted]

@@ -71,6 +71,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "t5-gated": _made("T5", T5_SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=True),
     "mt5": _made("MT5", T5_SIZES),
     "umt5": _made("UMT5", T5_SIZES),
+    "longt5": _made("LongT5", T5_SIZES, local_radius=3),
     "bart": _made("Bart", SIZES, forced_eos_token_id=None),
     "mbart": _made("MBart", SIZES, forced_eos_token_id=None),
     "plbart": _made("PLBart", SIZES, forced_eos_token_id=None),

@@ -12,6 +12,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.paths import expanded
 from draftree.loading.reading import first_line
+from draftree.loading.resolve import PATH_LIKE
 from draftree.models.check import check
 from draftree.models.source import EncoderDecoder
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
@@ -25,14 +26,18 @@ WHY_TORCH = "encoder-decoder models have no native kernels"
 
 def is_encoder_decoder(folder: Path) -> bool:
     """Return whether the configuration in a model folder is that of an encoder-decoder model."""
+    return _config(folder).get("is_encoder_decoder") is True
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        return False
+        return {}
     try:
-        config = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except ValueError:
-        return False
-    return isinstance(config, Mapping) and config.get("is_encoder_decoder") is True
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def is_encoder_decoder_target(model: Any) -> bool:
@@ -42,8 +47,10 @@ def is_encoder_decoder_target(model: Any) -> bool:
         model: a name, a folder, a model of transformers, a `LanguageModel` or a `LoadedModel`.
     """
     if isinstance(model, str | os.PathLike):
-        cached = Cache().folder(model) if isinstance(model, str) and Cache().manifest(model) is not None else None
-        return is_encoder_decoder(cached or expanded(os.fspath(model)))
+        path = expanded(os.fspath(model))
+        if not path.is_dir() and isinstance(model, str) and not PATH_LIKE.match(model):
+            path = Cache().folder(model)
+        return is_encoder_decoder(path)
     inner = getattr(model, "model", model)
     if isinstance(model, EncoderDecoder) or isinstance(inner, EncoderDecoder):
         return True
@@ -54,11 +61,23 @@ def reader_class(folder: Path) -> Any:
     """Return the class of transformers that reads the encoder-decoder model of a folder."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     speech = transformers.models.auto.modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-    if config.model_type in speech:
+    if _config(folder).get("model_type") in speech:
         return transformers.AutoModelForSpeechSeq2Seq
     return transformers.AutoModelForSeq2SeqLM
+
+
+def refuse_kernels(name: str, kernels: str, quantization: str | None) -> None:
+    """Raise for kernels or a quantization that encoder-decoder models do not have.
+
+    Raises:
+        ConfigurationError: passes run through torch only.
+    """
+    if kernels in ("native", "graphs") or quantization is not None:
+        raise ConfigurationError(
+            f"model '{name}' is an encoder-decoder model, whose passes run through torch: leave kernels at 'auto' and "
+            "quantization out"
+        )
 
 
 def require_drafter(name: str, *, runs_model: bool) -> None:

@@ -10,11 +10,17 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
-from draftree.loading.encoder_decoder import WHY_TORCH, is_encoder_decoder, reader_class, wrap_encoder_decoder
+from draftree.loading.encoder_decoder import (
+    WHY_TORCH,
+    is_encoder_decoder,
+    reader_class,
+    refuse_kernels,
+    wrap_encoder_decoder,
+)
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -108,7 +114,9 @@ def load_model(
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
     if is_encoder_decoder(folder):
-        return _read_encoder_decoder(folder, kind, where, name=str(name), kernels=kernels, quantization=quantization)
+        refuse_kernels(str(name), kernels, quantization)
+        model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
+        return replace(wrap_model(model, folder=folder, name=str(name)), why_torch=WHY_TORCH)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     key = start_key(folder, kind, quantization) if lowers else None
@@ -134,19 +142,6 @@ def load_model(
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
     return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
-
-
-def _read_encoder_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, *, name: str, kernels: str, quantization: str | None
-) -> LoadedModel:
-    if kernels in ("native", "graphs") or quantization is not None:
-        raise ConfigurationError(
-            f"model '{name}' is an encoder-decoder model, whose passes run through torch: leave kernels at 'auto' and "
-            "quantization out"
-        )
-    model = read_model(folder, dtype, device, reader=reader_class(folder))
-    loaded = wrap_model(model, folder=folder, name=name)
-    return replace(loaded, why_torch=WHY_TORCH)
 
 
 def lower_model(

@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.loading import encoder_decoder
 from draftree.loading.encoder_decoder import wrap_encoder_decoder
 from draftree.models.base import ALL_LAYERS, Extend, Fork, LayerSubset, Pass
+from draftree.models.check import CheckResult
 from draftree.models.source import FeatureSource, TokenSource
 from draftree.models.torch.seq2seq import model as model_module
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
-from seq2seq_samples import FAMILIES, sample, sources
+from seq2seq_samples import FAMILIES, SIZES, sample, sources
 
 PREFIX = [5, 9, 11, 7, 30, 21, 8]
 TREE = ([8, 17, 23, 41, 12, 33], (-1, 0, 0, -1, 1, 3))
@@ -140,6 +144,41 @@ def test_a_wrapped_model_generates_as_before_outside_of_passes(name: str) -> Non
     inputs = {own.main_input_name: given, "decoder_input_ids": torch.tensor([PREFIX])}
     with torch.inference_mode():
         torch.testing.assert_close(shared(**inputs).logits, own(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_families_that_cannot_be_scored_are_refused_with_the_reason() -> None:
+    sizes = {**SIZES, "num_experts": 2, "encoder_sparse_step": 2, "decoder_sparse_step": 2}
+    refused = {
+        "experts": transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(**sizes)),
+        "attention be chosen": transformers.MvpForConditionalGeneration(transformers.MvpConfig(**SIZES)),
+        "other logits": transformers.PegasusXForConditionalGeneration(
+            transformers.PegasusXConfig(**SIZES, block_size=4, num_global_tokens=2)
+        ),
+    }
+    for message, model in refused.items():
+        before = model.config._attn_implementation
+        with pytest.raises(UnsupportedModelError, match=message):
+            wrap_encoder_decoder(model.eval(), "refused")
+        assert model.config._attn_implementation == before
+
+
+def test_inexact_trees_limit_a_model_to_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    inexact = CheckResult(chain_error=0.0, tree_error=1.0, tolerance=1e-4)
+    monkeypatch.setattr(encoder_decoder, "check", lambda *_: inexact)
+    assert not wrapped("bart").supports_trees
+    plain = LLM(sample("bart")).generate([5, 6, 7], SamplingParams(temperature=0))
+    chain = LLM(sample("bart"), draft="ngram,min=1").generate([5, 6, 7], SamplingParams(temperature=0))
+    assert chain[0].token_ids == plain[0].token_ids
+    with pytest.raises(ConfigurationError, match="chains only"):
+        LLM(sample("bart"), draft="suffix")
+
+
+def test_sources_count_for_the_memory_of_sequences() -> None:
+    llm = LLM(sample("t5"), sequence_memory=400_000)
+    params = SamplingParams(max_tokens=4)
+    llm.generate([[5] * 40], params)
+    with pytest.raises(InvalidRequestError, match="shorten the prompt"):
+        llm.generate([[5] * 2000], params)
 
 
 def test_what_is_not_a_source_is_refused() -> None:

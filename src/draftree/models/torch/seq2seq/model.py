@@ -52,6 +52,11 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         facts = source_facts(model)
         self.source_vocab_size, self.max_source_length = facts.source_vocab_size, facts.max_source_length
         self.feature_shape, self.probe_source = facts.feature_shape, facts.probe_source
+        if int(getattr(model.config, "num_experts", None) or 0) > 1:
+            raise UnsupportedModelError(
+                f"{kind} limits the tokens of each expert in a pass, so a token's logits depend on the others: use a "
+                "model without experts"
+            )
         if not model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
         self._decoder = _decoder_of(model)
