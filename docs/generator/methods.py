@@ -103,13 +103,13 @@ def options(entry: Entry) -> str:
     texts = option_texts(entry.cls.Config.__doc__)
     rows = []
     for option in entry.card.options:
-        text = texts.get("" if option.behind_colon else option.name, texts.get(option.name))
+        text = texts.get("" if option.is_positional else option.name, texts.get(option.name))
         if not text:
             raise ConfigurationError(
                 f"option '{option.name}' of {entry.seam} '{entry.card.name}' has no meaning: "
                 "describe it in the docstring of its Config, as `name`: what it does, or under Attributes"
             )
-        name = f"{entry.card.name}:{option.name.upper()}" if option.behind_colon else option.name
+        name = f"{entry.card.name}:{option.name.upper()}" if option.is_positional else option.name
         default = "needed" if option.needed else "automatic" if option.default is None else code(option.default)
         rows.append((code(name), code(option.type), default, text))
     return table(("option", "type", "default", "meaning"), rows)
@@ -117,7 +117,7 @@ def options(entry: Entry) -> str:
 
 def specs_of(entry: Entry) -> list[str]:
     """Specs of a method: plain, and in every shape if it grows trees."""
-    needed = [option for option in entry.card.options if option.needed and option.behind_colon]
+    needed = [option for option in entry.card.options if option.needed and option.is_positional]
     spec = ":".join([entry.card.name, *map(example_of, needed)])
     if all(option.name != "tree" for option in entry.card.options):
         return [spec]
@@ -205,7 +205,7 @@ def planner_blocks(entry: Entry) -> Iterator[str]:
         yield "Nothing is measured. Any drafter, any verifier."
     plan = entry.card.name
     for option in entry.card.options:
-        if option.behind_colon:
+        if option.is_positional:
             plan = f"{plan}:{EXAMPLE_LENGTH if option.default is None else option.default}"
     shape = ",tree=best-32" if entry.cls.wants_costs else ""
     yield from example(draft=f"model:{SMALL}{shape}", plan=plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -169,12 +170,12 @@ def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Ve
 
 
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
-    specs = DRAFTERS.parse(draft)
-    if any(spec.name == AUTO_DRAFT for spec in specs):
+    if AUTO_DRAFT in (re.split("[,:]", part)[0].strip() for part in draft.split("+")):
         raise ConfigurationError(
             f"drafter '{draft}': '{AUTO_DRAFT}' stands alone and takes no options: it chooses a drafter for the model. "
             "Name drafters to merge them; the planner of draft sizes is chosen by 'plan'"
         )
+    specs = DRAFTERS.parse(draft)
     if not drafts(specs[0].name.partition("+")[0].strip()):
         raise ConfigurationError(f"drafter '{draft}': '{NO_DRAFT}' means plain decoding and takes no options")
     methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]

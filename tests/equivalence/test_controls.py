@@ -30,6 +30,12 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "no repeated token": {"no_repeat_ngram_size": 1},
     "no repeated pair": {"no_repeat_ngram_size": 2},
     "no repeated triple": {"no_repeat_ngram_size": 3, "logit_bias": {4: 8.0, 5: 8.0, 6: 8.0}},
+    "no generated token again": {"no_repeat_ngram_size": 1, "ngram_scope": "generated"},
+    "no generated triple again": {
+        "no_repeat_ngram_size": 3,
+        "ngram_scope": "generated",
+        "logit_bias": {4: 8.0, 5: 8.0, 6: 8.0},
+    },
     "bad words": {"bad_words": ["a", "bc", "the and", "cab"], "logit_bias": {4: 5.0, 5: 5.0, 6: 5.0}},
     "allowed tokens": {"allowed_token_ids": [EOS, *range(30, 60)]},
     "allowed tokens and others": {

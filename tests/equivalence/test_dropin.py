@@ -9,6 +9,7 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MaxLengthCriteria,
+    NoRepeatNGramLogitsProcessor,
     StoppingCriteriaList,
     WatermarkingConfig,
 )
@@ -56,6 +57,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_every_setting_gives_the_tokens_of_generate(name: str, inputs: dict[str, Any]) -> None:
     settings = SETTINGS[name]
     torch.testing.assert_close(ours(model_of(), inputs, **settings), plain(model_of(), inputs, **settings))
+
+
+@pytest.mark.parametrize("inputs", [ONE, BATCH], ids=["one", "batch"])
+def test_ngram_scope(inputs: dict[str, Any]) -> None:
+    """The text equals that of a processor which gives transformers' own one the generated ids alone."""
+    length, blocks = inputs["input_ids"].shape[1], NoRepeatNGramLogitsProcessor(1)
+
+    def of_generated(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return blocks(ids[:, length:], scores)
+
+    model = model_of()
+    wanted = plain(model, inputs, logits_processor=LogitsProcessorList([of_generated]))
+    settings = {"no_repeat_ngram_size": 1, "ngram_scope": "generated", "return_dict_in_generate": True}
+    done = ours(model, inputs, **settings)
+    assert torch.equal(done.sequences, wanted)
+    assert not torch.equal(wanted, plain(model, inputs, no_repeat_ngram_size=1))
+    assert not torch.equal(wanted, plain(model, inputs))
+    assert sum(stats.accepted_tokens for stats in done.stats) > 0
+
+
+def test_ngram_scopes_without_effect_or_meaning_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ngram_scope='generated' needs no_repeat_ngram_size"):
+        ours(model_of(), ONE, ngram_scope="generated")
+    with pytest.raises(ConfigurationError, match="ngram_scope='prompt' is unknown"):
+        ours(model_of(), ONE, no_repeat_ngram_size=2, ngram_scope="prompt")
 
 
 @pytest.mark.parametrize("name", ["qwen2-window", "gemma2", "gemma3_text", "gpt2", "opt", "gpt_oss", "phi3", "roberta"])

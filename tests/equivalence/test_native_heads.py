@@ -86,6 +86,16 @@ def test_texts_are_those_without_it_bit_for_bit(
     fast.engine.check_integrity()
 
 
+@pytest.mark.parametrize(("kind", "quantization"), [("float32", None), ("bfloat16", "int8"), ("int8", "int8")])
+def test_weights_have_8_bits_unless_the_target_is_float32(
+    model: Path, tmp_path: Path, made: list[HeadPasses], kind: str, quantization: str | None
+) -> None:
+    LLM(model, f"head:{saved(tmp_path)}", plan="fixed", **KINDS[kind])
+    (passes,) = made
+    assert isinstance(passes, NativePasses)
+    assert passes.quantization == quantization
+
+
 def test_drafts_are_those_of_torch(model: Path, tmp_path: Path, made: list[HeadPasses]) -> None:
     """With float32 both make the same drafts, so that rounds and accepted tokens agree."""
     spec, counts = f"head:{saved(tmp_path)},tree=best-9", []

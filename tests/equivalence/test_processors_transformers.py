@@ -15,6 +15,7 @@ from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
+from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
 from draftree.sampling.params import SamplingParams
 
 VOCAB = 211
@@ -135,6 +136,27 @@ def test_the_texts_make_every_control_act() -> None:
                 logits = logits_of(seed, 5, torch.float32)[index]
                 changed += not torch.equal(ours(CONTROLS[name][0], tokens, logits, drafted=0), logits)
         assert changed >= 10, name
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ngram_blocking_of_a_batch(size: int, waits: bool) -> None:
+    """Many random histories; ids at and above the width of the scores are among them."""
+    num_banned = 0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        length = int(torch.randint(1, 80, (1,), generator=generator))
+        tokens = torch.randint(0, 2 + seed % 9, (10, length), generator=generator)
+        source = torch.randint(0, 2 + seed % 9, (5, 40), generator=generator)
+        scores = torch.randn(10, 7, generator=generator)
+        wanted = theirs.NoRepeatNGramLogitsProcessor(size)(tokens, scores.clone())
+        assert torch.equal(ban_repeated_ngrams(scores.clone(), tokens, size=size, waits=waits), wanted)
+        num_banned += int(wanted.isneginf().sum())
+        wide = torch.randn(10, 11, generator=generator)
+        wanted = theirs.EncoderNoRepeatNGramLogitsProcessor(size, source)(tokens, wide.clone())
+        assert torch.equal(ban_ngrams_of_source(wide, tokens, source, size=size, waits=waits), wanted)
+        num_banned += int(wanted.isneginf().sum())
+    assert num_banned > 500
 
 
 @pytest.mark.parametrize("spread", [1.0, 4.0])

@@ -60,6 +60,11 @@ def test_streamed_choices_equal_the_librarys(client: openai.OpenAI) -> None:
         ({"logit_bias": {"49": 100, "39": 100}}, {"logit_bias": {49: 100, 39: 100}}),
         ({"allowed_token_ids": [49, 39, 18]}, {"allowed_token_ids": [49, 39, 18]}),
         ({"bad_words": ["M"]}, {"bad_words": ["M"]}),
+        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        (
+            {"no_repeat_ngram_size": 1, "ngram_scope": "generated"},
+            {"no_repeat_ngram_size": 1, "ngram_scope": "generated"},
+        ),
         ({"stop_token_ids": [49]}, {"stop_token_ids": [49]}),
         ({"min_tokens": 20, "stop": ["C", "M"]}, {"min_tokens": 20, "stop": ["C", "M"]}),
         ({"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": 4}),

@@ -55,6 +55,8 @@ def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 
         {"allowed_token_ids": []},
         {"allowed_token_ids": [99999]},
         {"bad_words": [""]},
+        {"no_repeat_ngram_size": -1},
+        {"ngram_scope": "prompt"},
         {"truncate_prompt_tokens": 0},
         {"prompt_logprobs": -2},
         {"request_id": "a b"},

@@ -12,7 +12,7 @@ from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.report import dump, report
-from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load
+from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load, save_learned
 from draftree.completion import Completion, completion_of
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.engine.sequence import FinishReason, WritingSequence
@@ -80,6 +80,7 @@ def write_prompts(
             say(dump(as_json(written, setup, llm)) + "\n")
         else:
             show(written, screen)
+    save_learned(llm)
     if screen is not None:
         stats = [completion.stats for written in done for completion in written.completions]
         if stats:

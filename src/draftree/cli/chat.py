@@ -9,25 +9,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from draftree.cli.flags import takes_sampling
-from draftree.cli.generate import Exact, Stream
+from draftree.cli.generate import Stream
+from draftree.cli.made import takes
 from draftree.cli.options import (
-    AllowControlTokens,
     AsJson,
-    Device,
-    Draft,
-    Dtype,
-    Kernels,
     Model,
-    Plan,
-    Quantization,
     System,
-    Threads,
-    TrustRemoteCode,
-    Verify,
     When,
 )
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.drafters import AUTO_DRAFT
+from draftree.cli.running import How, how_of
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -45,22 +36,13 @@ NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "tru
 
 
 @functools.partial(takes_sampling, without=NOT_OF_CHATS, defaults=DEFAULTS)
+@takes("how", how_of, fixed={"learn": None})
 def chat(
     context: typer.Context,
     model: Model,
     *,
-    draft: Draft = AUTO_DRAFT,
-    verify: Verify = "coupled",
-    plan: Plan = None,
+    how: How,
     system: System = None,
-    allow_control_tokens: AllowControlTokens = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    exact: Exact = False,
-    trust_remote_code: TrustRemoteCode = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
     as_json: AsJson = False,
@@ -80,22 +62,9 @@ def chat(
     from draftree.cli.chatting.drafting import Drafting
     from draftree.cli.chatting.reading import PipeReader, TerminalReader
     from draftree.cli.chatting.session import Session
-    from draftree.cli.writing import Screen, Setup
+    from draftree.cli.writing import Screen
 
-    setup = Setup(
-        model,
-        draft,
-        verify,
-        plan,
-        dtype,
-        device,
-        kernels,
-        quantization,
-        threads=threads,
-        exact=exact,
-        allow_control_tokens=allow_control_tokens,
-        trust_remote_code=trust_remote_code,
-    )
+    setup = how.setup(model)
     is_interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not as_json
     answers = Style.chosen(colour, sys.stdout)
     notes = answers if is_interactive else Style.chosen(colour, sys.stderr)

@@ -151,8 +151,12 @@ COMMANDS = {
         Entry(
             "tune",
             "draftree.cli.tune:tune",
-            "Tune a model's drafting once and store the result.",
-            ("draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",),
+            "Measure which drafter is fastest for a model on this machine, and keep it.",
+            (
+                "draftree tune smollm2-135m-instruct --minutes 10",
+                "draftree tune --show",
+                "draftree tune layers smollm2-135m-instruct --prompts prompts.jsonl --trials 60",
+            ),
         ),
         Entry(
             "train",

@@ -7,25 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.completion import complete_draft, complete_plan
 from draftree.cli.generate import check_material
+from draftree.cli.made import takes
 from draftree.cli.options import (
-    SPECULATION,
     Chat,
-    Device,
-    Dtype,
-    Kernels,
     Model,
-    Quantization,
     System,
-    Threads,
-    TrustRemoteCode,
-    Verify,
 )
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style, say
+from draftree.cli.running import How, how_of
 from draftree.core.errors import ConfigurationError
-from draftree.drafters import AUTO_DRAFT
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,63 +29,29 @@ __all__ = ["explain"]
 PROMPT = "Once upon a time"
 
 
+@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False, "exact": False})
 def explain(
     model: Model,
     prompt: Annotated[str, typer.Argument(help="The prompt.", metavar="PROMPT", rich_help_panel="Arguments")] = PROMPT,
     *,
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="A drafter, as for 'draftree generate'.",
-            metavar="SPEC",
-            rich_help_panel=SPECULATION,
-            autocompletion=complete_draft,
-        ),
-    ] = AUTO_DRAFT,
-    verify: Verify = "coupled",
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="A planner that explains its decisions.",
-            metavar="POLICY",
-            rich_help_panel=SPECULATION,
-            autocompletion=complete_plan,
-        ),
-    ] = None,
+    how: How,
     chat: Chat = None,
     system: System = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens.", metavar="N")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X")] = 0.0,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Generate a text plainly and with the drafter, and explain the planner's decisions."""
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     from draftree.cli.lossy import announce_lossy
-    from draftree.cli.writing import Setup, fetch_and_load, warm_up, write
+    from draftree.cli.writing import fetch_and_load, warm_up, write
 
-    setup = Setup(
-        model,
-        draft,
-        verify,
-        plan,
-        dtype,
-        device,
-        kernels,
-        quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
-    )
+    setup = how.setup(model)
     if setup.is_plain:
         raise ConfigurationError("there is nothing to explain without a drafter: name one with --draft, such as ngram")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
     check_material(setup, params)
-    announce_lossy(verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
+    announce_lossy(how.verify, temperature, Style.chosen(Colour.AUTO, sys.stderr))
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
     if setup.auto_note:

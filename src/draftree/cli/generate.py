@@ -10,31 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import takes_sampling
+from draftree.cli.made import takes
 from draftree.cli.options import (
     OUTPUT,
-    RUNNING,
-    AllowControlTokens,
     AsJson,
     Chat,
-    Device,
-    Draft,
-    Dtype,
-    Kernels,
-    Learn,
     Model,
-    Plan,
-    Quantization,
     System,
-    Threads,
-    TrustRemoteCode,
-    Verify,
     When,
     require_new,
 )
 from draftree.cli.prompt import Request, Task, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.drafters import AUTO_DRAFT
+from draftree.cli.running import How, how_of
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -49,14 +38,6 @@ Prompt = Annotated[
         help="The prompt; '-', or none with a pipe: standard input without its final line break.",
         metavar="PROMPT",
         rich_help_panel="Arguments",
-    ),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Refuse to run unless logits are bit-identical in every batch and tree.",
-        rich_help_panel=RUNNING,
     ),
 ]
 Stream = Annotated[
@@ -82,26 +63,16 @@ Record = Annotated[
 
 
 @takes_sampling
+@takes("how", how_of)
 def generate(
     context: typer.Context,
     model: Model,
     prompt: Prompt = None,
     *,
     prompts: Prompts = None,
-    draft: Draft = AUTO_DRAFT,
-    verify: Verify = "coupled",
-    plan: Plan = None,
-    learn: Learn = None,
+    how: How,
     chat: Chat = None,
     system: System = None,
-    allow_control_tokens: AllowControlTokens = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    exact: Exact = False,
-    trust_remote_code: TrustRemoteCode = False,
     stream: Stream = None,
     colour: When = Colour.AUTO,
     as_json: AsJson = False,
@@ -113,7 +84,7 @@ def generate(
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    if chat is False and allow_control_tokens:
+    if chat is False and how.allow_control_tokens:
         raise typer.BadParameter(
             "with --no-chat control tokens are always encoded as such: leave one of them out",
             param_hint="--allow-control-tokens",
@@ -126,23 +97,9 @@ def generate(
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.lossy import announce_lossy
-    from draftree.cli.writing import Screen, Setup
+    from draftree.cli.writing import Screen
 
-    setup = Setup(
-        model,
-        draft,
-        verify,
-        plan,
-        dtype,
-        device,
-        kernels,
-        quantization,
-        threads=threads,
-        exact=exact,
-        allow_control_tokens=allow_control_tokens,
-        trust_remote_code=trust_remote_code,
-        learn=learn,
-    )
+    setup = how.setup(model)
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
@@ -150,7 +107,7 @@ def generate(
     notes = Style.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
     if not setup.is_plain and not compare:  # a comparison refuses lossy verifiers
-        announce_lossy(verify, params.temperature, notes)
+        announce_lossy(how.verify, params.temperature, notes)
     request = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
         write_batch_and_report(setup, batch, request, screen=screen, notes=notes)
@@ -226,7 +183,7 @@ def write_and_report(
 ) -> None:
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, write
+    from draftree.cli.writing import fetch_and_load, save_learned, write
 
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
@@ -237,6 +194,7 @@ def write_and_report(
         announce(setup, screen, notes)
         request = request.met(llm)
         run = write(llm, setup, request.task, params=request.params, screen=screen)
+        save_learned(llm)
     if screen is None:
         say(dump(report(run, llm.model)) + "\n")
     else:
@@ -255,7 +213,7 @@ def write_batch_and_report(
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, difference, speedup
     from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, warm_up, write
+    from draftree.cli.writing import fetch_and_load, save_learned, warm_up, write
 
     setup.methods()
     request = dataclasses.replace(request, params=comparable(request.params, setup.verify))
@@ -276,6 +234,7 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
     if screen is not None:
         note(notes.dim(f"plain: {plain_run.summary}"))
     fast_run = write(fast, setup, request.task, params=request.params, screen=screen)
+    save_learned(fast)
     equal, ratio = are_equal(plain_run, fast_run), speedup(plain_run, fast_run)
     if screen is None:
         beside = {"plain": report(plain_run, loaded.model), "equal": equal, "speedup": ratio}

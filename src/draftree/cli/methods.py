@@ -50,14 +50,14 @@ class Option:
         type: annotation in the source file.
         default: None if the method decides.
         needed: whether it must be given; there is no default then.
-        behind_colon: whether it may follow the method's name and a colon.
+        is_positional: whether it may follow the method's name and a colon.
     """
 
     name: str
     type: str
     default: Any
     needed: bool
-    behind_colon: bool
+    is_positional: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def entry(card: MethodCard, style: Style, margin: int) -> str:
 def spelled(option: Option) -> str:
     """Return an option in command-line form."""
     value = "needed" if option.needed else "automatic" if option.default is None else option.default
-    return f":{option.name.upper()} ({value})" if option.behind_colon else f"{option.name}={value}"
+    return f":{option.name.upper()} ({value})" if option.is_positional else f"{option.name}={value}"
 
 
 def cards(registry: Registry[Any]) -> list[MethodCard]:
@@ -146,7 +146,7 @@ def option_of(line: ast.AnnAssign) -> Option:
     """Return an option from its line: `name: type`, `name: type = default`, or `name: type = field(...)`."""
     name, kind, value = ast.unparse(line.target), ast.unparse(line.annotation), line.value
     if not isinstance(value, ast.Call):
-        return Option(name, kind, literal(value), needed=value is None, behind_colon=False)
+        return Option(name, kind, literal(value), needed=value is None, is_positional=False)
     keywords = {keyword.arg: keyword.value for keyword in value.keywords}
     metadata = literal(keywords.get("metadata")) or {}
     return Option(
@@ -154,7 +154,7 @@ def option_of(line: ast.AnnAssign) -> Option:
         kind,
         literal(keywords.get("default")),
         needed="default" not in keywords,
-        behind_colon=bool(metadata.get("argument")),
+        is_positional=bool(metadata.get("argument")),
     )
 
 

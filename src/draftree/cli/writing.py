@@ -26,7 +26,7 @@ from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["Run", "Screen", "Setup", "fetch_and_load", "warm_up", "write"]
+__all__ = ["Run", "Screen", "Setup", "fetch_and_load", "save_learned", "warm_up", "write"]
 
 WARM_UP_TOKENS = 8
 PICTURES = (
@@ -215,6 +215,12 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
     for sequence in llm.requests.sequences([0] * min(2, room - 1), params, owner=None):
         for _ in llm.engine.stream(sequence):
             pass
+
+
+def save_learned(llm: LLM) -> None:
+    """Save what drafters learned, if they did, and release its files."""
+    if llm.learned is not None:
+        llm.learned.close()
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:

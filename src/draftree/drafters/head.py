@@ -21,13 +21,16 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
 from draftree.drafters.growing.block_stepper import BlockStepper
 from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.drafters.growing.learning_stepper import LearningStepper
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.learning.corrections import HeadCorrections, Pace
+from draftree.drafters.learning.store import LearningStore
 from draftree.heads.base import FeatureHead, Head
 from draftree.heads.blocks import BlockHead
 from draftree.heads.calibration import read_calibration
-from draftree.heads.config import HeadConfig
+from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
@@ -35,6 +38,11 @@ from draftree.heads.shipped.catalogue import head_folder
 from draftree.heads.target_parts import TargetParts
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
+from draftree.models.native.model import NativeModel
+from draftree.models.torch.identity import fingerprint
+
+LEARNING_KINDS = (EAGLE, EAGLE3, MTP)
+"""Kinds that learn from verified texts: those that draft level by level."""
 
 
 @final
@@ -69,6 +77,7 @@ class HeadDrafter(GrowingDrafter):
             gives_confidence=True,
             runs_model=True,
             features=head.features,
+            learns=head.kind in LEARNING_KINDS,
         )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
@@ -76,7 +85,9 @@ class HeadDrafter(GrowingDrafter):
         folder = head_folder(config.path)
         head = read_head(folder, dtype=target.dtype, device=target.device)
         head.bind(TargetParts.of(target))
-        self._stepper = _stepper(head, target)
+        # before the passes take the weights
+        self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
+        self._stepper = _stepper(head, target, self._corrections)
         self._growth = Growth(
             self._stepper,
             shape=_shape(config, head.config),
@@ -91,20 +102,51 @@ class HeadDrafter(GrowingDrafter):
         """Memory of the head in bytes."""
         return self._stepper.footprint
 
+    def forget(self) -> None:
+        """Drop what was learned from earlier requests."""
+        if self._corrections is not None:
+            self._corrections.forget()
+
     def observe(self, observations: Sequence[Observation[Any]]) -> None:
         """Note the target's hidden states, and drop the trees."""
         self._stepper.learn([o.state for o in observations], [o.hidden for o in observations])
         super().observe(observations)
 
 
-def _stepper(head: Head, target: LanguageModel) -> HeadStepper | BlockStepper:
+def _corrections(head: Head, target: LanguageModel, store: LearningStore) -> HeadCorrections | None:
+    """Return the corrections of a head, shared by all drafters with this head; None if it does not learn."""
+    options, config = store.learning.options, head.config
+    if config.kind not in LEARNING_KINDS or not options.rate:
+        return None
+    identity = f"{store.fingerprint} {fingerprint(head)}"
+    return store.learner(
+        ("head", identity),
+        lambda: HeadCorrections(
+            config.draft_vocab_size,
+            config.hidden,
+            rank=options.rank,
+            rate=options.rate,
+            identity=identity,
+            device=target.device,
+            lock=store.lock,
+            by_owner=store.is_by_key,
+            pace=Pace(options.share),
+            native=isinstance(target, NativeModel),
+        ),
+    )
+
+
+def _stepper(
+    head: Head, target: LanguageModel, corrections: HeadCorrections | None
+) -> HeadStepper | LearningStepper | BlockStepper:
     """Return the stepper of a head: for one pass per level, or one pass for all levels."""
     if isinstance(head, PEagleHead):
         return BlockStepper(ParallelEagle(head), target.device)
     if isinstance(head, BlockHead):
         return BlockStepper(head, target.device)
     if isinstance(head, FeatureHead):
-        return HeadStepper(passes_of(head, target))
+        stepper = HeadStepper(passes_of(head, target))
+        return stepper if corrections is None else LearningStepper(stepper, corrections, head.vocabulary)
     raise ConfigurationError(f"drafter 'head': heads of kind '{head.config.kind}' cannot draft")
 
 

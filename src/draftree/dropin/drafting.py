@@ -84,7 +84,7 @@ def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
     return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else "fixed")
 
 
-def draft_controls(config: Any, *, vocab_size: int, seed: int) -> Controls:
+def draft_controls(config: Any, *, vocab_size: int, seed: int, ngram_scope: str = "all") -> Controls:
     """Controls for a drafter that ranks its own logits: as near to the generation config's as ours come.
 
     They decide how often it is right and nothing else: what is written follows the processors of `generate`.
@@ -100,6 +100,7 @@ def draft_controls(config: Any, *, vocab_size: int, seed: int) -> Controls:
         }
     wanted["repetition_penalty"] = config.repetition_penalty or 1.0
     wanted["no_repeat_ngram_size"] = config.no_repeat_ngram_size or 0
+    wanted["ngram_scope"] = ngram_scope
     try:
         params = SamplingParams(**wanted)
     except InvalidRequestError:  # a range of ours is narrower: the drafter does without

@@ -19,6 +19,7 @@ from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
+from draftree.dropin.ngrams import scoped
 from draftree.dropin.prompts import openers, read_prompts
 from draftree.dropin.refusals import (
     has_images,
@@ -31,7 +32,7 @@ from draftree.dropin.refusals import (
     refuse_sync,
     refuse_unbound,
 )
-from draftree.dropin.steps import Callbacks, Row, Steps
+from draftree.dropin.steps import Callbacks, Row, Steps, callbacks_of, pad_id_of
 from draftree.dropin.walk import StepwiseVerifier
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
@@ -52,7 +53,7 @@ _SEEDS = 2**63 - 1
 class DraftreeOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
 
-    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros behind the
+    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
     end of a row. `stats` is None where transformers wrote the text by itself.
     """
 
@@ -71,6 +72,7 @@ def generate(
     *,
     draft: str | None = None,
     plan: str | None = None,
+    ngram_scope: str = "all",
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
     tokenizer: Any = None,
@@ -97,6 +99,8 @@ def generate(
         streamer: receives the prompt and each token, in order. Bind it.
         draft: spec of the drafter: `ngram`, `model:NAME` and others, as for `LLM`; None is `ngram`.
         plan: spec of the planner, as for `LLM`.
+        ngram_scope: where `no_repeat_ngram_size` applies: "all" is prompt and generated tokens, as in transformers;
+            "generated" leaves the prompt out.
         assistant_model: a loaded model that drafts, instead of `draft`. Bind it.
         assistant_tokenizer: the assistant's. Bind it.
         tokenizer: the model's; needed for stop strings, and for a draft model with another tokenizer. Bind it.
@@ -119,7 +123,8 @@ def generate(
         refuse_lookbehind(assistant_model.generation_config, "assistant_model.generation_config")
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     stopping_criteria = _with_stop_strings(stopping_criteria, stop_strings, tokenizer)
-    calls = _callbacks(generation_config, logits_processor, stopping_criteria, streamer)
+    logits_processor = scoped(logits_processor, ngram_scope, input_ids.shape[1])
+    calls = callbacks_of(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
     turns = turning_length(model.config.get_text_config())
     if turns is not None and max_length - min(num_pads(input_ids, model_kwargs.get("attention_mask"))) > turns:
@@ -137,8 +142,8 @@ def generate(
         opened = None
         if has_images(model_kwargs) or (any(pads) and is_padding_counted(model)):
             opened = read_prompts(target.model, input_ids, model_kwargs, kind=target.name)
-        steps = Steps(input_ids, max_length=max_length, pad_id=_pad_id(generation_config, calls), callbacks=calls)
-        rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size)
+        steps = Steps(input_ids, max_length=max_length, pad_id=pad_id_of(generation_config, calls), callbacks=calls)
+        rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size, ngram_scope)
         for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
             row.sequence.opens = opens
         parts = _parts(drafting, target, _tokenizer(tokenizer), assistant)
@@ -205,30 +210,13 @@ def _both_borrowed(
         yield target, LoadedDraftModel(loaded.model, _tokenizer(assistant_tokenizer), loaded.name)
 
 
-def _callbacks(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:
-    as_dict = bool(config.return_dict_in_generate)
-    return Callbacks(
-        processors,
-        criteria,
-        streamer,
-        keeps_scores=as_dict and bool(config.output_scores),
-        keeps_logits=as_dict and bool(config.output_logits),
-    )
-
-
-def _pad_id(config: Any, calls: Callbacks) -> int | None:
-    """What stands behind finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
-    if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
-        return None
-    pad = config._pad_token_tensor
-    return 0 if pad is None else int(pad)
-
-
 def _tokenizer(given: Any) -> Tokenizer | None:
     return None if given is None else Tokenizer(given)
 
 
-def _rows(input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, vocab_size: int) -> list[Row]:
+def _rows(
+    input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, vocab_size: int, ngram_scope: str
+) -> list[Row]:
     plain = SamplingParams(temperature=0.0)
     seeds = [0] * len(pads)
     if config.do_sample:
@@ -245,7 +233,7 @@ def _rows(input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, 
             controls=own,
             limit=max_length - skipped,
             detokenizer=None,
-            draft_controls=draft_controls(config, vocab_size=vocab_size, seed=seed),
+            draft_controls=draft_controls(config, vocab_size=vocab_size, seed=seed, ngram_scope=ngram_scope),
         )
         rows.append(Row(place, skipped, sequence, Noise(seed) if config.do_sample else None))
     return rows

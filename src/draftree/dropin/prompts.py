@@ -59,7 +59,7 @@ def read_prompts(
         ) from error
     if not max(errors) <= TOLERANCE[target.dtype]:
         raise UnsupportedModelError(
-            f"{kind} gives other logits behind the keys and values of this prompt than in its own forward pass "
+            f"{kind} gives other logits after the keys and values of this prompt than in its own forward pass "
             f"(error {max(errors):.1e} of their spread): {WITHOUT}"
         )
     return [partial(target.adopt, prompt) for prompt in prompts]

@@ -239,7 +239,7 @@ def num_pads(input_ids: Tensor, mask: Tensor | None) -> list[int]:
     seen = mask != 0
     if seen.shape != input_ids.shape or not bool(seen[:, -1].all()) or bool((seen[:, :-1] & ~seen[:, 1:]).any()):
         raise InvalidRequestError(
-            "attention_mask hides tokens behind others that it shows, and Draftree takes padding at the left only: "
+            "attention_mask hides tokens after others that it shows, and Draftree takes padding at the left only: "
             "set padding_side='left' when the tokenizer is loaded"
         )
     pads: list[int] = (~seen).sum(dim=1).tolist()
@@ -261,6 +261,6 @@ def _refuse_positions(positions: Tensor | None, pads: list[int], input_ids: Tens
         if all(torch.equal(given, counted) for given, counted in rows):
             return
     raise InvalidRequestError(
-        f"position_ids cannot be honoured: Draftree counts each row's tokens from 0 behind its padding; leave them "
+        f"position_ids cannot be honoured: Draftree counts each row's tokens from 0 after its padding; leave them "
         f"out, or {WITHOUT}"
     )

@@ -20,6 +20,7 @@ from transformers.generation import stopping_criteria as stopping
 
 from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.noise import Noise, gumbel
+from draftree.dropin.ngrams import GeneratedNgramsProcessor
 from draftree.engine.sequence import WritingSequence
 
 ROW_WISE = frozenset(
@@ -34,6 +35,7 @@ ROW_WISE = frozenset(
         processing.EpsilonLogitsWarper,
         processing.EtaLogitsWarper,
         processing.NoRepeatNGramLogitsProcessor,
+        GeneratedNgramsProcessor,
         processing.SequenceBiasLogitsProcessor,
         processing.NoBadWordsLogitsProcessor,
         processing.ForcedBOSTokenLogitsProcessor,
@@ -86,13 +88,33 @@ class Callbacks:
     keeps_logits: bool = False
 
 
+def callbacks_of(config: Any, processors: Any, criteria: Any, streamer: Any) -> Callbacks:
+    """Return what a call of `generate` hands over, with what its config keeps."""
+    as_dict = bool(config.return_dict_in_generate)
+    return Callbacks(
+        processors,
+        criteria,
+        streamer,
+        keeps_scores=as_dict and bool(config.output_scores),
+        keeps_logits=as_dict and bool(config.output_logits),
+    )
+
+
+def pad_id_of(config: Any, calls: Callbacks) -> int | None:
+    """What stands after finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
+    if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
+        return None
+    pad = config._pad_token_tensor
+    return 0 if pad is None else int(pad)
+
+
 class Steps:
     """What has been chosen at each step. Mutated by `take`.
 
     Args:
         input_ids: shape (batch, length).
         max_length: length at which no step is taken any more.
-        pad_id: stands behind rows that are finished; None: such rows are written on.
+        pad_id: stands after rows that are finished; None: such rows are written on.
         callbacks: what is called at each step.
     """
 

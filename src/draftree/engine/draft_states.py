@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, final
 
+from draftree.core.exhaustion import is_out_of_memory
 from draftree.drafters.base import Drafter, SequenceView
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,9 @@ class DraftStates:
             return None
         try:
             return self._drafter.detach(state, length)
-        except Exception:
+        except Exception as error:
             # a drafter cannot change the text, and must not stop other sequences
-            logger.exception("the drafter could not keep a state with its cached prefix")
+            _log("the drafter could not keep a state with its cached prefix", error)
             return None
 
     def close(self, state: Any) -> None:
@@ -60,9 +61,9 @@ class DraftStates:
             return
         try:
             self._drafter.close(state)
-        except Exception:
+        except Exception as error:
             # as above
-            logger.exception("the drafter could not close a state")
+            _log("the drafter could not close a state", error)
 
     def check_integrity(self, states: Sequence[Any]) -> None:
         """Raise AssertionError if a state has two owners, or the drafter's bookkeeping contradicts itself."""
@@ -70,3 +71,11 @@ class DraftStates:
         assert self._drafter is not None or not held, "states belong to a drafter"
         if self._drafter is not None:
             self._drafter.check_integrity(held)
+
+
+def _log(text: str, error: Exception) -> None:
+    """Log what failed; a lack of memory is reported by the request that it ends, and has no traceback."""
+    if is_out_of_memory(error):
+        logger.info("%s: there is not enough memory", text)
+    else:
+        logger.error(text, exc_info=error)

@@ -3,9 +3,12 @@
 The score of a token is its share of the softmax of a node's perturbed scores. The map is
 p = sigmoid(slope * logit(share) + offset), with a pair for each level, and other pairs for greedy than for sampled
 texts. The slope is positive, so the order of a node's children stays. It is fitted on texts that training has not seen
-and lies beside the head. Planners and trees of the best nodes use it; the target's picks do not depend on it.
+and lies beside the head. A head without a map may estimate the acceptance of each level itself (DSpark): the estimate
+then sets the offset of each node, with slope 1. Planners and trees of the best nodes use the result; the target's picks
+do not depend on it.
 
-Source: Platt scaling; EAGLE-2 (arXiv 2406.16858) uses the scores as they are.
+Source: Platt scaling; EAGLE-2 (arXiv 2406.16858) uses the scores as they are; the estimate is that of DSpark,
+github.com/deepseek-ai/DeepSpec.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from draftree.core.errors import ModelLoadError
 
-__all__ = ["CONFIDENCE", "Calibration", "read_calibration", "write_calibration"]
+__all__ = ["CONFIDENCE", "Calibration", "read_calibration", "with_confidence", "write_calibration"]
 
 CONFIDENCE = "confidence.json"
 FORMAT = 1
@@ -47,6 +50,10 @@ class Calibration:
             if not pairs or not is_sound:
                 raise ModelLoadError(f"'{CONFIDENCE}' is damaged: a level needs a positive slope and a finite offset")
 
+    def log_probabilities(self, log_shares: Sequence[float], level: int, *, is_sampled: bool) -> list[float]:
+        """Return `log_probability` of each child of a node."""
+        return [self.log_probability(value, level, is_sampled=is_sampled) for value in log_shares]
+
     def log_probability(self, log_share: float, level: int, *, is_sampled: bool) -> float:
         """Return the logarithm of the probability that a token is the target's pick.
 
@@ -59,15 +66,34 @@ class Calibration:
             return log_share
         pairs = self.sampled if is_sampled else self.greedy
         slope, offset = pairs[min(level, len(pairs) - 1)]
-        value = slope * logit(log_share) + offset
-        # log sigmoid without overflow
-        return min(value, 0.0) - math.log1p(math.exp(-abs(value)))
+        return _log_sigmoid(slope * _logit(math.exp(log_share)) + offset)
 
 
-def logit(log_share: float) -> float:
-    """Return log(p / (1 - p)) of a share given by its logarithm, bounded."""
-    share = min(max(math.exp(log_share), MOST_SURE), 1 - MOST_SURE)
+def with_confidence(log_shares: Sequence[float], confidence: float) -> list[float]:
+    """Return the logarithms of the probabilities that the children of a node are the target's pick.
+
+    logit(p) = logit(share) + logit(confidence) - logit(share of the first child): the first child has the estimated
+    probability, and the order of the children stays.
+
+    Args:
+        log_shares: logarithms of the children's shares, descending.
+        confidence: estimated probability that the first child is the pick.
+    """
+    if not log_shares or not log_shares[0] > -math.inf:
+        return list(log_shares)
+    offset = _logit(confidence) - _logit(math.exp(log_shares[0]))
+    return [_log_sigmoid(_logit(math.exp(value)) + offset) if value > -math.inf else value for value in log_shares]
+
+
+def _logit(share: float) -> float:
+    """Return log(p / (1 - p)), bounded."""
+    share = min(max(share, MOST_SURE), 1 - MOST_SURE)
     return math.log(share / (1 - share))
+
+
+def _log_sigmoid(value: float) -> float:
+    """Return log(1 / (1 + exp(-value))) without overflow."""
+    return min(value, 0.0) - math.log1p(math.exp(-abs(value)))
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> None:

@@ -13,7 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.heads.passes import HeadPasses, RowJob
+from draftree.core.threads import single_threaded
+from draftree.heads.passes import HeadPasses, RowJob, RowResult
 from draftree.models.base import Commit, Extend
 from draftree.models.kv.pool import SlotPool
 from draftree.models.kv.slots import KVSlot, LayerShape
@@ -62,33 +63,27 @@ class HeadDecoder:
         """Return the states before the children of rows."""
         return self._passes.recycle(states)
 
-    def read(self, jobs: Sequence[RowJob]) -> list[Tensor]:
+    def read(self, jobs: Sequence[RowJob]) -> RowResult:
         """Append rows with states from the target to prefixes.
 
         Args:
             jobs: one at most for each slot, without tentative rows; each row follows the one before.
-
-        Returns:
-            States of the rows of each job, shape (rows, hidden).
         """
-        keys = self.pool.memory
-        slots, nodes = self._appended(jobs)
-        found = self._passes.run(keys, slots, nodes, jobs)
-        with torch.inference_mode():
+        found = self.extend(jobs)
+        memory, row = self.pool.memory, 0
+        with torch.inference_mode(), single_threaded():
             for job in jobs:
-                slot = job.slot
-                keys.keys[STATES][slot.index, 0, slot.length : slot.length + len(job.tokens)] = job.before
+                slot, count = job.slot, len(job.tokens)
+                memory.keys[STATES][slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
+                row += count
         self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
         return found
 
-    def answer(self, jobs: Sequence[RowJob]) -> tuple[Tensor, Logits]:
-        """Append tentative rows; returns the states of all rows, shape (rows, hidden), and their logits."""
-        slots, nodes = self._appended(jobs)
-        return self._passes.answer(self.pool.memory, slots, nodes, jobs)
-
-    def _appended(self, jobs: Sequence[RowJob]) -> tuple[list[KVSlot], list[Sequence[int]]]:
+    def extend(self, jobs: Sequence[RowJob]) -> RowResult:
+        """Append tentative rows."""
         slots = [job.slot for job in jobs]
-        return slots, self.pool.append(slots, [Extend(job.slot, job.tokens, job.parents) for job in jobs])
+        nodes = self.pool.append(slots, [Extend(job.slot, job.tokens, job.parents) for job in jobs])
+        return self._passes.run(self.pool.memory, slots, nodes, jobs)
 
     def before(self, slot: KVSlot, row: int) -> Tensor:
         """Return the state before a row of a prefix, shape (1, hidden)."""

@@ -1,8 +1,8 @@
 """Passes of EAGLE-3 heads in C, beside the target's own.
 
 The first layer is a joined layer of the C decoder: its attention reads the normed embedding and the normed state before
-a row. The residual stream starts at that state. The product of the target's hidden states, `fc`, stays in torch: it
-runs once for each chunk of a text and not for each level. States are float32; stored ones have the head's dtype.
+a row. The residual stream starts at that state, or at the product of the target's hidden states, `fc`. States are
+float32; stored ones have the head's dtype.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from torch import Tensor, nn
 
 from draftree.core.threads import single_threaded
 from draftree.heads.base import FeatureHead
-from draftree.heads.config import EAGLE3
+from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
-from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.passes import HeadPasses, RowJob, RowResult, joined_before, requested_rows
 from draftree.heads.torch_passes import TorchPasses
 from draftree.models.base import LanguageModel
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
-from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import (
+    GELU_TANH,
+    SILU,
+    Blueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    ProjectionBlueprint,
+)
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.logits import NativeLogits
@@ -45,17 +52,19 @@ EMBEDDING, NORM, OUTPUT = "embed_tokens.weight", "norm.weight", "lm_head.weight"
 
 
 def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
-    """Return passes in C if the target's are in C and they support the head, with its quantization; else in torch.
+    """Return passes in C if the target's are in C and they support the head; else in torch, whose reason is logged.
 
-    Passes in C take the weights of the head, which cannot run in torch afterwards. The reason for torch is logged.
+    Passes in C take the weights of the head, which cannot run in torch afterwards. Unless the target is unquantized
+    float32, the head has 8-bit weights: a level takes half the time, and drafts are accepted almost as often.
 
     Args:
         head: the head, bound to the target.
         target: the target.
     """
     if isinstance(target, NativeModel):
+        is_exact = target.quantization is None and target.dtype == torch.float32
         try:
-            return NativePasses(head, quantization=target.quantization)
+            return NativePasses(head, quantization=None if is_exact else "int8")
         except NativeUnavailableError as reason:
             logger.warning("head of kind '%s': kernels: torch (%s)", head.config.kind, reason)
     return TorchPasses(head, target.device)
@@ -79,7 +88,11 @@ def plan_head(head: FeatureHead) -> Blueprint:
         raise NativeUnavailableError(
             f"its activation is {config.activation}: passes in C have {', '.join(ACTIVATIONS)}"
         )
-    units = {"hidden size": (config.hidden, 16), "size of a head": (config.head_dim, 16)}
+    units = {
+        "hidden size": (config.hidden, 16),
+        "target's hidden size": (config.target_hidden, 16),
+        "size of a head": (config.head_dim, 16),
+    }
     for name, (size, unit) in {**units, "inner size": (config.intermediate, 32)}.items():
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
@@ -105,6 +118,17 @@ def plan_head(head: FeatureHead) -> Blueprint:
         head=LinearBlueprint(OUTPUT, None, config.hidden, config.draft_vocab_size),
         ropes=(Rope(head.rotary.frequencies, head.rotary.scaling),),
         layers=tuple(_layer(head, index) for index in range(config.num_layers)),
+        projection=_projection(config),
+    )
+
+
+def _projection(config: HeadConfig) -> ProjectionBlueprint:
+    count = len(config.features)
+    bias = "fc.bias" if config.fc_bias else None
+    norms = [f"fc_norm.{i}.weight" for i in range(count)] if config.fc_norm else []
+    norms = ["input_norm.weight"] if config.norm_before_fc else norms
+    return ProjectionBlueprint(
+        LinearBlueprint("fc.weight", bias, count * config.target_hidden, config.hidden), tuple(norms)
     )
 
 
@@ -177,11 +201,14 @@ class HeadWeights(Weights):
 
 @final
 class NativePasses(HeadPasses):
-    """Passes in C. The head's weights are packed, and its module cannot run afterwards, except `project`.
+    """Passes in C. The head's weights are packed, and its module cannot run afterwards.
 
     Args:
         head: the head, bound to its target.
         quantization: "int8" for 8-bit weights, None for the head's dtype.
+
+    Attributes:
+        quantization: as above.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable or do not support the head, which is then unchanged.
@@ -191,6 +218,7 @@ class NativePasses(HeadPasses):
         super().__init__(head, torch.device("cpu"), Leftovers.UNREAD)
         plan = plan_head(head)
         assert isinstance(head, Eagle3Head), "other heads have no plan"
+        self.quantization = quantization
         self._norms_output = head.config.norm_output
         self._decoder = NativeDecoder(plan, HeadWeights(head), quantization=quantization)
         vocabulary = head.vocabulary
@@ -211,8 +239,11 @@ class NativePasses(HeadPasses):
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
         """Return the states before the tokens that follow, float32 with the values of the head's dtype."""
-        with single_threaded():
-            return self.head.project(features).float()
+        rows = _rows_of_states(len(features))
+        given = features.float().flatten(1).contiguous()
+        found = self._decoder.run(None, rows, (), layer_range=LayerRange(0, 0, keeps_hidden=True), features=given)
+        assert found.hidden is not None, "states are captured"
+        return found.hidden
 
     @torch.inference_mode()
     def recycle(self, states: Tensor) -> Tensor:
@@ -232,42 +263,26 @@ class NativePasses(HeadPasses):
     @torch.inference_mode()
     def run(
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> list[Tensor]:
-        """Return the states of the rows of each job, float32."""
-        found = self._run(memory, slots, nodes, jobs, answers=False).hidden
-        assert found is not None, "states are captured"
-        return [found] if len(jobs) == 1 else list(found.split([len(job.tokens) for job in jobs]))
-
-    @torch.inference_mode()
-    def answer(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> tuple[Tensor, Logits]:
-        """Return the states of all rows, float32, and their logits, from one pass."""
-        found = self._run(memory, slots, nodes, jobs, answers=True)
-        assert found.hidden is not None, "states are captured"
-        return found.hidden, self._answered(found)
-
-    def _run(
-        self,
-        memory: KVMemory,
-        slots: Sequence[KVSlot],
-        nodes: Sequence[Sequence[int]],
-        jobs: Sequence[RowJob],
-        *,
-        answers: bool,
-    ) -> RangeOutput:
-        tokens = [job.tokens for job in jobs]
-        count = sum(map(len, tokens))
-        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(count))
-        before = jobs[0].before if len(jobs) == 1 else torch.cat([job.before for job in jobs])
-        part = LayerRange(0, self._decoder.num_layers, hidden=before.float().contiguous(), keeps_hidden=True)
-        return self._decoder.run(
+    ) -> RowResult:
+        """Run a pass over new rows; states are float32, projected ones with values of the head's dtype."""
+        tokens, end = [job.tokens for job in jobs], self._decoder.num_layers
+        requested = requested_rows(jobs)
+        given = joined_before(jobs).float().contiguous()
+        if jobs[0].is_projected:
+            part, features = LayerRange(0, end, keeps_hidden=True, capture=(0,)), given.flatten(1)
+        else:
+            part, features = LayerRange(0, end, hidden=given, keeps_hidden=True), None
+        found = self._decoder.run(
             memory,
-            rows,
-            range(count if answers else 0),
+            plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
+            requested,
             layer_range=part,
+            features=features,
             rope_positions=[position for job in jobs for position in job.positions],
         )
+        assert found.hidden is not None, "states are captured"
+        before = given if found.captured is None else found.captured[:, 0]
+        return RowResult(before, found.hidden, requested, self._answered(found))
 
     def _answered(self, found: RangeOutput) -> Logits:
         columns = found.logits

@@ -24,7 +24,9 @@ class RowJob:
         tokens: token ids of the target.
         positions: positions of the tokens in the text.
         parents: for each row the tentative row that it follows, or -1 for the end of the prefix.
-        before: states before the tokens, shape (rows, hidden).
+        before: states before the tokens, shape (rows, hidden), or hidden states of the target that are projected to
+            them, shape (rows, layers, target hidden); of one kind in all jobs of a pass.
+        logits_at: rows whose logits are computed, ascending.
     """
 
     slot: KVSlot
@@ -32,6 +34,29 @@ class RowJob:
     positions: Sequence[int]
     parents: Sequence[int]
     before: Tensor
+    logits_at: Sequence[int] = ()
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether the states before the tokens are made from hidden states of the target."""
+        return self.before.dim() == 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowResult:
+    """Result of a pass, rows in the order of the jobs.
+
+    Attributes:
+        before: states before the tokens, shape (rows, hidden).
+        states: states of the rows, shape (rows, hidden).
+        requested: rows whose logits were requested, counted over all jobs.
+        logits: logits of these rows, as wide as the target's vocabulary.
+    """
+
+    before: Tensor
+    states: Tensor
+    requested: Sequence[int]
+    logits: Logits
 
 
 class HeadPasses(ABC):
@@ -80,18 +105,27 @@ class HeadPasses(ABC):
     @abstractmethod
     def run(
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> list[Tensor]:
-        """Return the states of the rows of each job, shape (rows, hidden); their keys and values are stored.
+    ) -> RowResult:
+        """Run a pass over new rows; their keys and values are stored.
 
         Args:
             memory: keys and values of the slots.
             slots: slot of each job, with the rows appended.
             nodes: for each job the tentative rows that are read.
-            jobs: the rows.
+            jobs: the rows, at least one.
         """
 
-    @abstractmethod
-    def answer(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> tuple[Tensor, Logits]:
-        """Return the states of all rows, in the order of the jobs, and their logits; arguments as in `run`."""
+
+def requested_rows(jobs: Sequence[RowJob]) -> list[int]:
+    """Return the rows whose logits are requested, counted over all jobs."""
+    found, first = [], 0
+    for job in jobs:
+        found += [first + row for row in job.logits_at]
+        first += len(job.tokens)
+    return found
+
+
+def joined_before(jobs: Sequence[RowJob]) -> Tensor:
+    """Return what is before the rows of all jobs."""
+    assert len({job.is_projected for job in jobs}) == 1, "the jobs of a pass are of one kind"
+    return jobs[0].before if len(jobs) == 1 else torch.cat([job.before for job in jobs])

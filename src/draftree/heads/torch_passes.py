@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftree.core.hidden import rows_of
 from draftree.heads.base import FeatureHead
-from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.passes import HeadPasses, RowJob, RowResult, joined_before, requested_rows
 from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall
@@ -64,29 +65,23 @@ class TorchPasses(HeadPasses):
     @torch.inference_mode()
     def run(
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> list[Tensor]:
-        """Return the states of the rows of each job."""
+    ) -> RowResult:
+        """Run a pass over new rows."""
+        given = joined_before(jobs)
+        before = self.project(given) if jobs[0].is_projected else given
+        starts = [0, *accumulate(len(job.tokens) for job in jobs)]
         order = sorted(range(len(jobs)), key=lambda index: slots[index].index)
         ordered = [jobs[index] for index in order]
         tokens = torch.tensor([token for job in ordered for token in job.tokens], device=self.device)
         positions = torch.tensor([position for job in ordered for position in job.positions], device=self.device)
-        before = ordered[0].before if len(ordered) == 1 else torch.cat([job.before for job in ordered])
+        own = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
         attend = self._attend(memory, [slots[index] for index in order], [nodes[index] for index in order])
-        states = self.head.run(tokens, before, positions, attend)
-        ends = list(accumulate(len(job.tokens) for job in ordered))
-        found: list[Tensor] = [states] * len(jobs)
-        for index, job, end in zip(order, ordered, ends, strict=True):
-            found[index] = states[end - len(job.tokens) : end]
-        return found
-
-    @torch.inference_mode()
-    def answer(
-        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
-    ) -> tuple[Tensor, Logits]:
-        """Return the states of all rows and their logits."""
-        found = self.run(memory, slots, nodes, jobs)
-        together = found[0] if len(found) == 1 else torch.cat(found)
-        return together, self.logits(together)
+        states = self.head.run(tokens, own, positions, attend)
+        if order != list(range(len(jobs))):
+            ends = dict(zip(order, accumulate(len(job.tokens) for job in ordered), strict=True))
+            states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
+        requested = requested_rows(jobs)
+        return RowResult(before, states, requested, self.logits(rows_of(states, requested)))
 
     def _attend(
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]

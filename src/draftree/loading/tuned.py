@@ -32,7 +32,7 @@ class TunedDraft:
         fingerprint: identity of its weights.
         draft: spec of the fastest drafter; "none" for plain decoding.
         plan: spec of its planner; None for the default.
-        speedup: median over texts of its speed divided by that of plain decoding.
+        speedup: geometric mean over texts of its speed divided by that of plain decoding.
         spread: first and third quartile of the same.
         texts: number of texts.
         temperatures: temperatures of the texts.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.sampling.processors import NO_TOKEN, Processor, RowContext, forbid
+from draftree.sampling.processors import NO_TOKEN, Ban, Processor, RowContext
 
 _ANY_TOKEN = NO_TOKEN - 1
 
@@ -33,42 +33,51 @@ class AllowedTokens(Processor):
         return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
 
 
-class NoRepeatNgram(Processor):
-    """Forbids every token that would complete a repeated run of `size` tokens in prompt, output and path.
+class NoRepeatNgram(Ban):
+    """Forbids every token that would complete a repeated run of `size` tokens of a row's text, its path included.
+
+    The written tokens are looked up in the history's index, which grows as they are written; the runs that end in a
+    row's path are compared directly. At size 1 every token of the text is forbidden, also an end-of-text token.
 
     Args:
         size: tokens in a run, at least 1.
+        includes_prompt: whether a row's text begins with the prompt, as in transformers, or after it, as in fairseq.
     """
 
-    __slots__ = ("_size",)
+    __slots__ = ("_includes_prompt", "_size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, includes_prompt: bool = True) -> None:
         self._size = size
+        self._includes_prompt = includes_prompt
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of such tokens to -inf."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a repeated run."""
         if self._size == 1:
-            return context.all_counts.update(logits, lambda values, _: torch.full_like(values, -math.inf))
-        tokens = context.tokens
-        if tokens.shape[1] < self._size:
-            return logits
-        rows, starts = self._repeats(tokens)
-        return forbid(logits, rows, tokens[rows, starts + self._size - 1])
-
-    def _repeats(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and first column of every run whose tokens but the last equal the row's newest tokens."""
+            counts = context.all_counts if self._includes_prompt else context.output_counts
+            return counts.places(len(context.paths))
         last = self._size - 1
-        # One dense comparison, with the newest token; few places are left for the others. A row shorter than
-        # a run has NO_TOKEN among its newest tokens: only its own end matches, and no token follows the end.
-        newest = tokens[:, -last:]
-        rows, starts = np.nonzero(tokens[:, last - 1 : -1] == newest[:, -1:])
-        for column in range(last - 1):
-            fits = tokens[rows, starts + column] == newest[rows, column]
-            rows, starts = rows[fits], starts[fits]
-        return rows, starts
+        history = context.history
+        start = 0 if self._includes_prompt else history.prompt_length
+        depth = max(map(len, context.paths), default=0)
+        if len(history) - start + depth < self._size:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        recent = context.tails(last + depth, start=start)
+        newest = recent[:, recent.shape[1] - last :]
+        rows, tokens = history.ngrams(self._size, start).followers(history.tokens[start:], newest)
+        # a shorter row has NO_TOKEN before its tokens: such a run ends at the row's own end, where no token follows
+        found, starts = np.nonzero(recent[:, last - 1 : -1] == newest[:, -1:])
+        for column in range(last):
+            if not len(found):
+                break
+            fits = recent[found, starts + column] == newest[found, column]
+            found, starts = found[fits], starts[fits]
+        rows = np.concatenate((rows, found))
+        tokens = np.concatenate((tokens, recent[found, starts + last]))
+        is_token = tokens != NO_TOKEN
+        return rows[is_token], tokens[is_token]
 
 
-class BadWords(Processor):
+class BadWords(Ban):
     """Forbids the last token of a word where prompt, output and path end with its other tokens.
 
     Args:
@@ -84,15 +93,15 @@ class BadWords(Processor):
         for row, word in enumerate(words):
             self._prefixes[row, longest - len(word) :] = word[:-1]
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of such tokens to -inf."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a word."""
         tails = context.tails(self._prefixes.shape[1])[:, None]
         fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
         rows, words = np.nonzero(fits.all(axis=-1))
-        return forbid(logits, rows, self._lasts[words])
+        return rows, self._lasts[words]
 
 
-class MinTokens(Processor):
+class MinTokens(Ban):
     """Forbids the tokens that end the text before it has `least` tokens, path included.
 
     Args:
@@ -106,9 +115,7 @@ class MinTokens(Processor):
         self._least = least
         self._stop_ids = np.array(stop_ids, dtype=np.int64)
 
-    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
-        """Set the logits of these tokens to -inf in rows below the minimum."""
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return these tokens for all rows below the minimum."""
         early = np.flatnonzero(context.num_output_tokens < self._least)
-        if not len(early):
-            return logits
-        return forbid(logits, np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early)))
+        return np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early))

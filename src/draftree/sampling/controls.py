@@ -19,7 +19,7 @@ from draftree.sampling.grammar.guide import GrammarMask, Guide
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
-from draftree.sampling.processors import Processor
+from draftree.sampling.processors import Ban, Processor
 
 Encode = Callable[[str], list[int]]
 
@@ -54,6 +54,11 @@ class Controls:
     def is_plain(self) -> bool:
         """Whether the model's logits are used unchanged."""
         return not self.processors and not self.filters and self.temperature in (0.0, 1.0)
+
+    @property
+    def only_bans(self) -> bool:
+        """Whether nothing but a temperature and forbidden tokens changes the model's logits."""
+        return not self.filters and all(isinstance(processor, Ban) for processor in self.processors)
 
 
 def build_controls(
@@ -130,7 +135,7 @@ def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | N
     if params.presence_penalty or params.frequency_penalty:
         yield CountPenalty(params.presence_penalty, params.frequency_penalty)
     if params.no_repeat_ngram_size:
-        yield NoRepeatNgram(params.no_repeat_ngram_size)
+        yield NoRepeatNgram(params.no_repeat_ngram_size, includes_prompt=params.ngram_scope == "all")
     if params.bad_words:
         yield BadWords(_encoded(params.bad_words, encode))
     if params.min_tokens and ends:

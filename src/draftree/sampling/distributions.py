@@ -6,10 +6,13 @@ before it: the history and the drafted tokens on the way from the root to the no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ from draftree.core.noise import Noise, gumbel
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits, RowNoise, perturbed
-from draftree.sampling.processors import RowContext
+from draftree.sampling.processors import Ban, RowContext, places_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,14 @@ class DistributionRows:
         """Position of the token that each row chooses."""
         start = len(self.history)
         return [start + len(path) for path in self.paths]
+
+
+class _Search(NamedTuple):
+    """What is searched, and whether its memory may be used."""
+
+    logits: Logits
+    noise: RowNoise
+    overwrites: bool
 
 
 class Distributions:
@@ -172,8 +183,8 @@ class Distributions:
     def picks(self) -> list[int]:
         """The pick of every row under its request's own noise; one transfer from the device."""
         if self._picks is None:
-            searched, noise = self._searched([entry.controls.noise for entry in self.rows])
-            self._picks, self._is_sound = searched.picks(noise)
+            with self._searched([entry.controls.noise for entry in self.rows]) as search:
+                self._picks, self._is_sound = search.logits.picks(search.noise)
         return self._picks
 
     def ranked(
@@ -189,16 +200,44 @@ class Distributions:
         Returns:
             For each row token ids, and logarithms of the softmax of the perturbed scores.
         """
-        searched, noise = self._searched(streams)
-        found = searched.top(noise, count, overwrites=in_place and (self._overwrites or searched is not self._source))
+        with self._searched(streams) as search:
+            found = search.logits.top(search.noise, count, overwrites=in_place and search.overwrites)
         pairs = zip(found.scores, found.totals, strict=True)
         return found.tokens, [[score - total for score in scores] for scores, total in pairs]
 
-    def _searched(self, streams: Sequence[Noise]) -> tuple[Logits, RowNoise]:
-        """The logits to search, and their noise: the model's own, without a copy, where only the temperature counts."""
-        if self._logits is None and not any(e.controls.processors or e.controls.filters for e in self.rows):
-            return self._source, self._noise(streams, divides=True)
-        return self._source.replaced(self.logits), self._noise(streams)
+    @contextmanager
+    def _searched(self, streams: Sequence[Noise]) -> Iterator[_Search]:
+        """The logits to search: the model's own, without a copy, where only a temperature and bans change them."""
+        if self._logits is not None or not all(entry.controls.only_bans for entry in self.rows):
+            is_own = self.logits is not self.raw
+            yield _Search(self._source.replaced(self.logits), self._noise(streams), self._overwrites or is_own)
+            return
+        noise, places = self._noise(streams, divides=True), self._banned()
+        if not len(places[0]):
+            yield _Search(self._source, noise, self._overwrites)
+            return
+        raw = self.raw
+        index = places_on(raw, *places)
+        with torch.inference_mode():  # a pass in this mode returns tensors that are not writable outside of it
+            kept = raw[index]
+            raw[index] = -math.inf
+        try:
+            yield _Search(self._source.replaced(raw), noise, self._overwrites)
+        finally:
+            with torch.inference_mode():
+                raw[index] = kept
+
+    def _banned(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and tokens that the bans of all sequences forbid."""
+        rows, tokens = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for index, entry in enumerate(self.rows):
+            context = RowContext(entry.history, entry.paths, "cpu")
+            for processor in entry.controls.processors:
+                assert isinstance(processor, Ban), "only bans are written in place"
+                own_rows, own_tokens = processor.places(context)
+                rows.append(own_rows + self._starts[index])
+                tokens.append(own_tokens)
+        return np.concatenate(rows), np.concatenate(tokens)
 
     def _noise(self, streams: Sequence[Noise], *, divides: bool = False) -> RowNoise:
         """What is added to each row; `divides` if the rows are not divided by the temperature yet."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from draftree.sampling.ngram_index import NgramIndex
+
 
 class History:
     """The tokens written so far. Only the engine appends; drafters and processors read.
@@ -15,7 +17,7 @@ class History:
         capacity: initial capacity in tokens; the array doubles when it is full.
     """
 
-    __slots__ = ("_buffer", "_length", "_numbers", "capacity", "prompt_length")
+    __slots__ = ("_buffer", "_indexes", "_length", "_numbers", "capacity", "prompt_length")
 
     def __init__(self, prompt: Sequence[int], *, capacity: int = 0) -> None:
         self.prompt_length = len(prompt)
@@ -23,6 +25,7 @@ class History:
         self._buffer = np.empty(max(capacity, len(prompt), 16), dtype=np.int64)
         self._buffer[: len(prompt)] = prompt
         self._length = len(prompt)
+        self._indexes: dict[tuple[int, int], NgramIndex] = {}
         # a memoryview of the same numbers: cheaper than numpy, whose code the pass evicts from the CPU caches
         self._numbers = self._buffer.data
 
@@ -48,6 +51,19 @@ class History:
         """Return the tokens from index `start` on, as a new list."""
         found: list[int] = self._numbers[start : self._length].tolist()
         return found
+
+    def ngrams(self, size: int, start: int = 0) -> NgramIndex:
+        """Return the index of the n-grams of `tokens[start:]`, up to date; it is kept for the next call.
+
+        Args:
+            size: tokens of an n-gram, at least 2.
+            start: first token that counts; the same in all calls for one index.
+        """
+        index = self._indexes.get((size, start))
+        if index is None:
+            index = self._indexes[size, start] = NgramIndex(size)
+        index.extend(self.tokens[start:])
+        return index
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens."""

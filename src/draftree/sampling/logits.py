@@ -64,6 +64,10 @@ class Logits(ABC):
     def tensor(self) -> Tensor:
         """The rows, shape (rows, width), float32 or float64; shares memory with these logits."""
 
+    def columns(self) -> Tensor:
+        """The computed columns, shape (rows, columns); a caller may change them in place, and so these logits."""
+        return self.tensor()
+
     @abstractmethod
     def rows(self, start: int, stop: int) -> Logits:
         """Rows from `start` up to `stop`; a view."""

@@ -115,6 +115,19 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class OneOf:
+    """Check for one of a few words."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the word, or raise."""
+        if not isinstance(value, str) or value not in self.words:
+            raise refuse(name, value, " or ".join(map(repr, self.words)))
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """Check for whole numbers of at least `low`, -1 (which means `everything`), and None."""
 

@@ -16,9 +16,10 @@ from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
 from draftree.sampling.grammar.patterns import require_bounded_grammar, require_bounded_regex
 from draftree.sampling.grammar.schema import schema_text
-from draftree.sampling.param_checks import Count, Number, Whole, names_are_checked, refuse, shown
+from draftree.sampling.param_checks import Count, Number, OneOf, Whole, names_are_checked, refuse, shown
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
+NGRAM_SCOPES = ("all", "generated")
 _FRESH_SEED = -1
 _MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
 _MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
@@ -56,7 +57,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = _field(
         None, "added to the logits of these token ids; -inf forbids a token"
     )
-    no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice in prompt and output; 0 is off")
+    no_repeat_ngram_size: int = _field(
+        0, "no run of this many tokens occurs twice; 0 is off, 1 forbids every token that has occurred"
+    )
+    ngram_scope: str = _field("all", "where no_repeat_ngram_size applies: 'all' is prompt and output, or 'generated'")
     bad_words: Sequence[str] | None = _field(
         None,
         "words that must not occur in the tokenizer's own split of them, with or without a space before",
@@ -271,6 +275,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "frequency_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
     "logit_bias": _logit_bias,
     "no_repeat_ngram_size": Whole(0),
+    "ngram_scope": OneOf(NGRAM_SCOPES),
     "bad_words": _bad_words,
     "allowed_token_ids": _allowed_ids,
     "min_tokens": Whole(0),

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import final
 
 import numpy as np
 import torch
@@ -38,6 +39,21 @@ class Processor(ABC):
         """
 
 
+class Ban(Processor):
+    """A control that forbids some tokens and leaves all other logits as they are."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that are forbidden, both int64 of shape (places,); a place may occur twice."""
+
+    @final
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Set the logits of these tokens to -inf."""
+        return forbid(logits, *self.places(context))
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """The number of occurrences of tokens before each row.
@@ -58,6 +74,12 @@ class TokenCounts:
     path_rows: np.ndarray
     path_tokens: np.ndarray
     path_counts: np.ndarray
+
+    def places(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens of all that occur before each of `num_rows` rows."""
+        rows = np.repeat(np.arange(num_rows), len(self.tokens))
+        tokens = np.tile(self.tokens, num_rows)
+        return np.concatenate((rows, self.path_rows)), np.concatenate((tokens, self.path_tokens))
 
     def update(self, logits: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Change the logits of these tokens in place.
@@ -92,21 +114,21 @@ class RowContext:
         self.paths = paths
         self.device = torch.device(device)
 
-    def tails(self, width: int) -> np.ndarray:
-        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`."""
+    def tails(self, width: int, *, start: int = 0) -> np.ndarray:
+        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`.
+
+        Args:
+            width: number of columns.
+            start: written tokens before this one are left out.
+        """
         found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
-        written = self.history.tokens
+        written = self.history.tokens[start:]
         for row, path in enumerate(self.paths):
             drafted = min(len(path), width)
             room = min(width - drafted, len(written))
             found[row, width - drafted :] = path[len(path) - drafted :]
             found[row, width - drafted - room : width - drafted] = written[len(written) - room :]
         return found
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """All tokens before each row, in the layout of `tails`."""
-        return self.tails(len(self.history) + max(map(len, self.paths), default=0))
 
     @property
     def num_output_tokens(self) -> np.ndarray:
@@ -126,9 +148,14 @@ class RowContext:
 
 def forbid(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
     """Set logits[rows[i], tokens[i]] to -inf, in place; tokens beyond the logits' width are ignored."""
-    inside = tokens < logits.shape[-1]
-    logits[_on(rows[inside], logits), _on(tokens[inside], logits)] = -math.inf
+    logits[places_on(logits, rows, tokens)] = -math.inf
     return logits
+
+
+def places_on(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return rows and tokens as indices into `logits`, without tokens beyond its width."""
+    inside = tokens < logits.shape[-1]
+    return _on(rows[inside], logits), _on(tokens[inside], logits)
 
 
 def _on(values: np.ndarray, logits: Tensor) -> Tensor:

@@ -65,6 +65,10 @@ class SubsetLogits(Logits):
         rows = self._tensor.new_full((self.num_rows, self.width), -math.inf)
         return rows.index_copy_(1, self._subset.columns, self._tensor)
 
+    def columns(self) -> Tensor:
+        """The columns of the subset."""
+        return self._tensor
+
     def rows(self, start: int, stop: int) -> SubsetLogits:
         """Some rows; a view."""
         return SubsetLogits(self._tensor[start:stop], self._subset)

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from draftree.async_llm import AsyncLLM
 from draftree.serve.gate import Gate
+from draftree.serve.learned import learning_metrics
 from draftree.serve.meters import DraftTotals, Histogram, ModelMeter, RequestMeter
 from draftree.version import __version__
 
@@ -72,6 +73,7 @@ class Metrics:
         yield from self._server_metrics()
         yield from _model_metrics(models)
         yield from _speculation_metrics(models)
+        yield from learning_metrics((source.name, source.llm) for source in models)
         yield from self._request_metrics()
         yield from self._vllm_metrics(models)
 

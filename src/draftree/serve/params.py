@@ -39,6 +39,8 @@ SAME_NAME = (
     "prompt_logprobs",
     "allowed_token_ids",
     "bad_words",
+    "no_repeat_ngram_size",
+    "ngram_scope",
 )
 """Fields with the library's name and meaning; null means the library's default, which is OpenAI's."""
 Named = tuple[str, Any]

@@ -1,4 +1,4 @@
-"""What every training leaves behind: results on unseen texts, recipe, model card with a data statement, plots."""
+"""Files that every training writes: results on unseen texts, recipe, model card with a data statement, plots."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "frequency_penalty": (["--frequency-penalty", "0.25"], 0.25),
     "logit_bias": (["--logit-bias", "7=-inf", "--logit-bias", "8=2.5"], {7: float("-inf"), 8: 2.5}),
     "no_repeat_ngram_size": (["--no-repeat-ngram-size", "4"], 4),
+    "ngram_scope": (["--ngram-scope", "generated"], "generated"),
     "bad_words": (["--bad-words", "foo", "--bad-words", "b c"], ("foo", "b c")),
     "allowed_token_ids": (["--allowed-token-ids", "5", "--allowed-token-ids", "6"], (5, 6)),
     "min_tokens": (["--min-tokens", "2"], 2),

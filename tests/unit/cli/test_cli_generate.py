@@ -254,3 +254,34 @@ def test_each_stream_is_coloured_by_itself(
         monkeypatch.delenv("NO_COLOR", raising=False)
     assert Style.chosen(Colour(colour), Stream()).coloured is coloured
     assert Style.chosen(Colour(colour), None).coloured is (colour == "always")
+
+
+def test_later_runs_draft_with_what_earlier_ones_learned(generate: Any, base: str, tmp_path: Path) -> None:
+    given = [*GREEDY, "--draft", "suffix", "--plan", "fixed:8", "--json"]
+    found = [json.loads(generate(base, "ab", *given, "--learn", f"server,folder={tmp_path}")[1]) for _ in range(2)]
+    assert {one["text"] for one in found} == {expected(base, "ab", temperature=0, max_tokens=60)}
+    first, second = (one["stats"]["rounds"] for one in found)
+    assert second < first
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ab\n", encoding="utf-8")
+    again = generate(base, "--prompts", str(prompts), *given, "--learn", f"server,folder={tmp_path}")[1]
+    assert json.loads(again)["stats"]["rounds"] <= second
+    compared = json.loads(generate(base, "ab", *given, "--learn", f"server,folder={tmp_path}", "--compare")[1])
+    assert compared["equal"]
+    assert compared["stats"]["rounds"] <= second
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--draft", "ngram", "--learn", "server"], "no drafter learns"),
+        (["--draft", "none", "--learn", "server"], "no drafter learns"),
+        (["--draft", "suffix", "--learn", "all"], "learn is 'all'"),
+    ],
+)
+def test_wrong_learning_is_refused_before_the_model_is_loaded(
+    generate: Any, base: str, given: list[str], message: str
+) -> None:
+    status, out, err = generate(base, "ab", *given)
+    assert (status, out) == (1, "")
+    assert message in err

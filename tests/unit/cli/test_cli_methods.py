@@ -32,7 +32,7 @@ def test_options_read_from_the_file_are_those_of_the_class(registry: Registry[An
     for option, field in zip(shown.options, fields, strict=True):
         assert option.needed == (field.default is dataclasses.MISSING)
         assert option.default == (None if option.needed else field.default)
-        assert option.behind_colon == bool(field.metadata.get("argument"))
+        assert option.is_positional == bool(field.metadata.get("argument"))
         assert eval(option.type) == hints[field.name]
 
 
@@ -59,4 +59,4 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(capsys.readouterr().out)
     assert list(listed) == ["drafters", "verifiers", "planners"]
     ngram = next(method for method in listed["drafters"] if method["name"] == "ngram")
-    assert {"name": "k", "type": "int", "default": 10, "needed": False, "behind_colon": False} in ngram["options"]
+    assert {"name": "k", "type": "int", "default": 10, "needed": False, "is_positional": False} in ngram["options"]

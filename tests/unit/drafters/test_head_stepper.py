@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS
 from draftree.drafters.growing.unread import MAX_UNREAD
 from draftree.heads.base import FeatureHead
+from draftree.heads.passes import RowJob, RowResult
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.torch_passes import TorchPasses
 from head_samples import VARIANTS, VOCAB, head_config, random_head, random_parts, reference_logits
@@ -181,6 +184,28 @@ def test_nothing_runs_while_no_trees_are_requested() -> None:
     check_tree(head, text, text.levels(*TREE))
     late.levels(*TREE)
     stepper.check_integrity([text.state, late.state])
+
+
+def test_rows_of_many_rounds_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without a tree leave one piece each; texts of a batch may end in different windows."""
+    head, stepper = built(max_length=32)
+    texts = [HeadText(stepper, head, PROMPT[:count]).read() for count in (8, 3)]
+    for text in texts:
+        for token in range(10, 22):
+            text.write([token])
+    passes, run = [], TorchPasses.run
+
+    def counted(self: TorchPasses, memory: Any, slots: Any, nodes: Any, jobs: Sequence[RowJob]) -> RowResult:
+        passes.append([len(job.tokens) for job in jobs])
+        return run(self, memory, slots, nodes, jobs)
+
+    monkeypatch.setattr(TorchPasses, "run", counted)
+    logits = stepper.catch_up([text.state for text in texts], [1, 1]).tensor()
+    # the first text has rows in two windows of 16
+    assert passes == [[9], [4, 13]]
+    for row, text in zip(logits, texts, strict=True):
+        near(head, row, wanted(head, text.tokens, [])[0])
+        stepper.check_integrity([text.state])
 
 
 def test_closing_frees_every_slot() -> None:

@@ -74,11 +74,13 @@ def test_a_stepped_model_stays_in_step_with_a_cut_tree(shape: str, shears: Shear
     """A drafter that is the target guesses right always, for as long as its slot holds the text."""
     records: list[RoundRecord] = []
     folder = str(drafter_folder("llama", tmp_path))
+    plain = LLM(folder, dtype="float32").generate(PROMPTS, PARAMS)
     llm = LLM(folder, f"model:{folder},tree={shape}", plan="fixed", dtype="float32", on_round=records.append)
-    llm.generate(PROMPTS, PARAMS)
-    rows = [row for record in records for row in record.sequences]
-    assert any(len(row.tree) < len(row.drafted) for row in rows)
-    for row in rows:
-        # the first guess is the pick: kept or cut, it is what is written first
-        first = row.tree.tokens[row.path[0]] if row.path else row.bonus
-        assert not len(row.drafted) or first == row.drafted.tokens[0]
+    done = llm.generate(PROMPTS, PARAMS)
+    llm.engine.check_integrity()
+    assert [d.token_ids for d in done] == [p.token_ids for p in plain]
+    rows = {(row.request_id, row.prefix_length): row for one in records for row in one.sequences if len(row.drafted)}
+    assert any(len(row.tree) < len(row.drafted) for row in rows.values())
+    # the first guess is the pick: kept or cut, it is what is written first
+    written = {key: row.tree.tokens[row.path[0]] if row.path else row.bonus for key, row in rows.items()}
+    assert written == {key: row.drafted.tokens[0] for key, row in rows.items()}

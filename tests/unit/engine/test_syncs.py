@@ -7,7 +7,7 @@ that would wait there is counted, but for those within the forward pass, which a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,18 @@ class Waits:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+def waits() -> Iterator[Waits]:
+    # torch notes its functions at the first use of a device context, once for the process. With the functions below,
+    # transformers would later take models on 'meta' for real ones and leave rotary frequencies without values
+    with torch.device("cpu"):
+        torch.empty(0)
+    with pytest.MonkeyPatch.context() as patch:
+        yield watched_calls(patch)
+    with torch.device("meta"):
+        assert torch.tensor(0).is_meta, "a device context applies to torch's own functions again"
+
+
+def watched_calls(monkeypatch: pytest.MonkeyPatch) -> Waits:
     found = Waits()
     ready = StaticPasses._ready
 

@@ -90,10 +90,21 @@ def states_before(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
 
 
+def hidden_states(count: int, seed: int = 0) -> Tensor:
+    """The target's hidden states of sizes as in models, shape (rows, layers, hidden)."""
+    found = torch.randn(count, 3, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
+    return found * torch.tensor([0.1, 1.0, 30.0])[:, None]
+
+
+def text_before(count: int, seed: int) -> Tensor:
+    """States of texts with even numbers, and hidden states of the target for the others."""
+    return hidden_states(count, seed) if seed % 2 else states_before(count, seed)
+
+
 def filled(slots: HeadDecoder, count: int, seed: int = 0) -> KVSlot:
     """A slot with rows of a text."""
     slot = slots.pool.open()
-    slots.read([RowJob(slot, LONG[:count], range(1, count + 1), range(-1, count - 1), states_before(count, seed))])
+    slots.read([RowJob(slot, LONG[:count], range(1, count + 1), range(-1, count - 1), text_before(count, seed))])
     return slot
 
 
@@ -101,18 +112,18 @@ def check_bits(passes: HeadPasses) -> None:
     tokens, parents, _ = TREE
     before, depths = states_before(len(tokens), 9), [1, 1, 2, 2, 2, 3]
     slots = HeadDecoder(passes)
-    lengths = (70, 5, 130)
+    lengths = (70, 75, 130)
     texts = [filled(slots, length, seed) for seed, length in enumerate(lengths)]
     jobs = [
-        RowJob(slot, tokens, [length + depth for depth in depths], parents, before)
+        RowJob(slot, tokens, [length + depth for depth in depths], parents, before, range(len(tokens)))
         for slot, length in zip(texts, lengths, strict=True)
     ]
-    states, logits = slots.answer(jobs)
-    together = logits.tensor().view(3, len(tokens), -1)
+    found = slots.extend(jobs)
+    states, together = found.states, found.logits.tensor().view(3, len(tokens), -1)
     for number, (slot, length) in enumerate(zip(texts, lengths, strict=True)):
         # the text row by row, then the path of every node row by row
         alone = slots.pool.open()
-        text = states_before(length, number)
+        text = text_before(length, number)
         for row in range(length):
             slots.read([RowJob(alone, [LONG[row]], [row + 1], [-1], text[row : row + 1])])
         for node in range(len(tokens)):
@@ -121,14 +132,31 @@ def check_bits(passes: HeadPasses) -> None:
                 path.insert(0, place)
                 place = parents[place]
             for depth, at in enumerate(path):
-                job = RowJob(alone, [tokens[at]], [length + depth + 1], [depth - 1], before[at : at + 1])
-                state, row = slots.answer([job])
+                job = RowJob(alone, [tokens[at]], [length + depth + 1], [depth - 1], before[at : at + 1], [0])
+                one = slots.extend([job])
+                state, row = one.states, one.logits
             assert torch.equal(row.tensor()[0], together[number, node])
             assert torch.equal(state[0], states[number * len(tokens) + node])
             slots.pool.truncate(alone, length)
         again = slots.logits(state)
         assert torch.equal(again.tensor(), row.tensor()), "a pass over no layers has the same norm and output head"
         slots.pool.truncate(slot, length)
+
+
+@pytest.mark.parametrize(("kind", "bound_of_error"), [("float32", 2e-5), ("bfloat16", 0.02), ("int8", 2e-5)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_projected_hidden_states_are_those_of_the_module(variant: str, kind: str, bound_of_error: float) -> None:
+    """Weights of the projection have the dtype of the head, never 8 bits; it may have a bias and norms."""
+    features = hidden_states(5)
+    passes = in_c(variant, kind, fc_bias=True)
+    found, wanted = passes.project(features), in_torch(variant, fc_bias=True).project(features)
+    assert (found - wanted).abs().max() < bound_of_error * wanted.abs().max()
+    slots = HeadDecoder(passes)
+    slot = slots.pool.open()
+    result = slots.read([RowJob(slot, LONG[:5], range(1, 6), range(-1, 4), features, [2, 4])])
+    assert torch.equal(result.before, found)
+    assert torch.equal(slots.before(slot, 3)[0].float(), found[3]), "slots keep all bits"
+    assert torch.equal(result.logits.tensor(), passes.logits(result.states[[2, 4]]).tensor())
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
@@ -158,17 +186,18 @@ def test_positions_need_not_be_those_of_the_slot() -> None:
         positions = [1, 2, 9, 10, 11]
         slots.read([RowJob(slot, LONG[:5], positions, range(-1, 4), states_before(5))])
         slots.pool.drop_first(slot, 1)
-        found.append(slots.answer([RowJob(slot, [4, 5], [1500, 1500], [-1, -1], states_before(2, 1))])[0])
+        found.append(slots.extend([RowJob(slot, [4, 5], [1500, 1500], [-1, -1], states_before(2, 1))]).states)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
 
 
 def test_the_embedding_of_the_target_is_not_copied_and_own_weights_are_released() -> None:
     head = bound()
     parameters = sum(tensor.numel() for tensor in head.state_dict().values())
-    embedding, fc = head.embedding_weight(), head.fc.weight
+    embedding = head.embedding_weight()
     passes = NativePasses(head)
     assert passes._decoder.input_embedding().data_ptr() == embedding.data_ptr()
-    assert sum(tensor.numel() for tensor in head.state_dict().values()) == fc.numel() < parameters
+    assert not sum(tensor.numel() for tensor in head.state_dict().values())
+    assert passes.weight_bytes >= 4 * parameters
     assert passes.weight_bytes < 4 * (parameters + 16 * VOCAB * HIDDEN)
 
 

@@ -189,3 +189,24 @@ def test_rows_and_columns_are_views(native: Library, build: str) -> None:
     part.tensor()[0, 1] = 1e9
     assert whole.picks([None] * 4).tokens[1] == 1
     assert whole.rows(2, 2).tensor().shape == (0, 10)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_bans_are_in_the_memory_of_the_pass_during_a_search_only(native: Library, temperature: float) -> None:
+    vocab = 300
+    params = SamplingParams(temperature=temperature, no_repeat_ngram_size=1)
+    rows = DistributionRows(History(range(200)), build_controls(params, vocab_size=vocab, seed=5), [[], [200, 201]])
+    num_changed = 0
+    for seed in range(20):
+        logits = 3 * torch.randn(2, vocab, generator=torch.Generator().manual_seed(seed))
+        before = logits.clone()
+        distributions = Distributions(in_c(native, logits), [rows])
+        picks = distributions.picks()
+        tokens, _ = distributions.ranked([Noise(2)], 3)
+        assert torch.equal(logits, before)
+        assert picks == Distributions(TensorLogits(logits), [rows]).picks()
+        assert tokens == Distributions(TensorLogits(logits), [rows]).ranked([Noise(2)], 3)[0]
+        assert min(picks[0], *tokens[0]) >= 200
+        assert min(picks[1], *tokens[1]) >= 202
+        num_changed += before.argmax(-1).tolist() != picks
+    assert num_changed > 10

@@ -1,23 +1,17 @@
-"""Estimates of the planner `auto`: costs of passes and drafts, acceptance of nodes, gains of levels, trials."""
+"""Estimates of the planner `auto`: costs of passes and drafts, and acceptance of nodes."""
 
 from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
 
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
 from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
-from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, choose_sequences, net_gains
-from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts, PassCosts
-from draftree.planners.estimates.credit import Credit, Credits
 from draftree.planners.estimates.drafting import PartPlan
-from draftree.planners.estimates.levels import Levels, SequenceLevels
-from draftree.planners.estimates.trials import TrialSchedule
 
 
 def at(costs: PassCosts, rows: int, batch: int = 1, prefix: int = 100) -> float:
@@ -80,12 +74,38 @@ def test_curves_never_fall() -> None:
 def test_a_draft_with_catch_up_does_not_measure_a_level() -> None:
     costs = DraftCosts()
     costs.observe(5.0, 3, unread=100)
-    assert costs.level is None
+    assert not costs.by_depth
     for _ in range(50):
         costs.observe(0.3, 3, unread=2)
     assert costs.of(2, otherwise=9.0) == pytest.approx(0.2, rel=0.05)
     assert costs.is_below(0.02, 20.0)
     assert not costs.is_below(0.02, 10.0)
+
+
+def test_a_further_level_may_cost_less_than_the_first() -> None:
+    costs = DraftCosts()
+    assert costs.of(3, otherwise=2.0) == 6.0
+    for _ in range(20):
+        costs.observe(0.8, 1, unread=0)
+    assert costs.of(3) == pytest.approx(2.4)
+    for _ in range(20):
+        costs.observe(1.0, 2, unread=0)
+    assert [costs.of(depth) for depth in range(5)] == pytest.approx([0.0, 0.8, 1.0, 1.2, 1.4])
+    for _ in range(200):  # everything is slower
+        costs.observe(2.0, 2, unread=0)
+    assert [costs.of(depth) for depth in range(5)] == pytest.approx([0.0, 1.6, 2.0, 2.4, 2.8], rel=1e-3)
+    costs.observe(6.0, 4, unread=0)
+    assert costs.of(3) == pytest.approx(4.0, rel=1e-3)
+    assert costs.of(5) == pytest.approx(7.5, rel=1e-3), "no further level costs more than the mean"
+
+
+def test_costs_never_fall_with_the_depth() -> None:
+    costs, dice = DraftCosts(), random.Random(3)
+    for _ in range(400):
+        costs.observe(dice.uniform(0.2, 2.0), dice.randrange(1, 8), unread=0)
+        found = [costs.of(depth) for depth in range(10)]
+        assert all(value >= 0 for value in found)
+    assert found[9] >= found[8] >= found[7]
 
 
 def test_a_lookup_drafter_may_cost_more_than_a_model_and_still_draft_first() -> None:
@@ -165,146 +185,3 @@ def test_nodes_after_a_wrong_one_teach_nothing() -> None:
     assert after[0] < 0.1
     # a second node's probability given its parent is unchanged
     assert after[1] / after[0] == pytest.approx(before[1] / before[0], abs=0.01)
-
-
-def credit(gains: list[float]) -> Credit:
-    return Credit(gains, [1.0] * len(gains))
-
-
-def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
-    levels = Levels.of_depth(4)
-    for now in range(30):
-        levels.observe(now, [credit([0.8, 0.6, 0.0, 0.0])], 2)
-    first, second, third, fourth = levels.expected(30)
-    assert (first, second) == pytest.approx((0.8, 0.6), abs=0.05)
-    assert 0.3 < third < 0.55
-    assert fourth < third
-    for now in range(30, 60):
-        levels.observe(now, [credit([0.0] * 4)], 2)
-    assert sum(levels.expected(60)) < 0.4
-
-
-def test_the_first_level_keeps_weight_without_trials_and_deeper_ones_lose_it() -> None:
-    levels = Levels.of_depth(2)
-    for now in range(40):
-        levels.observe(now, [credit([0.0, 0.0])], 2)
-    levels.expected(2000)
-    assert levels.weights == pytest.approx([AUTO.min_first_weight, 0.0], abs=1e-9)
-    assert levels.expected(2000)[0] < 0.1
-
-
-def test_drafts_of_a_batch_count_as_so_many_drafts() -> None:
-    one, batch = Levels.of_depth(1), Levels.of_depth(1)
-    for _ in range(4):
-        one.observe(1, [credit([0.25])], 1)
-    batch.observe(1, [credit([0.25])] * 4, 1)
-    assert batch == one
-
-
-@pytest.mark.parametrize("cost", [0.01, 0.1, 1.0])
-def test_waits_between_fruitless_trials_grow_and_their_cost_stays_a_share_of_the_time(cost: float) -> None:
-    schedule, trials = TrialSchedule(), []
-    for now in range(4000):
-        if not schedule.rounds_left(cost, now):
-            schedule.record(now, paid=False)
-            trials.append(now)
-    waits = [later - earlier for earlier, later in pairwise(trials)]
-    assert trials[0] == 0
-    assert waits == sorted(waits)
-    assert waits[1] >= min(AUTO.trials.backoff * (waits[0] - 1), cost / AUTO.trials.least_share)
-    assert waits[-1] == math.ceil(cost / AUTO.trials.least_share)
-    assert cost * len(trials[1:]) / trials[-1] < AUTO.trials.first_share
-
-
-def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_when_it_paid() -> None:
-    schedule = TrialSchedule()
-    for _ in range(3):
-        schedule.record(10, paid=False)
-    longest = schedule.rounds_left(1.0, 10)
-    schedule.record(300, paid=False, hit=True)
-    assert schedule.rounds_left(1.0, 301) == 0
-    schedule.record(301, paid=False)
-    assert schedule.rounds_left(1.0, 301) == longest
-    schedule.record(900, paid=True)
-    assert schedule.rounds_left(1.0, 901) == 0
-    schedule.record(901, paid=False)
-    assert schedule.rounds_left(1.0, 901) < longest
-
-
-def off(gain: float = 0.0) -> RecentDrafts:
-    """A sequence whose last trial was just now, and brought nothing."""
-    return RecentDrafts(gain, TrialSchedule(fruitless=4, last_round=100))
-
-
-def test_only_sequences_whose_drafts_pay_have_one() -> None:
-    owns, prices = [off(0.5), off(0.05), off(0.0)], Prices(draft=0.1, token=1.0, planning=0.2)
-    assert choose_sequences(owns, prices, 101, shared_gain=9.0) == [True, False, False]
-    assert not any(own.is_trial for own in owns)
-
-
-def test_sequences_with_drafts_regain_the_time_of_the_planner_together() -> None:
-    prices = Prices(draft=0.1, token=1.0, planning=0.6)
-    assert choose_sequences([off(0.5), off(0.0)], prices, 101, shared_gain=9.0) == [False, False]
-    assert choose_sequences([off(0.5), off(0.5)], prices, 101, shared_gain=9.0) == [True, True]
-
-
-def test_a_new_text_is_tried_and_the_others_are_not() -> None:
-    owns = [off(), RecentDrafts(), off()]
-    assert choose_sequences(owns, Prices(draft=0.1, token=1.0, planning=0.2), 101, shared_gain=9.0) == [
-        False,
-        True,
-        False,
-    ]
-    assert [own.is_trial for own in owns] == [False, True, False]
-
-
-def test_a_text_that_is_alone_begins_with_the_gain_of_earlier_texts() -> None:
-    own, prices = RecentDrafts(), Prices(draft=0.1, token=1.0, planning=0.2)
-    assert choose_sequences([own], prices, 101, shared_gain=0.5) == [True]
-    assert not own.is_trial
-
-
-def test_a_trial_is_judged_by_its_own_gain() -> None:
-    prices = Prices(draft=0.1, token=1.0, planning=0.0)
-    for gain, fruitless in ((0.05, 1), (0.2, 0)):
-        own = RecentDrafts(0.0, TrialSchedule(), is_trial=True)
-        own.observe(7, gain, prices, planning=0.0)
-        assert own.trials.fruitless == fruitless
-
-
-def test_the_rows_of_a_batch_are_shared_by_the_drafts_that_caused_them() -> None:
-    """Each row costs a quarter of a plain pass over four sequences, as much as a token saves."""
-    curve = [0.0, 4.0, 4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    gains = net_gains([credit([0.9]), credit([0.5, 0.3]), credit([])], curve, 4, token_seconds=1.0)
-    assert gains == pytest.approx([0.9 - 1, 0.8 - 2, 0.0])
-
-
-def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
-    schedule = TrialSchedule()
-    for _ in range(3):
-        schedule.record(10, paid=False)
-    schedule.open_text()
-    assert schedule.rounds_left(1.0, 11) == 0
-    schedule.record(11, paid=False)
-    assert schedule.rounds_left(1.0, 11) == 1.0 / AUTO.trials.first_share
-    schedule.record(61, paid=False)
-    assert schedule.rounds_left(1.0, 61) == AUTO.trials.backoff / AUTO.trials.first_share
-
-
-def test_own_gains_are_held_to_those_of_all() -> None:
-    plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1), RecentDrafts())
-    for now in range(20):
-        plan.levels.observe(now, [credit([0.8])], 1)
-    own.levels.observe(19, [credit([0.0])], 1)
-    ((gain,),) = plan.gains([own], 20)
-    assert 0.5 < gain < 0.8
-
-
-def test_a_node_that_two_guessed_is_credited_to_the_one_that_costs_nothing() -> None:
-    credits = Credits([DraftPart("model:x", 3, 3), DraftPart("lookahead", 3, 3)])
-    tree = TokenTree((1, 2, 3), (-1, 0, -1), sources=(("model:x", "lookahead/pool"), ("model:x",), ("lookahead/pool",)))
-    model, pool = credits.of(tree, [0.5, 0.25, 0.125], costly=[True, False])
-    assert model.gains == [0.0, 0.25, 0.0]
-    assert pool.gains == [0.625, 0.0, 0.0]
-    assert pool.rows == [2.0, 0.0, 0.0]
-    assert [credits.depth_of(part, tree) for part in (0, 1)] == [2, 1]

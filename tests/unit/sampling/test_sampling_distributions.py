@@ -16,6 +16,7 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
+from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
 
 VOCAB = 13
 INF = math.inf
@@ -86,6 +87,51 @@ def test_the_models_logits_are_left_as_they_are() -> None:
     assert torch.equal(raw, before)
     assert torch.equal(distributions.of(0).raw, before)
     assert not torch.equal(distributions.logits, before)
+
+
+BANS: dict[str, Any] = {"no_repeat_ngram_size": 2, "bad_words": ["ab", "c"], "min_tokens": 9}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("size", [1, 2])
+def test_bans_are_in_the_models_logits_during_a_search_only(temperature: float, size: int) -> None:
+    values = BANS | {"temperature": temperature, "no_repeat_ngram_size": size}
+    paths, history = [[], [5], [5, 6], [9, 9]], written(1, 2, 9, output=[5, 6, 5])
+    num_changed = 0
+    for seed in range(30):
+        raw = random_logits(8, seed=seed)
+        before, rows = raw.clone(), [entry(values, history, paths, seed), entry({}, history, paths, seed + 1)]
+        processed = Distributions(TensorLogits(raw.clone()), rows)
+        assert not torch.equal(processed.logits, raw)  # from here on the processed copy is searched
+        searched = Distributions(TensorLogits(raw), rows)
+        assert searched.picks() == processed.picks()
+        assert searched.finite() == [True, True]
+        tokens, scores = searched.ranked([Noise(3)] * 2, 3, in_place=True)
+        wanted, wanted_scores = processed.ranked([Noise(3)] * 2, 3)
+        assert tokens == wanted
+        assert torch.allclose(torch.tensor(scores), torch.tensor(wanted_scores), atol=1e-5)
+        assert torch.equal(raw, before)
+        free = [entry({"temperature": temperature}, history, paths, seed), rows[1]]
+        num_changed += searched.picks() != Distributions(TensorLogits(raw), free).picks()
+    assert num_changed > 10
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_bans_do_not_copy_the_logits(inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode(inference):
+        raw = random_logits(4)
+    rows = entry(BANS | {"temperature": 0}, written(1, 2, 9, output=[5, 6, 5]), [[], [5], [5, 6], [9, 9]])
+    wanted = Distributions(TensorLogits(raw), [rows]).logits.argmax(-1).tolist()
+    monkeypatch.setattr(Tensor, "clone", None)
+    assert Distributions(TensorLogits(raw), [rows]).picks() == wanted
+
+
+def test_bans_on_logits_of_a_part_of_the_vocabulary() -> None:
+    ids = torch.tensor([1, 4, 5, 6, 9])
+    logits = SubsetLogits(torch.zeros(1, 5), TokenSubset(ids, VOCAB))
+    rows = entry({"temperature": 0, "no_repeat_ngram_size": 1}, written(1, 2, 4), [[5]])
+    assert Distributions(logits, [rows]).picks() == [6]
+    assert Distributions(logits, [rows]).ranked([Noise(0)], 2)[0] == [[6, 9]]
 
 
 def test_probs_are_distributions_and_give_forbidden_tokens_nothing() -> None:

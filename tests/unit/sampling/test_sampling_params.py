@@ -57,6 +57,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("logit_bias", {5: "much"}, "from -100 to 100"),
     ("logit_bias", {5: False}, "from -100 to 100"),
     ("no_repeat_ngram_size", -1, "at least 0"),
+    ("ngram_scope", "prompt", "'all' or 'generated'"),
+    ("ngram_scope", None, "'all' or 'generated'"),
     ("bad_words", "word", "list of strings"),
     ("bad_words", ["word", ""], "list of strings"),
     ("bad_words", ["  "], "more than spaces"),
@@ -154,7 +156,7 @@ def test_defaults() -> None:
     assert dataclasses.asdict(params) == {
         "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
-        "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (),
+        "ngram_scope": "all", "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (),
         "stop_token_ids": (), "ignore_eos": False,
         "include_stop_str_in_output": False, "detokenize": True, "skip_special_tokens": True,
         "spaces_between_special_tokens": True, "seed": None, "logprobs": None, "prompt_logprobs": None,

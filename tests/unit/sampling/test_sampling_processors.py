@@ -72,6 +72,19 @@ def test_no_repeat_ngram_of_overlapping_runs() -> None:
     assert forbidden(NoRepeatNgram(3), written([5, 5, 5]), [], [5]) == [[5], [5]]
 
 
+def test_no_repeat_ngram_of_generated_tokens_only() -> None:
+    history = written([1, 2, 3, 1, 2], [3, 1, 2])
+    pairs, triples = (NoRepeatNgram(size, includes_prompt=False) for size in (2, 3))
+    assert forbidden(pairs, history, [], [3], [3, 1], [9, 9]) == [[], [1], [2], [9]]
+    assert forbidden(triples, history, [], [3], [3, 1]) == [[], [], [2]]
+    assert forbidden(NoRepeatNgram(1, includes_prompt=False), history, [], [7]) == [[1, 2, 3], [1, 2, 3, 7]]
+    assert forbidden(pairs, written([4, 4, 4]), [], [4], [4, 4], [4, 5, 4]) == [[], [], [4], [5]]
+
+
+def test_a_run_far_longer_than_the_text_costs_no_memory() -> None:
+    assert forbidden(NoRepeatNgram(10**12), written([1, 2]), [], [1]) == [[], []]
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
 def test_a_row_shorter_than_a_run_forbids_nothing(size: int) -> None:
     assert forbidden(NoRepeatNgram(size), written([5]), [], [3, 3, 3, 3, 3, 3])[0] == []
@@ -99,7 +112,9 @@ def test_tails() -> None:
     assert context.tails(2).tolist() == [[2, 3], [3, 4], [6, 7]]
     pad = NO_TOKEN
     assert context.tails(5).tolist() == [[pad, pad, 1, 2, 3], [pad, 1, 2, 3, 4], [2, 3, 5, 6, 7]]
-    assert context.tokens.tolist() == [[pad] * 3 + [1, 2, 3], [pad, pad, 1, 2, 3, 4], [1, 2, 3, 5, 6, 7]]
+    assert context.tails(6).tolist() == [[pad] * 3 + [1, 2, 3], [pad, pad, 1, 2, 3, 4], [1, 2, 3, 5, 6, 7]]
+    assert context.tails(3, start=2).tolist() == [[pad, pad, 3], [pad, 3, 4], [5, 6, 7]]
+    assert context.tails(2, start=3).tolist() == [[pad, pad], [pad, 4], [6, 7]]
 
 
 TOKENS_WIDER_THAN_THE_LOGITS = [
@@ -129,7 +144,7 @@ PROCESSORS = st.one_of(
     st.builds(LogitBias, st.dictionaries(TOKENS, st.floats(-100, 100) | st.just(-INF), min_size=1)),
     st.builds(RepetitionPenalty, st.floats(0.1, 10)),
     st.builds(CountPenalty, st.floats(-2, 2), st.floats(-2, 2)),
-    st.builds(NoRepeatNgram, st.integers(1, 5)),
+    st.builds(NoRepeatNgram, st.integers(1, 5), includes_prompt=st.booleans()),
     st.builds(BadWords, st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=1, max_size=6)),
     st.builds(MinTokens, st.integers(1, 8), st.lists(TOKENS, min_size=1, max_size=3, unique=True)),
 )
@@ -177,6 +192,15 @@ def slow_bad_words(tokens: list[int], words: list[list[int]]) -> set[int]:
 def test_no_repeat_ngram_equals_a_plain_search(tokens: list[int], path: list[int], size: int) -> None:
     found = forbidden(NoRepeatNgram(size), written(tokens), path, [], vocab=VOCAB)
     assert found == [sorted(slow_ngrams(tokens + path, size)), sorted(slow_ngrams(tokens, size))]
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=9), st.lists(TOKENS, max_size=30), st.lists(TOKENS, max_size=4))
+def test_no_repeat_ngram_of_generated_tokens_equals_a_plain_search(
+    prompt: list[int], output: list[int], path: list[int]
+) -> None:
+    for size in range(1, 6):
+        found = forbidden(NoRepeatNgram(size, includes_prompt=False), written(prompt, output), path, [], vocab=VOCAB)
+        assert found == [sorted(slow_ngrams(output + path, size)), sorted(slow_ngrams(output, size))]
 
 
 @given(

@@ -1,9 +1,8 @@
-"""The training loop: acceptance rises, runs resume to the same weights, failures of memory and numbers are handled."""
+"""The training loop: acceptance rises, and runs resume to the same weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.core.errors import ConfigurationError
 from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
-from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import BEST, CHECKPOINT, LOG, TrainingRun
-from draftree.train.optimizer import MasterOptimizer, learning_rate
-from draftree.train.processes import Alone
+from draftree.train.loop import BEST, CHECKPOINT, LOG
 from draftree.train.run_state import Progress, read_log
-from draftree.train.settings import OPTIMIZERS, Limits, TrainSettings
+from draftree.train.settings import OPTIMIZERS, Limits
 from train_samples import settings, shorter, texts, tiny_head, trainee
-
-CPU = torch.device("cpu")
-
-
-def started(own: HeadTrainee, chosen: TrainSettings, folder: Path, **more: Any) -> TrainingRun:
-    return TrainingRun(own, chosen, folder, Alone(CPU), **more)
-
-
-def weights_of(own: HeadTrainee) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in own.module.state_dict().items()}
+from training_runs import started, weights_of
 
 
 def test_training_raises_acceptance_markedly(tmp_path: Path) -> None:
@@ -141,82 +127,6 @@ def test_checkpoints_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
     assert facts == {"step": 1}
 
 
-class OutOfMemory(HeadTrainee):
-    """Fails for batches of more than some texts."""
-
-    most = 2
-
-    def gradients(self, texts: Sequence[int], **more: Any) -> Any:
-        if len(texts) > self.most:
-            super().gradients(texts[:1], **more)  # gradients of a failed attempt must not count
-            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
-        return super().gradients(texts, **more)
-
-
-def test_batches_that_do_not_fit_are_computed_in_parts(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=6), optimizer="adamw")
-    whole, parts = trainee(tiny_head(), chosen), trainee(tiny_head(), chosen)
-    parts.__class__ = OutOfMemory
-    notes: list[str] = []
-    started(whole, chosen, tmp_path / "whole").run()
-    state = started(parts, chosen, tmp_path / "parts", report=lambda progress: notes.append(progress.note)).run()
-    assert state.splits > 1
-    assert any("out of memory: batches are now computed in 2 parts" in note for note in notes)
-    for name, value in weights_of(whole).items():
-        assert torch.allclose(value, parts.module.state_dict()[name], atol=1e-5), name
-
-
-def test_a_text_that_does_not_fit_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    chosen = settings()
-    own = trainee(tiny_head(), chosen)
-    own.__class__ = type("Tiny", (OutOfMemory,), {"most": 0})
-    with pytest.raises(TrainingError, match=r"a text of 29 tokens does not fit in memory.*--max-length"):
-        started(own, chosen, tmp_path).run()
-
-
-def test_damaged_hidden_states_are_named(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=40))
-    data = list(texts(30))
-    features = data[7].features.clone()
-    features[3] = torch.nan
-    data[7] = replace(data[7], features=features)
-    with pytest.raises(TrainingError, match=r"text 7 of the data \(prompt 7\) has hidden states that are not finite"):
-        started(trainee(tiny_head(), chosen, data=data), chosen, tmp_path).run()
-
-
-class Exploding(HeadTrainee):
-    """Gradients are not finite in some updates."""
-
-    bad = range(3, 6)
-    update = 0
-
-    def gradients(self, texts: Sequence[int], **more: Any) -> Any:
-        found = super().gradients(texts, **more)
-        if self.update in self.bad:
-            next(p for p in self.module.parameters() if p.grad is not None).grad.fill_(torch.inf)  # type: ignore[union-attr]
-        self.update += 1
-        return found
-
-
-def test_updates_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=10))
-    own = trainee(tiny_head(), chosen)
-    own.__class__ = Exploding
-    notes: list[str] = []
-    state = started(own, chosen, tmp_path, report=lambda progress: notes.append(progress.note)).run()
-    assert state.step == 10
-    assert sum("is skipped: its gradient is not finite" in note for note in notes) == 3
-    assert all(value.isfinite().all() for value in weights_of(own).values())
-
-
-def test_too_many_skipped_updates_end_the_run(tmp_path: Path) -> None:
-    chosen = settings(limits=Limits(steps=30), max_skips=4)
-    own = trainee(tiny_head(), chosen)
-    own.__class__ = type("Worse", (Exploding,), {"bad": range(2, 99)})
-    with pytest.raises(TrainingError, match=r"5 updates in a row are not finite: lower the learning rate \(0.005\)"):
-        started(own, chosen, tmp_path).run()
-
-
 def test_a_run_stops_when_the_score_does_not_rise_and_keeps_the_best_weights(tmp_path: Path) -> None:
     """A learning rate that ruins the head after a good start."""
     chosen = settings(limits=Limits(steps=400), evaluate_every=5, patience=3, learning_rate=3.0, warm_up=300)
@@ -271,39 +181,6 @@ def test_an_unfinished_line_of_the_log_is_left_out(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none") == []
 
 
-def test_weights_in_bfloat16_are_updated_in_float32() -> None:
-    """Updates below the resolution of bfloat16 add up."""
-    module = torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)
-    with torch.no_grad():
-        module.weight.fill_(1.0)
-    optimizer = MasterOptimizer(module, settings(learning_rate=1e-4, clip=10.0, optimizer="adamw"))
-    for _ in range(100):
-        module.weight.grad = torch.ones_like(module.weight)
-        assert optimizer.update(1e-4, lambda gradient: gradient) == pytest.approx(4.0)
-    assert module.weight.dtype == torch.bfloat16
-    assert optimizer.state()["weight/weight"].allclose(torch.full((4, 4), 0.99), atol=1e-4)
-    assert module.weight.float().allclose(torch.full((4, 4), 0.99), atol=4e-3)
-
-
-def test_muon_updates_matrices_of_layers_by_orthogonal_steps() -> None:
-    """All singular values of an update are near each other, whatever the gradient's."""
-    module = torch.nn.ModuleDict({"fc": torch.nn.Linear(8, 4), "lm_head": torch.nn.Linear(8, 4, bias=False)})
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    optimizer = MasterOptimizer(module, settings(optimizer="muon", clip=100.0))
-    for parameter in module.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        module["fc"].weight.grad[0] *= 20
-    optimizer.update(0.01, lambda gradient: gradient)
-    change = {name: p.detach() - before[name] for name, p in module.named_parameters()}
-    values = torch.linalg.svdvals(change["fc.weight"])
-    assert values.max() < 2 * values.min()
-    for name in ("fc.bias", "lm_head.weight"):
-        assert change[name].abs().allclose(torch.full_like(change[name], 0.01), atol=1e-4), "AdamW's first step"
-    keys = set(optimizer.state())
-    assert {"momentum_buffer/fc.weight", "exp_avg/lm_head.weight", "exp_avg_sq/fc.bias"} < keys
-
-
 def test_frozen_weights_are_not_trained(tmp_path: Path) -> None:
     chosen = settings(limits=Limits(steps=3))
     own = trainee(tiny_head(), chosen)
@@ -312,32 +189,6 @@ def test_frozen_weights_are_not_trained(tmp_path: Path) -> None:
     after = weights_of(own)
     assert torch.equal(before["lm_head.weight"], after["lm_head.weight"])
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    chosen = settings(learning_rate=1.0, warm_up=10)
-    assert learning_rate(chosen, 0, 0.0) == pytest.approx(0.1)
-    assert learning_rate(chosen, 9, 0.0) == 1.0
-    assert learning_rate(chosen, 50, 0.5) == pytest.approx(0.5)
-    assert learning_rate(chosen, 99, 1.0) == pytest.approx(0.0, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"limits": {}}, "a run needs a limit"),
-        ({"limits": {"minutes": -1.0}}, "minutes is -1.0: it must be positive"),
-        ({"loss": "kll"}, "did you mean 'kl'"),
-        ({"levels": 0}, "levels is 0"),
-        ({"first_share": 1.5}, "first_share is 1.5: it must be from 0 to 1"),
-        ({"temperature": 0.0}, "temperature is 0.0: it must be positive"),
-        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
-    limits = changes.pop("limits", {"steps": 1})
-    with pytest.raises(ConfigurationError, match=message):
-        settings(limits=Limits(**limits), **changes)
 
 
 def test_a_run_without_answers_is_refused() -> None:

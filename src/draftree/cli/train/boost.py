@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.made import takes
 from draftree.cli.render import note, say
-from draftree.cli.train import options as o
-from draftree.cli.train.head import layers_of
-from draftree.cli.train.showing import Lines, say_result, stopping
+from draftree.cli.train.shared import Run, head_of, run_of, say_trained, say_use, train
+from draftree.cli.train.showing import Lines
+
+if TYPE_CHECKING:
+    from draftree.train.head import HeadOptions
 
 __all__ = ["boost"]
 
-HEAD, BOOSTING = "Head", "Boosting"
+BOOSTING = "Boosting"
 
 
+@takes("run", run_of)
+@takes("chosen", head_of)
 def boost(
-    model: o.Model,
     *,
-    data: o.Data,
-    output: o.Output,
+    run: Run,
     earlier: Annotated[
         list[Path],
         typer.Option(
@@ -39,122 +42,20 @@ def boost(
     floor: Annotated[
         float, typer.Option(help="Least weight of a prediction.", metavar="X", rich_help_panel=BOOSTING)
     ] = 0.05,
-    resume: o.Resume = False,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Start from this head; a new one if not given.", metavar="FOLDER", rich_help_panel=o.FILES
-        ),
-    ] = None,
-    minutes: o.Minutes = None,
-    steps: o.Steps = None,
-    tokens: o.Tokens = None,
-    draft_vocab: Annotated[
-        int,
-        typer.Option(help="Tokens that it can propose, by counts in the answers.", metavar="N", rich_help_panel=HEAD),
-    ] = 8192,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers that it reads, such as 2,15,27; all of the data if not given.",
-            metavar="LAYERS",
-            rich_help_panel=HEAD,
-        ),
-    ] = None,
-    layers: Annotated[int, typer.Option(help="Decoder layers.", metavar="N", rich_help_panel=HEAD)] = 1,
-    intermediate: Annotated[
-        int | None,
-        typer.Option(
-            help="Inner width of the perceptron; the target's if not given.", metavar="N", rich_help_panel=HEAD
-        ),
-    ] = None,
-    fc_norm: Annotated[
-        bool, typer.Option("--fc-norm", help="A norm for each hidden state (EAGLE-3.1).", rich_help_panel=HEAD)
-    ] = False,
-    norm_output: Annotated[
-        bool, typer.Option("--norm-output", help="Recycle states after the norm (EAGLE-3.1).", rich_help_panel=HEAD)
-    ] = False,
-    train_output: Annotated[
-        bool,
-        typer.Option(
-            "--train-output",
-            help="Train the output head too; it stays the target's if not given.",
-            rich_help_panel=HEAD,
-        ),
-    ] = False,
-    loss: o.Loss = "coupled",
-    first_loss: o.FirstLoss = "kl",
-    first_share: o.FirstShare = 0.5,
-    temperature: o.Temperature = 0.8,
-    levels: o.Levels = 3,
-    levels_from: o.LevelsFrom = 0.5,
-    level_decay: o.Decay = None,
-    optimizer: o.Optimizer = "muon",
-    learning_rate: o.LearningRate = 1e-3,
-    warm_up: o.WarmUp = 50,
-    batch_tokens: o.BatchTokens = 2048,
-    max_length: o.MaxLength = None,
-    seed: o.Seed = 0,
-    depth: o.Depth = 4,
-    evaluate_every: o.EvaluateEvery = 50,
-    patience: o.Patience = 8,
-    unseen_share: o.UnseenShare = 0.05,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    chosen: HeadOptions,
 ) -> None:
     """Train a second head on what the first misses, and compare both with the best two tokens of the first.
 
     'draftree generate MODEL --draft head:FIRST+head:SECOND' merges their drafts. Ctrl-C keeps the last checkpoint.
     """
     from draftree.train.boost import Boosting, train_boosted
-    from draftree.train.fresh_head import HeadShape
-    from draftree.train.head import HeadOptions, TrainingJob
 
     boosting = Boosting(tuple(earlier), strength, floor)
-    settings = o.settings_of(
-        minutes=minutes,
-        steps=steps,
-        tokens=tokens,
-        level_decay=level_decay,
-        patience=patience,
-        loss=loss,
-        first_loss=first_loss,
-        first_share=first_share,
-        temperature=temperature,
-        levels=levels,
-        levels_from=levels_from,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        batch_tokens=batch_tokens,
-        max_length=max_length,
-        seed=seed,
-        depth=depth,
-        evaluate_every=evaluate_every,
-        dtype=dtype,
+    result, union = train(
+        run, lambda: train_boosted(run.job, run.settings, chosen, boosting, report=Lines(), note=note)
     )
-    shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
-    job = TrainingJob(
-        model=model,
-        data=data,
-        output=output,
-        resume=resume,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        unseen_share=unseen_share,
-        trust_remote_code=trust_remote_code,
-    )
-    chosen = HeadOptions(shape, draft_vocab, layers_of(features), start)
-    with stopping():
-        result, union = train_boosted(job, settings, chosen, boosting, report=Lines(), note=note)
-    for line in result.notes:
-        note(line)
-    say_result(result.evaluation)
+    say_trained(result)
     for kind, rows in union.items():
         lengths = ", ".join(f"{name} {row['acceptance_length']:.3f}" for name, row in rows.items())
         say(f"temperature {kind}, tokens per round: {lengths}\n")
-    merged = "+".join(f"head:{folder}" for folder in (*earlier, result.folder))
-    say(f"{result.folder}: draftree generate {model} --draft {merged}\n")
+    say_use(run, result.folder, "+".join(f"head:{folder}" for folder in (*earlier, result.folder)))

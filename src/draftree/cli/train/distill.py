@@ -1,26 +1,28 @@
-"""`draftree train distill`: a small whole model with the target's tokens."""
+"""`draftree train distill`: a small whole model that drafts with the target's tokens."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
 
-from draftree.cli.render import note, say
+from draftree.cli.made import takes
+from draftree.cli.render import note
 from draftree.cli.train import options as o
-from draftree.cli.train.showing import Lines, say_result, stopping
+from draftree.cli.train.shared import Run, run_of, say_trained, say_use, train
+from draftree.cli.train.showing import Lines
 
 __all__ = ["distill"]
 
 STUDENT = "Student"
+OF_HEADS = {"levels": 1, "levels_from": 0.5, "level_decay": None}
 
 
+@takes("run", run_of, fixed=OF_HEADS, learning_rate=6e-4, batch_tokens=1024)
 def distill(
-    model: o.Model,
     *,
-    data: o.Data,
-    output: o.Output,
-    resume: o.Resume = False,
+    run: Run,
     start: Annotated[
         str | None,
         typer.Option(
@@ -39,75 +41,18 @@ def distill(
             help="Inner width of its perceptrons; 8/3 of the width if not given.", metavar="N", rich_help_panel=STUDENT
         ),
     ] = None,
-    minutes: o.Minutes = None,
-    steps: o.Steps = None,
-    tokens: o.Tokens = None,
     weight_decay: Annotated[
         float, typer.Option(help="Weight decay of matrices.", metavar="X", rich_help_panel=o.RECIPE)
     ] = 0.1,
-    loss: o.Loss = "coupled",
-    first_loss: o.FirstLoss = "kl",
-    first_share: o.FirstShare = 0.5,
-    temperature: o.Temperature = 0.8,
-    optimizer: o.Optimizer = "muon",
-    learning_rate: o.LearningRate = 6e-4,
-    warm_up: o.WarmUp = 50,
-    batch_tokens: o.BatchTokens = 1024,
-    max_length: o.MaxLength = None,
-    seed: o.Seed = 0,
-    depth: o.Depth = 4,
-    evaluate_every: o.EvaluateEvery = 50,
-    patience: o.Patience = 8,
-    unseen_share: o.UnseenShare = 0.05,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
 ) -> None:
     """Train a small model on the target's own texts; 'draftree generate MODEL --draft model:FOLDER' uses it.
 
     Ctrl-C keeps the last checkpoint, and --resume continues.
     """
     from draftree.train.distill import StudentOptions, train_student
-    from draftree.train.preparing import TrainingJob
 
     chosen = StudentOptions(start, hidden, layers, heads, intermediate)
-    settings = o.settings_of(
-        minutes=minutes,
-        steps=steps,
-        tokens=tokens,
-        level_decay=None,
-        patience=patience,
-        loss=loss,
-        first_loss=first_loss,
-        first_share=first_share,
-        temperature=temperature,
-        levels=1,
-        weight_decay=weight_decay,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        batch_tokens=batch_tokens,
-        max_length=max_length,
-        seed=seed,
-        depth=depth,
-        evaluate_every=evaluate_every,
-        dtype=dtype,
-    )
-    job = TrainingJob(
-        model=model,
-        data=data,
-        output=output,
-        resume=resume,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        unseen_share=unseen_share,
-        trust_remote_code=trust_remote_code,
-    )
-    with stopping():
-        result = train_student(job, settings, chosen, report=Lines(), note=note)
-    for line in result.notes:
-        note(line)
-    say_result(result.evaluation)
-    say(f"{result.folder}: draftree generate {model} --draft model:{result.folder}\n")
+    settings = dataclasses.replace(run.settings, weight_decay=weight_decay)
+    result = train(run, lambda: train_student(run.job, settings, chosen, report=Lines(), note=note))
+    say_trained(result)
+    say_use(run, result.folder, f"model:{result.folder}")

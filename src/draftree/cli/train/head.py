@@ -2,150 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from draftree.cli.made import takes
+from draftree.cli.render import note
+from draftree.cli.train.shared import Run, head_of, run_of, say_trained, say_use, train
+from draftree.cli.train.showing import Lines
 
-from draftree.cli.render import note, say
-from draftree.cli.train import options as o
-from draftree.cli.train.showing import Lines, say_result, stopping
+if TYPE_CHECKING:
+    from draftree.train.head import HeadOptions
 
 __all__ = ["head"]
 
-HEAD = "Head"
 
-
-def head(
-    model: o.Model,
-    *,
-    data: o.Data,
-    output: o.Output,
-    resume: o.Resume = False,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Start from this head; a new one if not given.", metavar="FOLDER", rich_help_panel=o.FILES
-        ),
-    ] = None,
-    minutes: o.Minutes = None,
-    steps: o.Steps = None,
-    tokens: o.Tokens = None,
-    draft_vocab: Annotated[
-        int,
-        typer.Option(help="Tokens that it can propose, by counts in the answers.", metavar="N", rich_help_panel=HEAD),
-    ] = 8192,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers that it reads, such as 2,15,27; all of the data if not given.",
-            metavar="LAYERS",
-            rich_help_panel=HEAD,
-        ),
-    ] = None,
-    layers: Annotated[int, typer.Option(help="Decoder layers.", metavar="N", rich_help_panel=HEAD)] = 1,
-    intermediate: Annotated[
-        int | None,
-        typer.Option(
-            help="Inner width of the perceptron; the target's if not given.", metavar="N", rich_help_panel=HEAD
-        ),
-    ] = None,
-    fc_norm: Annotated[
-        bool, typer.Option("--fc-norm", help="A norm for each hidden state (EAGLE-3.1).", rich_help_panel=HEAD)
-    ] = False,
-    norm_output: Annotated[
-        bool, typer.Option("--norm-output", help="Recycle states after the norm (EAGLE-3.1).", rich_help_panel=HEAD)
-    ] = False,
-    train_output: Annotated[
-        bool,
-        typer.Option(
-            "--train-output",
-            help="Train the output head too; it stays the target's if not given.",
-            rich_help_panel=HEAD,
-        ),
-    ] = False,
-    loss: o.Loss = "coupled",
-    first_loss: o.FirstLoss = "kl",
-    first_share: o.FirstShare = 0.5,
-    temperature: o.Temperature = 0.8,
-    levels: o.Levels = 3,
-    levels_from: o.LevelsFrom = 0.5,
-    level_decay: o.Decay = None,
-    optimizer: o.Optimizer = "muon",
-    learning_rate: o.LearningRate = 1e-3,
-    warm_up: o.WarmUp = 50,
-    batch_tokens: o.BatchTokens = 2048,
-    max_length: o.MaxLength = None,
-    seed: o.Seed = 0,
-    depth: o.Depth = 4,
-    evaluate_every: o.EvaluateEvery = 50,
-    patience: o.Patience = 8,
-    unseen_share: o.UnseenShare = 0.05,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-) -> None:
+@takes("run", run_of)
+@takes("chosen", head_of)
+def head(*, run: Run, chosen: HeadOptions) -> None:
     """Train an EAGLE-3-type head on the target's own texts; 'draftree generate MODEL --draft head:FOLDER' uses it.
 
     Ctrl-C keeps the last checkpoint, and --resume continues. Several processes: 'accelerate launch -m draftree train
     head ...'.
     """
-    from draftree.train.fresh_head import HeadShape
-    from draftree.train.head import HeadOptions, TrainingJob, train_head
+    from draftree.train.head import train_head
 
-    settings = o.settings_of(
-        minutes=minutes,
-        steps=steps,
-        tokens=tokens,
-        level_decay=level_decay,
-        patience=patience,
-        loss=loss,
-        first_loss=first_loss,
-        first_share=first_share,
-        temperature=temperature,
-        levels=levels,
-        levels_from=levels_from,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        batch_tokens=batch_tokens,
-        max_length=max_length,
-        seed=seed,
-        depth=depth,
-        evaluate_every=evaluate_every,
-        dtype=dtype,
-    )
-    shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
-    job = TrainingJob(
-        model=model,
-        data=data,
-        output=output,
-        resume=resume,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        unseen_share=unseen_share,
-        trust_remote_code=trust_remote_code,
-    )
-    chosen = HeadOptions(shape, draft_vocab, layers_of(features), start)
-    with stopping():
-        result = train_head(job, settings, chosen, report=Lines(), note=note)
-    for line in result.notes:
-        note(line)
-    say_result(result.evaluation)
-    say(f"{result.folder}: draftree generate {model} --draft head:{result.folder}\n")
-
-
-def layers_of(text: str | None) -> tuple[int, ...] | None:
-    """Return the layers of an option.
-
-    Raises:
-        typer.BadParameter: they are no integers.
-    """
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"features is {text!r}: give layers such as 2,15,27") from None
+    result = train(run, lambda: train_head(run.job, run.settings, chosen, report=Lines(), note=note))
+    say_trained(result)
+    say_use(run, result.folder, f"head:{result.folder}")

@@ -1,17 +1,13 @@
-"""Options that the trainings share, and the settings that they make."""
+"""Types of the options that the trainings share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from draftree.cli.options import Device, Model, Threads, TrustRemoteCode
-from draftree.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from draftree.train.settings import TrainSettings
 
 __all__ = [
     "BatchTokens",
@@ -42,18 +38,18 @@ __all__ = [
     "TrustRemoteCode",
     "UnseenShare",
     "WarmUp",
-    "settings_of",
 ]
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
-DEFAULT_MINUTES = 60.0
 
 Data = Annotated[Path, typer.Option(help="Folder of 'draftree train data'.", metavar="FOLDER", rich_help_panel=FILES)]
 Output = Annotated[Path, typer.Option(help="New folder of the result.", metavar="FOLDER", rich_help_panel=FILES)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.", rich_help_panel=FILES)]
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Train so long; 60 if no other limit is given.", metavar="X", rich_help_panel=BUDGET),
+    typer.Option(
+        help="Minutes of training; 60 if neither --steps nor --tokens is given.", metavar="X", rich_help_panel=BUDGET
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(help="Maximum number of updates.", metavar="N", rich_help_panel=BUDGET)]
 Tokens = Annotated[
@@ -141,31 +137,3 @@ UnseenShare = Annotated[
     float,
     typer.Option(help="Share of the prompts that are kept for evaluations.", metavar="X", rich_help_panel=EVALUATION),
 ]
-
-
-def settings_of(
-    *,
-    minutes: float | None,
-    steps: int | None,
-    tokens: int | None,
-    level_decay: float | None,
-    patience: int,
-    **recipe: object,
-) -> TrainSettings:
-    """Return the settings of the options.
-
-    Raises:
-        ConfigurationError: a value is out of range.
-    """
-    from draftree.train.settings import Limits, TrainSettings
-    from draftree.train.unroll import StepWeights
-
-    if patience < 0:
-        raise ConfigurationError(f"patience is {patience}: it must not be negative")
-    has_limit = any(value is not None for value in (minutes, steps, tokens))
-    return TrainSettings(
-        limits=Limits(steps, tokens, minutes if has_limit else DEFAULT_MINUTES),
-        weights=StepWeights(level_decay),
-        patience=patience or None,
-        **recipe,  # type: ignore[arg-type]
-    )

@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from draftree.core.transfer import to_host
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.block_sequence import BlockSequence, Levels
@@ -45,6 +46,8 @@ class BlockStepper(Stepper[BlockSequence]):
         self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids.to(device), vocabulary.vocab_size)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
+        self._last: tuple[Tensor, Tensor] | None = None
+        """Tokens and states of the rows of the last logits."""
 
     @property
     def footprint(self) -> Footprint:
@@ -153,6 +156,13 @@ class BlockStepper(Stepper[BlockSequence]):
             state.depths.extend(depth + 1 for depth in depths)
         return self._logits(states, parents, tokens)
 
+    @torch.inference_mode()
+    def confidence(self) -> list[float] | None:
+        """Return the head's estimates of acceptance for the rows of the last logits; None if it has none."""
+        assert self._last is not None, "estimates follow logits"
+        found = self._head.confidence(*self._last)
+        return None if found is None else to_host(found)
+
     def keep(self, states: Sequence[BlockSequence], paths: Sequence[Sequence[int]]) -> None:
         """Drop the tree."""
         self._idle_rounds += 1
@@ -189,10 +199,11 @@ class BlockStepper(Stepper[BlockSequence]):
             if self._head.has_bias:
                 memories.extend(state.memories[parent + 1] for parent in above)
         together = torch.cat(logits)
+        joined = torch.tensor([token for row in tokens for token in row], device=self._device)
+        self._last = joined, torch.cat(hidden)
         if self._head.has_bias:
-            joined = torch.tensor([token for row in tokens for token in row], device=self._device)
             memory = None if memories[0] is None else torch.cat([part for part in memories if part is not None])
-            bias, after = self._head.follow(memory, joined, torch.cat(hidden))
+            bias, after = self._head.follow(memory, *self._last)
             together = together + bias
             self._remember(states, parents, after)
         return TensorLogits(together) if self._subset is None else SubsetLogits(together, self._subset)

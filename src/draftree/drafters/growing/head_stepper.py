@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from draftree.core.hidden import rows_of
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, drop_before
+from draftree.drafters.growing.unread import MAX_UNREAD, Rows, Unread, common_length, drop_before, first_rows
 from draftree.heads.decoding import HeadDecoder
-from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.passes import HeadPasses, RowJob, RowResult
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
 from draftree.sampling.logits import Logits
@@ -68,6 +69,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._block = max(1, self.max_length // 2)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
+        self.answered: Tensor | None = None
+        """States of the rows of the last logits, shape (rows, hidden)."""
 
     @property
     def footprint(self) -> Footprint:
@@ -178,12 +181,14 @@ class HeadStepper(Stepper[HeadedSequence]):
                 last = len(state.positions) - 1
                 state.unread = [Unread(state.positions[last], self._decoder.before(state.slot, last))]
                 self._cut(state, last)
-        found = self._read(states, [len(state.view.history) for state in states])
-        roots = torch.cat([found[index][-1:] for index in range(len(states))])
-        before = self._decoder.recycle(roots)
+        self._read(states, [state.unread[-1].end for state in states], leaves_last=True)
+        left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
+        found = self._read_next(left, wants_logits=True)
+        self.answered = rows_of(found.states, found.requested)
+        before = self._decoder.recycle(self.answered)
         for index, state in enumerate(states):
             state.before = before[index : index + 1]
-        return self._decoder.logits(roots)
+        return found.logits
 
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -198,14 +203,15 @@ class HeadStepper(Stepper[HeadedSequence]):
             positions = [start if parent < 0 else start + depths[parent] for parent in above]
             chosen = [parent + 1 for parent in above]
             before = state.before[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else state.before[chosen]
-            jobs.append(RowJob(state.slot, row, positions, above, before))
-        together, logits = self._decoder.answer(jobs)
-        recycled, place = self._decoder.recycle(together), 0
+            jobs.append(RowJob(state.slot, row, positions, above, before, range(len(row))))
+        found = self._decoder.extend(jobs)
+        self.answered = found.states
+        recycled, place = self._decoder.recycle(found.states), 0
         for state, row in zip(states, tokens, strict=True):
             assert state.before is not None, "checked above"
             state.before = torch.cat((state.before, recycled[place : place + len(row)]))
             place += len(row)
-        return logits
+        return found.logits
 
     def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
         """Drop the tree: the rows of accepted tokens are read from the target's hidden states."""
@@ -217,55 +223,46 @@ class HeadStepper(Stepper[HeadedSequence]):
         """Do as `keep`."""
         self.keep(states, [()] * len(states))
 
-    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> dict[int, Tensor]:
-        """Read unread rows below these positions; returns states of the last rows by index of the sequence."""
-        found: dict[int, Tensor] = {}
-        going = {index: end for index, end in enumerate(ends) if states[index].unread}
-        while going:
-            jobs: dict[int, RowJob] = {}
-            for index, job in self._next_jobs(states, going):
-                jobs[index] = job
-            rows = self._decoder.read(list(jobs.values())) if jobs else []
-            for (index, job), own in zip(jobs.items(), rows, strict=True):
-                states[index].positions.extend(job.positions)
-                found[index] = own
-            going = {index: going[index] for index in jobs if states[index].unread}
-        return found
+    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int], *, leaves_last: bool = False) -> None:
+        """Read unread rows below these positions; with `leaves_last`, all but those of each sequence's last pass."""
+        while True:
+            going = [(state, self._next_rows(state, end)) for state, end in zip(states, ends, strict=True)]
+            jobs = [
+                (state, rows)
+                for state, rows in going
+                if rows is not None and not (leaves_last and rows.positions[-1] + 1 == state.end)
+            ]
+            if not jobs:
+                return
+            self._read_next(jobs)
 
-    def _next_jobs(self, states: Sequence[HeadedSequence], ends: dict[int, int]) -> list[tuple[int, RowJob]]:
-        """Take the next rows of each sequence, of one window, and make room for them."""
-        pieces: list[tuple[int, Unread]] = []
-        for index, end in ends.items():
-            state = states[index]
-            first = state.unread[0].first
-            block = first // self._block
-            piece = state.unread[0].between(first, min(end, first + PREFILL_ROWS, (block + 1) * self._block))
-            if piece is None:
-                continue
-            rest = state.unread[0].between(piece.end, state.unread[0].end)
-            state.unread[0:1] = [] if rest is None else [rest]
+    def _next_rows(self, state: HeadedSequence, end: int) -> Rows | None:
+        """Return the next rows below a position that one pass can read, of one window."""
+        if not state.unread:
+            return None
+        first = state.unread[0].first
+        return first_rows(state.unread, min(end, first + PREFILL_ROWS, (first // self._block + 1) * self._block))
+
+    def _read_next(self, next_rows: Sequence[tuple[HeadedSequence, Rows]], *, wants_logits: bool = False) -> RowResult:
+        """Read rows of sequences in one pass, with logits after the last of each if they are wanted."""
+        jobs = []
+        is_mixed = len({rows.is_projected for _, rows in next_rows}) > 1
+        for state, rows in next_rows:
+            positions = rows.positions
             # windows begin at multiples of a block, so that they depend on the text only
-            self._drop_before(state, (block - 1) * self._block)
-            pieces.append((index, piece))
-        before = self._projected([piece.hidden for _, piece in pieces])
-        return [(index, _job_of(states[index], piece, own)) for (index, piece), own in zip(pieces, before, strict=True)]
+            self._drop_before(state, (positions[0] // self._block - 1) * self._block)
+            drop_before(state.unread, positions[-1] + 1)
+            tokens: list[int] = state.view.history.tokens[positions].tolist()
+            before = self._decoder.project(rows.hidden) if is_mixed and rows.is_projected else rows.hidden
+            last = [len(positions) - 1] if wants_logits else ()
+            jobs.append(RowJob(state.slot, tokens, positions, range(-1, len(tokens) - 1), before, last))
+        found = self._decoder.read(jobs)
+        for state, rows in next_rows:
+            state.positions.extend(rows.positions)
+        return found
 
     def _drop_before(self, state: HeadedSequence, position: int) -> None:
         count = bisect.bisect_left(state.positions, position)
         if count:
             self._decoder.pool.drop_first(state.slot, count)
             del state.positions[:count]
-
-    def _projected(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """Return the states before rows, with one product for all."""
-        raw = [rows for rows in hidden if rows.dim() == 3]
-        made: Iterator[Tensor] = iter(())
-        if raw:
-            together = self._decoder.project(raw[0] if len(raw) == 1 else torch.cat(raw))
-            made = iter(together.split([len(rows) for rows in raw]))
-        return [next(made) if rows.dim() == 3 else rows for rows in hidden]
-
-
-def _job_of(state: HeadedSequence, piece: Unread, before: Tensor) -> RowJob:
-    tokens: list[int] = state.view.history.tokens[piece.first : piece.end].tolist()
-    return RowJob(state.slot, tokens, range(piece.first, piece.end), range(-1, len(tokens) - 1), before)

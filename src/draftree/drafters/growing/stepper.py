@@ -88,6 +88,14 @@ class Stepper(ABC, Generic[StateT]):
             parents: for each their parents, counted as they were fed; or -1 for the text's last token.
         """
 
+    def confidence(self) -> Sequence[float] | None:
+        """Return own estimates for the rows of the last logits: the probability that the first child is the pick.
+
+        Returns:
+            None for steppers without such estimates.
+        """
+        return None
+
     @abstractmethod
     def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of those that were read; histories already contain the written tokens.

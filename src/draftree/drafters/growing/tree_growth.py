@@ -22,7 +22,7 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
-from draftree.heads.calibration import Calibration
+from draftree.heads.calibration import Calibration, with_confidence
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
@@ -84,8 +84,8 @@ class Growth:
         draw: how children are drawn, one of the shape's draws.
         shares_noise: whether to rank with the request's noise; otherwise with a stream of the round.
         place: index of the drafter among merged ones, whose draws must be independent.
-        calibration: map from scores under the request's noise to probabilities; None to use the scores as they are. It
-            is not used for other draws.
+        calibration: map from scores under the request's noise to probabilities, which are not used for other draws;
+            None for the stepper's own estimates, or for the scores as they are if it has none.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Growth:
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
-        self._calibration = calibration if self._shares_noise else None
+        self._calibration = calibration
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
@@ -193,9 +193,9 @@ class Growth:
     def _add_children(self, active: Sequence[_Growing], distributions: Distributions, width: int) -> None:
         num_best = self._shape.num_best
         tokens, values = self._candidates(active, distributions, width)
-        if self._calibration is not None:
-            values = self._calibrated(self._calibration, active, values)
-            confidence = [[math.exp(value) for value in row] for row in values]
+        mapped = self._mapped(active, values)
+        if mapped is not None:
+            values, confidence = mapped, [[math.exp(value) for value in row] for row in mapped]
         else:
             confidence = self._confidence(active, distributions, tokens)
         for index, g in enumerate(active):
@@ -238,21 +238,22 @@ class Growth:
             chosen = torch.tensor(draws, device=distributions.logits.device).T
         return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
 
-    @staticmethod
-    def _calibrated(
-        calibration: Calibration, active: Sequence[_Growing], values: Sequence[Sequence[float]]
-    ) -> list[list[float]]:
-        """Return logarithms of the probabilities that children are picked, given that their parents are."""
-        parents = [(g, node) for g in active for node in g.frontier]
-        return [
-            [
-                calibration.log_probability(
-                    value, len(g.ways[node + 1]), is_sampled=g.state.view.controls.temperature > 0
-                )
-                for value in row
+    def _mapped(self, active: Sequence[_Growing], values: Sequence[Sequence[float]]) -> list[list[float]] | None:
+        """Return logarithms of the probabilities that children are picked, given that their parents are.
+
+        Returns:
+            None without a map and without estimates of the stepper.
+        """
+        if not self._shares_noise:
+            return None
+        if self._calibration is not None:
+            places = [(g, len(g.ways[node + 1])) for g in active for node in g.frontier]
+            return [
+                self._calibration.log_probabilities(row, level, is_sampled=g.state.view.controls.temperature > 0)
+                for (g, level), row in zip(places, values, strict=True)
             ]
-            for (g, node), row in zip(parents, values, strict=True)
-        ]
+        sure = self._stepper.confidence()
+        return None if sure is None else [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
 
     def _confidence(
         self, active: Sequence[_Growing], distributions: Distributions, tokens: list[list[int]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from draftree.sampling.history import History
@@ -36,6 +38,39 @@ class Unread:
         if first >= end:
             return None
         return Unread(first, self.hidden[first - self.first : end - self.first])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Unread rows that one pass can read.
+
+    Attributes:
+        positions: ascending.
+        hidden: what is before them, as in `Unread`.
+    """
+
+    positions: list[int]
+    hidden: Tensor
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether the states before the rows are made from hidden states of the target."""
+        return self.hidden.dim() == 3
+
+
+def first_rows(pieces: Sequence[Unread], end: int) -> Rows | None:
+    """Return the first rows of one kind below a position, from as many pieces as possible; None for no row."""
+    positions: list[int] = []
+    parts: list[Tensor] = []
+    for piece in pieces:
+        part = piece.between(piece.first, end)
+        if part is None or (parts and part.hidden.dim() != parts[0].dim()):
+            break
+        positions += range(part.first, part.end)
+        parts.append(part.hidden)
+    if not parts:
+        return None
+    return Rows(positions, parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 def drop_before(pieces: list[Unread], position: int) -> None:

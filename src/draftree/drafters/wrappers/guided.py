@@ -2,7 +2,7 @@
 
 A drafted token that the grammar does not allow cannot be accepted; where children are free, it is taken out before
 the tree is scored. Where the grammar leaves one token, or tokens that spell one text, they need no drafter: they are
-put behind the root and behind the likeliest leaf, beyond the budget if need be, and where they fill it the drafter is
+put after the root and after the likeliest leaf, beyond the budget if need be, and where they fill it the drafter is
 not asked. Where children are drawn from distributions nothing is taken out, since a draw that is looked at must count.
 """
 
@@ -24,9 +24,9 @@ from draftree.sampling.grammar.guide import Guide
 NAME = "grammar"
 """Source of forced tokens in statistics."""
 LONGEST_RUN = 32
-"""Forced tokens behind the root at most: each is a row of the pass."""
+"""Maximum number of forced tokens after the root: each is a row of the pass."""
 LONGEST_TAIL = 8
-"""Forced tokens behind a leaf at most: they are of use only if the leaf is accepted."""
+"""Maximum number of forced tokens after a leaf: they are of use only if the leaf is accepted."""
 LEAST_TRUST, MEMORY, RECOVERY = 0.4, 0.7, 0.02
 """A model that cuts forced texts in other ways than into the longest tokens is not guessed at below this share of right
 guesses; how much of the share is older ones; and how much it grows in a round without such a guess."""
@@ -45,7 +45,7 @@ class GuidedSequence:
     trust: float = 1.0
     """How often the longest of several spellings was the model's, lately."""
     guess: int | None = None
-    """The node behind the root that is such a guess."""
+    """The node after the root that is such a guess."""
 
     @property
     def guide(self) -> Guide | None:
@@ -108,7 +108,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
 
     def draft(self, states: Sequence[GuidedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Trees of the wrapped drafter, made to fit."""
-        runs = [self._run_behind_root(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        runs = [self._run_after_root(state, budget) for state, budget in zip(states, budgets, strict=True)]
         asked = [
             i
             for i, (run, budget) in enumerate(zip(runs, budgets, strict=True))
@@ -126,7 +126,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
             for state, run, budget in zip(states, runs, budgets, strict=True)
         ]
 
-    def _run_behind_root(self, state: GuidedSequence, budget: Budget) -> list[int]:
+    def _run_after_root(self, state: GuidedSequence, budget: Budget) -> list[int]:
         if state.guide is None:
             return []
         return self._forced(state, state.guide, (), min(LONGEST_RUN, budget.room))
@@ -224,7 +224,7 @@ class _Growing:
             found = self.first.get((node, token))
             if found is None:
                 found = self.first[node, token] = len(self.tokens)
-                # as likely as what it stands behind
+                # as likely as the node before it
                 if self.scores or not self._tree.tokens:
                     self.scores.append(0.0 if node == ROOT else self.scores[node])
                 self.tokens.append(token)

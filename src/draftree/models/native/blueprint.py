@@ -71,6 +71,21 @@ class LayerBlueprint:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectionBlueprint:
+    """Product of features of a row, such as another model's hidden states, that enters the first layer.
+
+    It is never quantized: the sizes of features differ too much.
+
+    Attributes:
+        linear: the product.
+        norms: names of the norms of equal parts of the features, in their order; empty for none.
+    """
+
+    linear: LinearBlueprint
+    norms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Blueprint:
     """Architecture of a decoder. Weights have the names of the transformers model.
 
@@ -83,6 +98,7 @@ class Blueprint:
         residual_scale: factor of each sublayer's output in the residual stream.
         logit_scale: factor of the logits.
         ropes: kinds of rotary positions.
+        projection: product of features; None if passes start at embeddings or hidden states only.
     """
 
     kind: str
@@ -106,6 +122,7 @@ class Blueprint:
     head: LinearBlueprint
     ropes: tuple[Rope, ...]
     layers: tuple[LayerBlueprint, ...]
+    projection: ProjectionBlueprint | None = None
 
     @property
     def is_tied(self) -> bool:
@@ -116,6 +133,8 @@ class Blueprint:
     def names(self) -> frozenset[str]:
         """Names of all parameters."""
         found = [self.embedding, self.final_norm, *self.head.names]
+        if self.projection is not None:
+            found += [*self.projection.norms, *self.projection.linear.names]
         for layer in self.layers:
             found += [*layer.norms, *(name for linear in layer.linears for name in linear.names)]
         return frozenset(found)

@@ -28,6 +28,9 @@ WITHOUT_TILES = ("-mno-amx-tile",)
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
 
+CORRECT_ARGUMENTS = (_pointer, _pointer, _size, _pointer, _size)
+LEARN_ARGUMENTS = (_pointer, _pointer, _size, _pointer, _pointer, _pointer, _size, _float)
+
 
 class NotLoadableError(NativeUnavailableError):
     """The system does not load the library, for example from a file system without execution rights."""
@@ -116,6 +119,12 @@ class Library:
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
         self._library.draftree_instructions.restype = ctypes.c_char_p
         self._library.draftree_search.argtypes = [_pointer, _size]
+        self._library.draftree_correct.argtypes = CORRECT_ARGUMENTS
+        self._library.draftree_correct.restype = None
+        self._library.draftree_learn.argtypes = LEARN_ARGUMENTS
+        self._library.draftree_learn.restype = None
+        self.correct, self.learn = self._library.draftree_correct, self._library.draftree_learn
+        """The functions of corrections, see `learning.py`."""
         self._library.draftree_layout.restype = ctypes.c_char_p
         self._buffers = ThreadBuffers()
         self._require_same_layout()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.library import LANES
+from draftree.models.native.library import FORMATS, LANES
 
 
 def packed_bias(
@@ -34,17 +34,21 @@ def packed_bias(
     return torch.cat([*full, torch.zeros(padding)])
 
 
-def bytes_needed(plan: Blueprint, block_bytes: Callable[[int], int], *, page: int) -> int:
+def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kind: int, page: int) -> int:
     """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
 
     Args:
         plan: architecture of the decoder.
-        block_bytes: size of 16 packed outputs by their number of inputs.
+        block_bytes: size of 16 packed outputs by their number of inputs and their format.
+        kind: format of all products but the projection, whose format is that of the decoder's dtype.
         page: alignment of a weight in bytes.
     """
-    projections = [[plan.head]]
+    products = [([plan.head], kind)]
     for layer in plan.layers:
-        projections += [list(layer.qkv), [layer.output], list(layer.gate_up), [layer.down]]
+        products += [(list(parts), kind) for parts in (layer.qkv, [layer.output], layer.gate_up, [layer.down])]
+    if plan.projection is not None:
+        products.append(([plan.projection.linear], FORMATS[plan.dtype]))
     return sum(
-        -(-sum(part.outputs for part in parts) // LANES) * block_bytes(parts[0].inputs) + page for parts in projections
+        -(-sum(part.outputs for part in parts) // LANES) * block_bytes(parts[0].inputs, own) + page
+        for parts, own in products
     )

@@ -23,6 +23,7 @@ class CLinear(ctypes.Structure):
         ("bias", _pointer),
         ("inputs", _size),
         ("outputs", _size),
+        ("format", _size),
     )
 
 
@@ -61,6 +62,9 @@ class CDecoder(ctypes.Structure):
         ("final_norm", _pointer),
         ("layers", ctypes.POINTER(CLayer)),
         ("head", CLinear),
+        ("projection", CLinear),
+        ("feature_norm", _pointer),
+        ("feature_part", _size),
     )
 
 
@@ -75,6 +79,7 @@ class CPass(ctypes.Structure):
         ("cosines", _pointer * 2),
         ("sines", _pointer * 2),
         ("hidden_in", _pointer),
+        ("features", _pointer),
         ("captured_layers", _pointer),
         ("captured", _pointer),
         ("skipped", _pointer),

@@ -62,6 +62,10 @@ class NativeSubsetLogits(Logits):
         """Return the rows of the whole vocabulary, a new tensor."""
         return self._by_torch().tensor()
 
+    def columns(self) -> Tensor:
+        """Return the columns of the subset, which share the memory of the pass."""
+        return self._columns.tensor()
+
     def rows(self, start: int, stop: int) -> NativeSubsetLogits:
         """Return some rows as a view."""
         return NativeSubsetLogits(self._columns.rows(start, stop), self._subset)

@@ -7,6 +7,7 @@ starts as a copy of the last one in use.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -123,14 +124,15 @@ class DraftCosts:
 
     Attributes:
         call: time of a draft; None before the first one.
-        level: time of a level; None before a draft without catching up.
+        by_depth: time of a draft by its number of levels, without catching up. The first level may cost more than the
+            others: a head reads the accepted tokens with it.
         guessed: time of a level, estimated from a draft after catching up.
         unread_token: time of each token that it had to read before drafting.
         is_rough: whether `call` includes catching up.
     """
 
     call: float | None = None
-    level: float | None = None
+    by_depth: dict[int, float] = field(default_factory=dict)
     guessed: float = 0.0
     unread_token: float = 0.0
     is_rough: bool = True
@@ -160,12 +162,21 @@ class DraftCosts:
         else:
             self.call += (min(seconds, AUTO.max_draft_jump * self.call) - self.call) / AUTO.cost_memory
         if depth and not catches_up:
-            each = seconds / depth
-            self.level = (
-                each
-                if self.level is None
-                else self.level + (min(each, AUTO.max_draft_jump * self.level) - self.level) / AUTO.cost_memory
-            )
+            self._observe_depth(depth, seconds)
+
+    def _observe_depth(self, depth: int, seconds: float) -> None:
+        known = self.by_depth.get(depth)
+        if known is None:
+            self.by_depth[depth] = seconds
+            return
+        mean = known + (min(seconds, AUTO.max_draft_jump * known) - known) / AUTO.cost_memory
+        # a machine that is slower now is slower at every depth
+        self.by_depth = {other: own * mean / known for other, own in self.by_depth.items()}
+
+    @property
+    def knows_levels(self) -> bool:
+        """Whether drafts of two depths were measured, which tell the cost of a further level."""
+        return len(self.by_depth) > 1
 
     def catching_up(self, unread: Sequence[int]) -> float:
         """Return the seconds to read unread tokens of each text; a few are part of every call."""
@@ -173,7 +184,19 @@ class DraftCosts:
 
     def of(self, depth: int, *, otherwise: float = 0.0) -> float:
         """Return the seconds of a draft of `depth` levels; before the first draft a level costs `otherwise`."""
-        return depth * ((self.guessed or otherwise) if self.level is None else self.level)
+        if not self.by_depth or not depth:
+            return depth * (self.guessed or otherwise)
+        known = sorted(self.by_depth)
+        if depth in self.by_depth or len(known) == 1:
+            return self.by_depth.get(depth, depth * self.by_depth[known[0]] / known[0])
+        place = min(max(bisect(known, depth), 1), len(known) - 1)
+        low, high = known[place - 1], known[place]
+        each = max(0.0, self.by_depth[high] - self.by_depth[low]) / (high - low)
+        if depth < low:
+            return depth * self.by_depth[low] / low
+        if depth > high:  # noise must not make a further level dearer than the mean of those before
+            return self.by_depth[high] + (depth - high) * min(each, self.by_depth[high] / high)
+        return self.by_depth[low] + (depth - low) * each
 
     def is_below(self, share: float, plain_seconds: float) -> bool:
         """Return whether a draft costs less than this share of a plain pass."""

@@ -73,13 +73,13 @@ class PartPlan:
 
     def level_seconds(self, curve: Sequence[float], batch: int) -> list[float]:
         """Cost of each level: drafting it, and its rows in the target's pass."""
-        drafting = self.costs.of(1, otherwise=AUTO.unknown_level_share * curve[batch])
-        rows, seconds, found = float(batch), curve[batch], []
-        for of_level in self.levels.rows:
+        unknown = AUTO.unknown_level_share * curve[batch]
+        rows, seconds, drafting, found = float(batch), curve[batch], 0.0, []
+        for level, of_level in enumerate(self.levels.rows, 1):
             rows += batch * of_level
-            now = curve[min(round(rows), len(curve) - 1)]
-            found.append(drafting + now - seconds)
-            seconds = now
+            now, draft = curve[min(round(rows), len(curve) - 1)], self.costs.of(level, otherwise=unknown)
+            found.append(max(0.0, draft - drafting) + now - seconds)
+            seconds, drafting = now, draft
         return found
 
     def choose(
@@ -115,7 +115,8 @@ class PartPlan:
             self._set(1)  # its cost is unknown
         elif best.levels:
             self.trials.restart()
-            self._set(best.levels)
+            # a second level is tried once, or its cost would be taken for that of the first
+            self._set(best.levels if self.costs.knows_levels else max(best.levels, min(2, self.part.depth)))
         else:
             is_due = not self._rounds_left(curve, batch, extra=catching_up + planning, now=now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)

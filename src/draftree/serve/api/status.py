@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.serve.api.common import ERRORS, server_of
 from draftree.serve.json_text import JsonResponse
+from draftree.serve.learned import learned_status
 from draftree.serve.pool import ServedModel
 from draftree.serve.server import Server
 from draftree.serve.sse import EventStream, event
@@ -41,6 +42,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
         "explain": llm.planner.explain(),
+        "learned": learned_status(llm.learned),
     }
 
 

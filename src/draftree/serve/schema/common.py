@@ -161,6 +161,8 @@ class SamplingBody(Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
     bad_words: list[str] | None = Field(None, max_length=MAX_BAD_WORDS)
+    no_repeat_ngram_size: int | None = Field(None, ge=0)
+    ngram_scope: Literal["all", "generated"] | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -14,6 +14,7 @@
 #include <string.h>
 #include "attention.h"
 #include "attention_tiles.h"
+#include "memory.h"
 #include "products.h"
 #include "rows.h"
 #include "structures.h"
@@ -35,7 +36,7 @@ static void add_normed(const Work *work, int64_t row, const float *norm) {
 }
 
 /* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
-enum { EMBED, CAPTURE_LAST, FINAL_NORM, HEAD, PASS_PHASES };
+enum { EMBED, PROJECTION_INPUT, PROJECTION, CAPTURE_LAST, FINAL_NORM, HEAD, PASS_PHASES };
 enum {
     ATTENTION_NORM,
     QKV,
@@ -152,6 +153,24 @@ static void run_layers(Work *work, float *scratch) {
         EACH(row, work->rows, CAPTURE_LAST) capture_row(work, row, from, last);
 }
 
+/* writes what enters the first layer */
+static void start_stream(Work *work) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t hidden = decoder->hidden;
+    if (pass->features != NULL) {
+        EACH(row, work->rows, PROJECTION_INPUT) write_features(work, row);
+        product(work, &decoder->projection, work->rows, PROJECTION, TO_START);
+        return;
+    }
+    EACH(row, work->rows, EMBED) {
+        if (pass->hidden_in == NULL) embed(work, row, work->x + row * hidden);
+        else
+            memcpy(work->x + row * hidden, pass->hidden_in + row * hidden,
+                   (size_t)hidden * sizeof(float));
+    }
+}
+
 static void run_thread(void *argument, int thread) {
     Work *work = argument;
     const Decoder *decoder = work->decoder;
@@ -165,12 +184,7 @@ static void run_thread(void *argument, int thread) {
     }
 #endif
     const int64_t hidden = decoder->hidden;
-    EACH(row, work->rows, EMBED) {
-        if (pass->hidden_in == NULL) embed(work, row, work->x + row * hidden);
-        else
-            memcpy(work->x + row * hidden, pass->hidden_in + row * hidden,
-                   (size_t)hidden * sizeof(float));
-    }
+    start_stream(work);
     run_layers(work, work->scratch + thread * work->scratch_size);
     if (pass->num_logits) {
         EACH(row, pass->num_logits, FINAL_NORM)
@@ -187,82 +201,15 @@ static void run_thread(void *argument, int thread) {
 #endif
 }
 
-static struct {
-    char *memory;
-    size_t size;
-} arena;
 static pthread_mutex_t one_pass = PTHREAD_MUTEX_INITIALIZER;
-
-static size_t put(size_t *used, int64_t bytes) {
-    size_t at = *used;
-    *used += ((size_t)bytes + 127) / 64 * 64;
-    return at;
-}
-
-static int has_memory(size_t bytes) { /* grows the arena if it is too small */
-    if (bytes <= arena.size) return 1;
-    free(arena.memory);
-    arena.size = bytes + bytes / 4;
-    arena.memory = NULL;
-    if (posix_memalign((void **)&arena.memory, 64, arena.size)) arena.memory = NULL;
-    if (arena.memory == NULL) {
-        arena.size = 0;
-        return 0;
-    }
-    memset(arena.memory, 0, arena.size);
-    return 1;
-}
-
-static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a thread, in floats */
-    const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
-    int64_t queries = 0;
-    for (int64_t i = 0; i < pass->num_chunks; i++)
-        queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
-    const int64_t size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
-#if AMX
-    const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
-    return max_int(size, (bytes + 127) / 64 * 16);
-#else
-    return size;
-#endif
-}
-
-static int place_work(Work *work) { /* in the arena; 0 if there is no memory */
-    const Decoder *decoder = work->decoder;
-    const Pass *pass = work->pass;
-    const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
-    const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    const int64_t joined = widest_input(decoder);
-    const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
-    const int64_t inputs = max_int(max_int(joined, decoder->heads * dim), decoder->mlp) + 64;
-    const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
-    const int64_t layers = pass->last_layer - pass->first_layer;
-    const int64_t phase_bytes = (PASS_PHASES + LAYER_PHASES * layers) * (int64_t)sizeof(Phase);
-    work->scratch_size = scratch_size(decoder, pass);
-    size_t used = 64;
-    const size_t x = put(&used, rows * decoder->hidden * 4), wide = put(&used, rows * widest * 4);
-    const size_t mixed = put(&used, rows * mixed_width * 4), input = put(&used, rows * inputs * 4);
-    const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
-    const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
-    if (!has_memory(used)) return 0;
-    char *base = arena.memory;
-    work->x = (float *)(base + x);
-    work->wide = (float *)(base + wide);
-    work->mixed = (float *)(base + mixed);
-    work->inputs = base + input;
-    work->input_scales = (float *)(base + scales);
-    work->scratch = (float *)(base + scratch);
-    work->phases = (Phase *)(base + phases);
-    memset(work->phases, 0, (size_t)phase_bytes);
-    return 1;
-}
 
 /* 0: done; 1: no memory */
 int draftree_pass(const Decoder *decoder, Pass *pass) {
     pthread_mutex_lock(&one_pass);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
     Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows};
-    const int has_place = place_work(&work);
+    const int64_t layers = pass->last_layer - pass->first_layer;
+    const int has_place = place_work(&work, PASS_PHASES + LAYER_PHASES * layers);
     if (has_place) draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
     pthread_mutex_unlock(&one_pass);
     return !has_place;

@@ -12,7 +12,15 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
     return linear->bias == NULL ? value : value + load(linear->bias + block * LANES);
 }
 
-enum { TO_WIDE, TO_STREAM, TO_MLP, TO_LOGITS };
+/* TO_START: what enters the first layer, with the precision in which slots keep it */
+enum { TO_WIDE, TO_START, TO_STREAM, TO_MLP, TO_LOGITS };
+
+INLINE vf as_kept(const Decoder *decoder, vf value) {
+    uint16_t halves[LANES];
+    if (decoder->kv_format == FLOAT32) return value;
+    store_half(halves, value);
+    return load_half(halves);
+}
 
 INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t block, vf value,
                    int target) {
@@ -20,6 +28,8 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
     value = with_bias(linear, block, value);
     if (target == TO_WIDE) {
         store(work->wide + row * linear->outputs + block * LANES, value);
+    } else if (target == TO_START) {
+        store(work->x + row * decoder->hidden + block * LANES, as_kept(decoder, value));
     } else if (target == TO_STREAM) {
         float *at = work->x + row * decoder->hidden + block * LANES;
         store(at, fma16(value, splat(decoder->residual_scale), load(at)));

@@ -7,7 +7,7 @@
 INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block,
                              int count, int target) {
 #if AMX
-    const int64_t format = work->decoder->format;
+    const int64_t format = linear->format;
     /* int8 sums are the same either way, and tiles are slower for one row */
     if (format == BFLOAT16 || (format == INT8 && rows > 1)) {
         product_by_tiles(work, linear, rows, block, count, target);

@@ -198,7 +198,7 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     }
 
 static __attribute__((noinline)) void add_rows(Piece piece, int num_rows, int count) {
-    switch (piece.work->decoder->format) {
+    switch (piece.linear->format) {
     case FLOAT32: BY_ROWS(add_float32) break;
     case BFLOAT16: BY_ROWS(add_bfloat16) break;
     default: BY_ROWS(add_int8)
@@ -216,7 +216,7 @@ INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int is_only) {
  * the next piece needs. If there is one call only, it prefetches a little ahead itself. */
 INLINE const char *weights_to_prefetch(const Work *work, const Linear *linear, int64_t block,
                                        int64_t from, int64_t to, int is_only) {
-    const int64_t format = work->decoder->format, bytes = block_bytes(linear->inputs, format);
+    const int64_t format = linear->format, bytes = block_bytes(linear->inputs, format);
     const int64_t of_input = format == FLOAT32 ? 64 : 1024 / inner_block(format);
     const char *weight = (const char *)linear->weight + block * bytes;
     if (is_only) return weight + from * of_input + PREFETCH_BYTES;
@@ -226,7 +226,7 @@ INLINE const char *weights_to_prefetch(const Work *work, const Linear *linear, i
 
 INLINE void product_in_pieces(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
                               int64_t block, int count, int target) {
-    const int64_t format = work->decoder->format,
+    const int64_t format = linear->format,
                   at_once = format == INT8 ? INT8_AT_ONCE : ROWS_AT_ONCE;
     const int is_only = num_rows <= at_once;
     const int64_t step = inputs_of_piece(format, linear->inputs, is_only);

@@ -27,7 +27,7 @@ typedef union {
 
 INLINE void finish_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block,
                         int count, const TileSums *found, int target, int64_t rows) {
-    const int64_t format = work->decoder->format, in_tile = TILE_ROWS / tile_rows(format);
+    const int64_t format = linear->format, in_tile = TILE_ROWS / tile_rows(format);
     for (int64_t r = 0; r < in_tile && row_tile * in_tile + r < rows; r++) {
         const int64_t row = row_tile * in_tile + r;
         vf values[GROUP];
@@ -43,7 +43,7 @@ INLINE void finish_tile(const Work *work, const Linear *linear, int64_t row_tile
 /* One tile of rows by up to four blocks of outputs. */
 INLINE void product_by_tile(const Work *work, const Linear *linear, int64_t row_tile, int64_t block,
                             int count, int target, int64_t rows) {
-    const int64_t format = work->decoder->format,
+    const int64_t format = linear->format,
                   units = blocks_of(linear->inputs, inner_block(format));
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_tile * units * 1024;
@@ -89,8 +89,8 @@ INLINE void prefetch_tile(const char *at) {
 INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t row_tile,
                                  int64_t block, int target, int64_t rows) {
     const int64_t ahead = work->pass->num_threads * GROUP *
-                          block_bytes(linear->inputs, work->decoder->format);
-    const int64_t format = work->decoder->format,
+                          block_bytes(linear->inputs, linear->format);
+    const int64_t format = linear->format,
                   units = blocks_of(linear->inputs, inner_block(format));
     const char *weight = (const char *)linear->weight + block * units * 1024;
     const char *input = (const char *)work->inputs + row_tile * units * 1024;
@@ -128,7 +128,7 @@ INLINE void product_by_tile_pair(const Work *work, const Linear *linear, int64_t
 
 INLINE void product_by_tiles(const Work *work, const Linear *linear, int64_t rows, int64_t block,
                              int count, int target) {
-    const int64_t tiles = blocks_of(rows * tile_rows(work->decoder->format), TILE_ROWS);
+    const int64_t tiles = blocks_of(rows * tile_rows(linear->format), TILE_ROWS);
     int64_t tile = 0;
     if (count % 2 == 0)
         for (; tile + 2 <= tiles; tile += 2)

@@ -40,17 +40,17 @@ INLINE void store_int8(char *to, int64_t column, vi whole) {
 }
 
 /* writes a row as the next product's input, after a norm if there is one */
-static void write_input(const Work *work, int64_t row, const float *from, int64_t size,
-                        const float *norm) {
+static void write_formatted(const Work *work, int64_t row, const float *from, int64_t size,
+                            const float *norm, int64_t format) {
     const Decoder *decoder = work->decoder;
     const vf inverse = splat(norm == NULL ? 1.0f : inverse_rms(from, size, decoder->epsilon));
     const vf offset = splat(decoder->norm_offset);
 #define VALUE(i) \
     (norm == NULL ? load(from + (i)) : load(from + (i)) * inverse * (load(norm + (i)) + offset))
-    if (decoder->format == FLOAT32) {
+    if (format == FLOAT32) {
         float *to = (float *)work->inputs + row * size;
         for (int64_t i = 0; i < size; i += LANES) store(to + i, VALUE(i));
-    } else if (decoder->format == BFLOAT16) {
+    } else if (format == BFLOAT16) {
         int64_t units = blocks_of(size, 32);
         for (int64_t i = 0; i < size; i += LANES)
             store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32,
@@ -73,6 +73,11 @@ static void write_input(const Work *work, int64_t row, const float *from, int64_
         }
     }
 #undef VALUE
+}
+
+static void write_input(const Work *work, int64_t row, const float *from, int64_t size,
+                        const float *norm) {
+    write_formatted(work, row, from, size, norm, work->decoder->format);
 }
 
 INLINE vf stored(const void *base, int64_t at, int64_t format) {
@@ -106,10 +111,11 @@ static void embed(const Work *work, int64_t row, float *to) {
         store(to + i, load(to + i) * decoder->embedding_scale);
 }
 
-static void norm_row(const Work *work, const float *from, const float *norm, float *to) {
+static void norm_row(const Work *work, const float *from, int64_t size, const float *norm,
+                     float *to) {
     const Decoder *decoder = work->decoder;
-    const vf inverse = splat(inverse_rms(from, decoder->hidden, decoder->epsilon));
-    for (int64_t i = 0; i < decoder->hidden; i += LANES)
+    const vf inverse = splat(inverse_rms(from, size, decoder->epsilon));
+    for (int64_t i = 0; i < size; i += LANES)
         store(to + i, load(from + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
 }
 
@@ -118,10 +124,24 @@ static void write_joined(const Work *work, const Layer *layer, int64_t row) {
     const int64_t hidden = work->decoder->hidden;
     float *both = work->wide + row * 2 * hidden, *x = work->x + row * hidden;
     embed(work, row, both);
-    norm_row(work, both, layer->embedding_norm, both);
-    norm_row(work, x, layer->attention_norm, both + hidden);
+    norm_row(work, both, hidden, layer->embedding_norm, both);
+    norm_row(work, x, hidden, layer->attention_norm, both + hidden);
     if (layer->is_normed_residual) memcpy(x, both + hidden, (size_t)hidden * sizeof(float));
     write_input(work, row, both, 2 * hidden, NULL);
+}
+
+/* writes the input of the projection; the products after it overwrite work->wide */
+static void write_features(const Work *work, int64_t row) {
+    const Decoder *decoder = work->decoder;
+    const int64_t size = decoder->projection.inputs, part = decoder->feature_part;
+    const float *from = work->pass->features + row * size;
+    if (decoder->feature_norm != NULL) {
+        float *normed = work->wide + row * size;
+        for (int64_t at = 0; at < size; at += part)
+            norm_row(work, from + at, part, decoder->feature_norm + at, normed + at);
+        from = normed;
+    }
+    write_formatted(work, row, from, size, NULL, decoder->projection.format);
 }
 
 /* norm of one head, then its rotation by position */

@@ -13,6 +13,7 @@ typedef const float *TablePair[2];
 #define DECLARE(type, name) type name;
 
 /* A linear layer.
+ *   format   of the packed weight and of its inputs
  *   weight   packed blocks of 16 outputs
  *   scale    int8: one for each output
  *   sums     int8: sum of each output's weights
@@ -23,7 +24,8 @@ typedef const float *TablePair[2];
     FIELD(const int32_t *, sums) \
     FIELD(const float *, bias) \
     FIELD(int64_t, inputs) \
-    FIELD(int64_t, outputs)
+    FIELD(int64_t, outputs) \
+    FIELD(int64_t, format)
 
 typedef struct {
     LINEAR_FIELDS(DECLARE)
@@ -61,7 +63,9 @@ typedef struct {
 
 /* A model.
  *   format      of packed weights; kv_format: of keys, values and the embedding
- *   embedding   [vocab][hidden]; NULL: the rows of the packed head */
+ *   embedding   [vocab][hidden]; NULL: the rows of the packed head
+ *   projection  from the features of a row to what enters the first layer; weight NULL: none
+ *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none */
 #define DECODER_FIELDS(FIELD) \
     FIELD(int64_t, hidden) \
     FIELD(int64_t, heads) \
@@ -81,7 +85,10 @@ typedef struct {
     FIELD(const void *, embedding) \
     FIELD(const float *, final_norm) \
     FIELD(const Layer *, layers) \
-    FIELD(Linear, head)
+    FIELD(Linear, head) \
+    FIELD(Linear, projection) \
+    FIELD(const float *, feature_norm) \
+    FIELD(int64_t, feature_part)
 
 typedef struct {
     DECODER_FIELDS(DECLARE)
@@ -97,6 +104,7 @@ typedef struct {
  *   chunks             first row of each run of rows of one slot, and the total after the last
  *   cosines, sines     [position][rotary_dim]
  *   hidden_in          [row][hidden], what enters the first layer; NULL: the tokens' embeddings
+ *   features           [row][inputs of the projection], in place of hidden_in; NULL: none
  *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
  *   captured           [row][num_captured][hidden], written by the pass
  *   skipped            NULL, or for every layer whether attention and mlp are left out
@@ -124,6 +132,7 @@ typedef struct {
     FIELD(TablePair, cosines) \
     FIELD(TablePair, sines) \
     FIELD(const float *, hidden_in) \
+    FIELD(const float *, features) \
     FIELD(const int64_t *, captured_layers) \
     FIELD(float *, captured) \
     FIELD(const uint8_t *, skipped) \

@@ -53,11 +53,11 @@ INLINE int64_t inner_block(int64_t format) {
 INLINE int64_t block_bytes(int64_t inputs, int64_t format) { /* of 16 outputs */
     return format == FLOAT32 ? inputs * 64 : blocks_of(inputs, inner_block(format)) * 1024;
 }
-INLINE int64_t widest_input(const Decoder *decoder) { /* of attention, in numbers of a row */
+INLINE int64_t widest_input(const Decoder *decoder) { /* of attention and the projection, in numbers of a row */
     int64_t widest = decoder->hidden;
     for (int64_t i = 0; i < decoder->num_layers; i++)
         widest = max_int(widest, decoder->layers[i].qkv.inputs);
-    return widest;
+    return max_int(widest, decoder->projection.inputs);
 }
 /* Rows in bfloat16 and int8 are stored in tiles of 16 rows by 64 bytes; float32 rows are
  * contiguous. An int8 row takes two rows of tiles: its high bytes and its low bytes, both signed,

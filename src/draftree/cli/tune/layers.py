@@ -1,4 +1,4 @@
-"""`draftree tune`: search for parameters that improve a model's drafting, and store them."""
+"""`draftree tune layers`: search for the sublayers that a model skips when it drafts, and store them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import PlainCommand, PlainGroup
 from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
 from draftree.cli.render import note
 
@@ -18,21 +17,13 @@ if TYPE_CHECKING:
     from draftree.loading.layer_sets import LayerSet
     from draftree.tune.layers import LayerSearch
 
-__all__ = ["tune"]
+__all__ = ["layers"]
 
 SEARCH = "The search"
 INTERRUPTED = 130
 NOT_KEPT = 1
 
-tune = typer.Typer(cls=PlainGroup, no_args_is_help=True)
 
-
-@tune.callback()
-def about() -> None:
-    """Tune a model's drafting once and store the result."""
-
-
-@tune.command("layers", cls=PlainCommand)
 def layers(
     model: Model,
     *,

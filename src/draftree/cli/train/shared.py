@@ -1,0 +1,206 @@
+"""What the trainings share: the options of a run and of a head, and the report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from draftree.cli.render import note, say
+from draftree.cli.train import options as o
+from draftree.cli.train.showing import say_result, stopping
+from draftree.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from draftree.train.head import HeadOptions, HeadResult
+    from draftree.train.preparing import TrainingJob
+    from draftree.train.settings import Limits, TrainSettings
+
+__all__ = ["Run", "budget_line", "head_of", "layers_of", "run_of", "say_trained", "say_use", "train"]
+
+T = TypeVar("T")
+HEAD = "Head"
+DEFAULT_MINUTES = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is trained on which data, and how."""
+
+    job: TrainingJob
+    settings: TrainSettings
+
+
+def run_of(
+    model: o.Model,
+    *,
+    data: o.Data,
+    output: o.Output,
+    resume: o.Resume = False,
+    minutes: o.Minutes = None,
+    steps: o.Steps = None,
+    tokens: o.Tokens = None,
+    loss: o.Loss = "coupled",
+    first_loss: o.FirstLoss = "kl",
+    first_share: o.FirstShare = 0.5,
+    temperature: o.Temperature = 0.8,
+    levels: o.Levels = 3,
+    levels_from: o.LevelsFrom = 0.5,
+    level_decay: o.Decay = None,
+    optimizer: o.Optimizer = "muon",
+    learning_rate: o.LearningRate = 1e-3,
+    warm_up: o.WarmUp = 50,
+    batch_tokens: o.BatchTokens = 2048,
+    max_length: o.MaxLength = None,
+    seed: o.Seed = 0,
+    depth: o.Depth = 4,
+    evaluate_every: o.EvaluateEvery = 50,
+    patience: o.Patience = 8,
+    unseen_share: o.UnseenShare = 0.05,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    threads: o.Threads = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+) -> Run:
+    """Return the run of the options.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+    from draftree.train.preparing import TrainingJob
+    from draftree.train.settings import Limits, TrainSettings
+    from draftree.train.unroll import StepWeights
+
+    if patience < 0:
+        raise ConfigurationError(f"patience is {patience}: it must not be negative")
+    has_limit = any(value is not None for value in (minutes, steps, tokens))
+    settings = TrainSettings(
+        limits=Limits(steps, tokens, minutes if has_limit else DEFAULT_MINUTES),
+        weights=StepWeights(level_decay),
+        patience=patience or None,
+        loss=loss,
+        first_loss=first_loss,
+        first_share=first_share,
+        temperature=temperature,
+        levels=levels,
+        levels_from=levels_from,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        warm_up=warm_up,
+        batch_tokens=batch_tokens,
+        max_length=max_length,
+        seed=seed,
+        depth=depth,
+        evaluate_every=evaluate_every,
+        dtype=dtype,
+    )
+    job = TrainingJob(
+        model=model,
+        data=data,
+        output=output,
+        resume=resume,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        unseen_share=unseen_share,
+        trust_remote_code=trust_remote_code,
+    )
+    return Run(job, settings)
+
+
+def head_of(
+    *,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Start from this head; a new one if not given.", metavar="FOLDER", rich_help_panel=o.FILES
+        ),
+    ] = None,
+    draft_vocab: Annotated[
+        int,
+        typer.Option(help="Tokens that it can propose, by counts in the answers.", metavar="N", rich_help_panel=HEAD),
+    ] = 8192,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers that it reads, such as 2,15,27; all of the data if not given.",
+            metavar="LAYERS",
+            rich_help_panel=HEAD,
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Decoder layers.", metavar="N", rich_help_panel=HEAD)] = 1,
+    intermediate: Annotated[
+        int | None,
+        typer.Option(
+            help="Inner width of the perceptron; the target's if not given.", metavar="N", rich_help_panel=HEAD
+        ),
+    ] = None,
+    fc_norm: Annotated[
+        bool, typer.Option("--fc-norm", help="A norm for each hidden state (EAGLE-3.1).", rich_help_panel=HEAD)
+    ] = False,
+    norm_output: Annotated[
+        bool, typer.Option("--norm-output", help="Recycle states after the norm (EAGLE-3.1).", rich_help_panel=HEAD)
+    ] = False,
+    train_output: Annotated[
+        bool,
+        typer.Option(
+            "--train-output",
+            help="Train the output head too; it stays the target's if not given.",
+            rich_help_panel=HEAD,
+        ),
+    ] = False,
+) -> HeadOptions:
+    """Return what the head of the options looks like.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+        typer.BadParameter: the layers are no integers.
+    """
+    from draftree.train.fresh_head import HeadShape
+    from draftree.train.head import HeadOptions
+
+    shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
+    return HeadOptions(shape, draft_vocab, layers_of(features), start)
+
+
+def layers_of(text: str | None) -> tuple[int, ...] | None:
+    """Return the layers of an option.
+
+    Raises:
+        typer.BadParameter: they are no integers.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"features is {text!r}: give layers such as 2,15,27") from None
+
+
+def train(run: Run, work: Callable[[], T]) -> T:
+    """Print the budget and train; Ctrl-C ends the program with the last checkpoint kept."""
+    note(budget_line(run.settings.limits))
+    with stopping():
+        return work()
+
+
+def say_trained(result: HeadResult) -> None:
+    """Print the notes and the acceptance of a result."""
+    for line in result.notes:
+        note(line)
+    say_result(result.evaluation)
+
+
+def say_use(run: Run, folder: Path, draft: str) -> None:
+    """Print the command that uses a result."""
+    say(f"{folder}: draftree generate {run.job.model} --draft {draft}\n")
+
+
+def budget_line(limits: Limits) -> str:
+    """Return the budget in words."""
+    named = ((limits.minutes, "minutes"), (limits.steps, "updates"), (limits.tokens, "predictions"))
+    parts = [f"{value:,g} {unit}" if unit == "minutes" else f"{value:,} {unit}" for value, unit in named if value]
+    return f"training for up to {' or '.join(parts)}; it ends earlier if the acceptance stops rising (--patience)"

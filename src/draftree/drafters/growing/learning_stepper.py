@@ -1,0 +1,298 @@
+"""Stepper of a head whose logits of the first level are corrected by what was learned from verified tokens.
+
+Logits are corrected before children are chosen, so that draft distributions are those that the children were drawn
+from. Corrections change after verification only. The first level is ranked without and with the correction, and the
+correction is used while its first choice is picked more often. A correction that is not used learns on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.core.threads import single_threaded
+from draftree.core.tree import TokenTree
+from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.head_stepper import HeadedSequence, HeadStepper
+from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.learning.corrections import HeadCorrections
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.models.memory import Footprint
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.logits import Logits
+
+COMPARED_EVERY = 2
+"""Drafts that are learned from, of which one is compared: a comparison costs two searches."""
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """Rows of the last tree of a sequence: the root's, then those of fed nodes.
+
+    Attributes:
+        name: name of the correction.
+        start: number of written tokens before the tree.
+        firsts: first choices of the root's row without and with the correction; None if they are not compared.
+        logits: logits without the correction, shape (rows, tokens) each.
+        states: states, shape (rows, hidden) each.
+    """
+
+    name: str
+    start: int
+    firsts: tuple[int, int] | None = None
+    logits: list[Tensor] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+
+    def row(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return the logits and the state of a row, shape (1, tokens) and (1, hidden)."""
+        for logits, states in zip(self.logits, self.states, strict=True):
+            if row < len(logits):
+                return logits[row : row + 1], states[row : row + 1]
+            row -= len(logits)
+        raise AssertionError("a fed node has a row")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Visited rows that one correction learns from."""
+
+    logits: list[Tensor] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+
+    def add(self, logits: Tensor, states: Tensor, column: int, temperature: float) -> None:
+        self.logits.append(logits)
+        self.states.append(states)
+        self.columns.append(column)
+        self.temperatures.append(temperature)
+
+
+@final
+class LearningStepper(Stepper[HeadedSequence]):
+    """Stepper with corrected logits.
+
+    Args:
+        stepper: the stepper of the head.
+        corrections: corrections of its logits.
+        vocabulary: tokens of the columns.
+    """
+
+    def __init__(self, stepper: HeadStepper, corrections: HeadCorrections, vocabulary: DraftVocabulary) -> None:
+        self._stepper = stepper
+        self._corrections = corrections
+        self._pace = corrections.pace
+        self._places = vocabulary.places(torch.arange(vocabulary.vocab_size))
+        self._drafted: dict[int, _Drafted] = {}
+        self._learns = False
+        self._num_noted = 0
+        self.max_length, self.max_depth = stepper.max_length, stepper.max_depth
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the head in bytes."""
+        return self._stepper.footprint
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in the stepper of the head."""
+        self._stepper.reserve(num_sequences, length)
+
+    def open(self, view: SequenceView) -> HeadedSequence:
+        """Return the state of a new sequence."""
+        return self._stepper.open(view)
+
+    def close(self, state: HeadedSequence) -> None:
+        """Free the slot."""
+        self._drafted.pop(id(state), None)
+        self._stepper.close(state)
+
+    def fork(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+        """Copy the rows of the common prefix."""
+        return self._stepper.fork(state, view)
+
+    def detach(self, state: HeadedSequence) -> HeadedSequence | None:
+        """Drop the tree and keep the rows."""
+        self._drafted.pop(id(state), None)
+        return self._stepper.detach(state)
+
+    def attach(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+        """Cut the slot to the rows of the common prefix."""
+        return self._stepper.attach(state, view)
+
+    def check_integrity(self, states: Sequence[HeadedSequence]) -> None:
+        """Raise AssertionError unless the stepper is consistent, and rows of closed sequences are dropped."""
+        self._stepper.check_integrity(states)
+        assert self._drafted.keys() <= {id(state) for state in states}, "rows belong to open sequences"
+
+    def learn(self, states: Sequence[HeadedSequence], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states."""
+        self._stepper.learn(states, hidden)
+
+    def read(self, states: Sequence[HeadedSequence], counts: Sequence[int]) -> None:
+        """Read rows of prompts along with the target."""
+        self._stepper.read(states, counts)
+
+    def is_ready(self, state: HeadedSequence) -> bool:
+        """Return whether the hidden states before the text's last token are known."""
+        return self._stepper.is_ready(state)
+
+    def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
+        """Read the unread rows of every sequence; return corrected logits."""
+        self._learns = self._pace.allows()
+        logits = self._stepper.catch_up(states, ahead)
+        start = self._pace.clock()
+        names = [self._corrections.named(state.view.owner) for state in states]
+        self._drafted.clear()
+        if self._learns:
+            self._note(states, names, logits)
+        else:
+            self._correct(names, logits)
+        self._pace.spend(start)
+        return logits
+
+    def _note(self, states: Sequence[HeadedSequence], names: Sequence[str | None], logits: Logits) -> None:
+        """Note the rows of the roots, and correct them."""
+        answered = self._stepper.answered
+        assert answered is not None, "logits have states"
+        with logits.computing():
+            unchanged = logits.columns().clone()
+        self._num_noted += 1
+        if self._num_noted % COMPARED_EVERY:
+            firsts = None
+            self._correct(names, logits)
+        else:
+            firsts = self._compare(states, names, logits, unchanged)
+        for row, (state, name) in enumerate(zip(states, names, strict=True)):
+            if name is not None:
+                self._drafted[id(state)] = _Drafted(
+                    name,
+                    len(state.view.history),
+                    None if firsts is None else firsts[row],
+                    [unchanged[row : row + 1]],
+                    [answered[row : row + 1]],
+                )
+
+    def _compare(
+        self, states: Sequence[HeadedSequence], names: Sequence[str | None], logits: Logits, unchanged: Tensor
+    ) -> list[tuple[int, int]]:
+        """Return the first choices without and with the corrections, and correct the rows of those that are used."""
+        with logits.computing():
+            columns = logits.columns()
+            base = _first_choices(states, logits)
+            for name, _ in _by_name(names):
+                self._corrections.open(name)
+            self._correct(names, logits, all_of_them=True)
+            learned = _first_choices(states, logits)
+            for name, rows in _by_name(names):
+                if self._corrections.open(name).comparison.is_better:
+                    continue
+                if len(rows) == len(names):
+                    columns.copy_(unchanged)
+                else:
+                    columns[rows] = unchanged[rows]
+        return list(zip(base, learned, strict=True))
+
+    def _correct(self, names: Sequence[str | None], logits: Logits, *, all_of_them: bool = False) -> None:
+        """Correct rows in place, those whose correction is used or all."""
+        chosen = []
+        for name, rows in _by_name(names):
+            found = self._corrections.find(name)
+            if found is not None and (all_of_them or found.comparison.is_better):
+                chosen.append((found, rows))
+        if not chosen:
+            return
+        answered = self._stepper.answered
+        assert answered is not None, "logits have states"
+        with logits.computing():
+            columns = logits.columns()
+            for correction, rows in chosen:
+                if len(rows) == len(names):
+                    correction.apply(columns, answered)
+                    continue
+                part = columns[rows]
+                correction.apply(part, answered[rows])
+                columns[rows] = part
+
+    def feed(
+        self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Logits:
+        """Run a pass over new nodes of trees; return the logits of the head alone."""
+        logits = self._stepper.feed(states, tokens, parents)
+        start = self._pace.clock()
+        if self._learns:
+            answered = self._stepper.answered
+            assert answered is not None, "logits have states"
+            with logits.computing():
+                unchanged, first = logits.columns().clone(), 0
+            for state, row in zip(states, tokens, strict=True):
+                found, end = self._drafted.get(id(state)), first + len(row)
+                if found is not None:
+                    found.logits.append(unchanged[first:end])
+                    found.states.append(answered[first:end].clone())
+                first = end
+        self._pace.spend(start)
+        return logits
+
+    def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
+        """Learn from the verified tokens after visited rows, and drop the tree."""
+        if self._drafted:
+            start = self._pace.clock()
+            self._learn_from(states, paths)
+            self._pace.spend(start)
+        self._stepper.keep(states, paths)
+
+    @torch.inference_mode()
+    def _learn_from(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
+        batches: dict[str, _Batch] = {}
+        for state, path in zip(states, paths, strict=True):
+            found = self._drafted.pop(id(state), None)
+            if found is None:
+                continue
+            written: list[int] = state.view.history.tokens[found.start :].tolist()
+            if found.firsts is not None:
+                base, learned = (first == written[0] for first in found.firsts)
+                self._corrections.compare(found.name, base=base, learned=learned)
+            visited = [0, *(state.fed[node] + 1 for node in path if node in state.fed)]
+            temperature = state.view.controls.temperature or 1.0
+            for row, token in zip(visited, written, strict=False):
+                column = int(self._places[token])
+                if column >= 0:
+                    batches.setdefault(found.name, _Batch()).add(*found.row(row), column, temperature)
+        with single_threaded():
+            for name, batch in batches.items():
+                self._corrections.learn(
+                    name,
+                    _joined(batch.logits),
+                    _joined(batch.states),
+                    columns=batch.columns,
+                    temperatures=batch.temperatures,
+                )
+
+    def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
+        """Drop the tree."""
+        self.keep(states, [()] * len(states))
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+def _by_name(names: Sequence[str | None]) -> list[tuple[str, list[int]]]:
+    """Return the rows of each correction."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        if name is not None:
+            found.setdefault(name, []).append(row)
+    return list(found.items())
+
+
+def _first_choices(states: Sequence[HeadedSequence], logits: Logits) -> list[int]:
+    """Return the first choice of every root under the noise of its request."""
+    rows = [DistributionRows(state.view.history, state.view.controls, [()]) for state in states]
+    with Distributions(logits, rows) as distributions:
+        tokens, _ = distributions.ranked([state.view.controls.noise for state in states], 1)
+    return [row[0] for row in tokens]

@@ -1,0 +1,75 @@
+/* Memory of a pass: one arena for all passes, which run one after the other. */
+#pragma once
+#include <stdlib.h>
+#include <string.h>
+#include "attention_tiles.h"
+#include "structures.h"
+
+static struct {
+    char *memory;
+    size_t size;
+} arena;
+
+static size_t put(size_t *used, int64_t bytes) {
+    size_t at = *used;
+    *used += ((size_t)bytes + 127) / 64 * 64;
+    return at;
+}
+
+static int has_memory(size_t bytes) { /* grows the arena if it is too small */
+    if (bytes <= arena.size) return 1;
+    free(arena.memory);
+    arena.size = bytes + bytes / 4;
+    arena.memory = NULL;
+    if (posix_memalign((void **)&arena.memory, 64, arena.size)) arena.memory = NULL;
+    if (arena.memory == NULL) {
+        arena.size = 0;
+        return 0;
+    }
+    memset(arena.memory, 0, arena.size);
+    return 1;
+}
+
+static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a thread, in floats */
+    const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
+    int64_t queries = 0;
+    for (int64_t i = 0; i < pass->num_chunks; i++)
+        queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
+    const int64_t size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
+#if AMX
+    const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
+    return max_int(size, (bytes + 127) / 64 * 16);
+#else
+    return size;
+#endif
+}
+
+/* places the state of a pass with this number of phases in the arena; 0 if there is no memory */
+static int place_work(Work *work, int64_t phases_of_pass) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
+    const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
+    const int64_t joined = widest_input(decoder);
+    const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
+    const int64_t inputs = max_int(max_int(joined, decoder->heads * dim), decoder->mlp) + 64;
+    const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
+    const int64_t phase_bytes = phases_of_pass * (int64_t)sizeof(Phase);
+    work->scratch_size = scratch_size(decoder, pass);
+    size_t used = 64;
+    const size_t x = put(&used, rows * decoder->hidden * 4), wide = put(&used, rows * widest * 4);
+    const size_t mixed = put(&used, rows * mixed_width * 4), input = put(&used, rows * inputs * 4);
+    const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
+    const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
+    if (!has_memory(used)) return 0;
+    char *base = arena.memory;
+    work->x = (float *)(base + x);
+    work->wide = (float *)(base + wide);
+    work->mixed = (float *)(base + mixed);
+    work->inputs = base + input;
+    work->input_scales = (float *)(base + scales);
+    work->scratch = (float *)(base + scratch);
+    work->phases = (Phase *)(base + phases);
+    memset(work->phases, 0, (size_t)phase_bytes);
+    return 1;
+}

@@ -1,0 +1,191 @@
+"""Packing of the weights of a decoder for the C library.
+
+Each weight is released once it is packed, so no large weight is in memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.huge_pages import huge_pages
+from draftree.models.native.library import FORMATS, LANES, Library, address
+from draftree.models.native.packing import bytes_needed, packed_bias
+from draftree.models.native.structures import CDecoder, CLayer, CLinear
+from draftree.models.native.weights import Weights
+
+NO_ROPE = -1
+PAGE = 1 << 12
+PACK_ROWS = 256
+"""Number of outputs per packing task."""
+
+
+class PackedWeights:
+    """Packed weights of one model, in the structures of the C library.
+
+    Args:
+        library: packs them.
+        blueprint: architecture of the model.
+        weights: read one by one and released once they are packed.
+        kind: format of all products but the projection of features.
+
+    Attributes:
+        decoder: the structure of the model.
+        layers: those of its layers; keys and values are not set.
+    """
+
+    def __init__(self, library: Library, blueprint: Blueprint, weights: Weights, *, kind: int) -> None:
+        self._library = library
+        self._blueprint = blueprint
+        self._weights = weights
+        self._format = kind
+        self._dtype: torch.dtype = getattr(torch, blueprint.dtype)
+        self._kept: list[Tensor] = []
+        self._lent: list[Tensor] = []
+        """Weights of another owner, which are not counted."""
+        size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
+        self._arena, self._used = huge_pages(size), 0
+        with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
+            self.decoder = self._pack(pool)
+        del self._weights
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all packed weights and of a separate embedding in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
+
+    def at(self, place: int | None) -> Tensor | None:
+        """Return the retained tensor at an address; None for no address."""
+        if place is None:
+            return None
+        return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
+
+    def _pack(self, pool: Executor) -> CDecoder:
+        plan = self._blueprint
+        # a tied embedding is read from the packed head if that keeps its bits
+        tied = plan.is_tied and self._format == FORMATS[plan.dtype]
+        own = None
+        if not tied:  # after the layers, whose weights are released by then
+            own = self._embedding(plan)
+        head = self._linear([plan.head], pool)
+        return CDecoder(
+            hidden=plan.hidden,
+            heads=plan.heads,
+            kv_heads=plan.kv_heads,
+            head_dim=plan.head_dim,
+            mlp=plan.mlp,
+            num_layers=len(plan.layers),
+            vocab=plan.vocab,
+            format=self._format,
+            kv_format=FORMATS[plan.dtype],
+            activation=plan.activation,
+            epsilon=plan.epsilon,
+            embedding_scale=plan.embedding_scale,
+            norm_offset=plan.norm_offset,
+            residual_scale=plan.residual_scale,
+            logit_scale=plan.logit_scale,
+            embedding=address(own),
+            final_norm=self._norm(plan.final_norm),
+            layers=self.layers,
+            head=head,
+            **self._projection(pool),
+        )
+
+    def _projection(self, pool: Executor) -> dict[str, Any]:
+        """Return the fields of the product of features; none if there is no such product."""
+        plan = self._blueprint.projection
+        if plan is None:
+            return {}
+        found: dict[str, Any] = {"projection": self._linear([plan.linear], pool, kind=FORMATS[self._blueprint.dtype])}
+        if plan.norms:
+            norms = [self._norm_weight(name) for name in plan.norms]
+            found["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
+            found["feature_part"] = len(norms[0])
+        return found
+
+    def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
+        return CLayer(
+            attention_norm=self._norm(layer.attention_norm),
+            embedding_norm=self._norm(layer.embedding_norm),
+            attention_post_norm=self._norm(layer.attention_post_norm),
+            mlp_norm=self._norm(layer.mlp_norm),
+            mlp_post_norm=self._norm(layer.mlp_post_norm),
+            query_norm=self._norm(layer.query_norm),
+            key_norm=self._norm(layer.key_norm),
+            qkv=self._linear(layer.qkv, pool),
+            output=self._linear([layer.output], pool),
+            gate_up=self._linear(layer.gate_up, pool, in_turns=True),
+            down=self._linear([layer.down], pool),
+            window=layer.window or 0,
+            rope=NO_ROPE if layer.rope is None else layer.rope,
+            is_normed_residual=layer.is_normed_residual,
+            scaling=layer.scaling,
+        )
+
+    def _embedding(self, plan: Blueprint) -> Tensor:
+        weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
+        if is_lent and weight.dtype == self._dtype and weight.is_contiguous():
+            self._lent.append(weight)
+            return weight
+        own = self._keep(weight.to(self._dtype, copy=True).contiguous())
+        if not plan.is_tied:
+            self._weights.release(plan.embedding)
+        return own
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        self._kept.append(tensor)
+        return tensor
+
+    def _norm(self, name: str | None) -> int | None:
+        return None if name is None else self._keep(self._norm_weight(name)).data_ptr()
+
+    def _norm_weight(self, name: str) -> Tensor:
+        weight = self._weights.get(name).to(self._dtype).to(torch.float32, copy=True).contiguous()
+        self._weights.release(name)
+        return weight
+
+    def _linear(
+        self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False, kind: int | None = None
+    ) -> CLinear:
+        """Pack layers one after the other or interleaved (gate and up), and release their weights.
+
+        `kind` is their format; None for that of the decoder.
+        """
+        kind = self._format if kind is None else kind
+        inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
+        blocks = -(-outputs // LANES)
+        packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, kind)))
+        is_int8 = kind == FORMATS["int8"]
+        scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
+        sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
+        weights = [self._weights.get(linear.weight) for linear in linears]
+        biases = [None if linear.bias is None else self._weights.get(linear.bias) for linear in linears]
+        if in_turns and len(weights) == 1:
+            weights = list(weights[0].chunk(2))
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        step, first = (2, 0) if in_turns else (1, 0)
+        bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=in_turns)
+        self._kept += [] if bias is None else [bias]
+        pieces: list[tuple[Tensor, int]] = []
+        for index, weight in enumerate(weights):
+            place = index if in_turns else first
+            rows = weight.split(PACK_ROWS)
+            pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
+            first += weight.shape[0] // LANES
+        pack = partial(self._library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
+        list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
+        for name in (name for linear in linears for name in linear.names):
+            self._weights.release(name)
+        return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind)
+
+    def _room(self, num_bytes: int) -> Tensor:
+        start = self._used
+        self._used += -(-num_bytes // PAGE) * PAGE
+        return self._arena[start : start + num_bytes]

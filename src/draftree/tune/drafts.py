@@ -1,0 +1,228 @@
+"""Search for the fastest drafter of a model on this machine, for given prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from draftree.assembly import choose_methods
+from draftree.bench.benchmark import prompts_of, tokenizer_of
+from draftree.bench.provenance import now
+from draftree.bench.runner import Prompt
+from draftree.bench.settings import load_for, require_positive
+from draftree.bench.workload import SHIPPED, read_workload
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import ConfigurationError
+from draftree.core.paths import expanded
+from draftree.heads.shipped.catalogue import head_folder
+from draftree.llm import LLM
+from draftree.loading.resolve import resolve_model
+from draftree.loading.tuned import TunedDraft, conditions_of
+from draftree.sampling.params import SamplingParams
+from draftree.tune.candidates import VERIFY, Candidate, first_candidates, own_candidates, variants_of
+from draftree.tune.contest import Cell, Contest, Sample, Standing
+from draftree.tune.journal import Journal
+from draftree.weights.catalogue import CATALOGUE
+
+__all__ = ["DraftSearch", "DraftTuneSettings"]
+
+WARM_UP_TOKENS = 8
+MIN_TEXTS = 8
+"""Texts of the last two candidates, if there are fewer prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTuneSettings:
+    """Settings of a search.
+
+    Attributes:
+        model: name of the model, in any supported form.
+        prompts: a prompts file as for 'draftree bench'; None for the prompts of the package.
+        drafts: further drafters, as `DRAFT` or `DRAFT@PLAN`.
+        temperatures: temperatures of the texts, in turn.
+        limit: prompts per category; None uses all.
+        max_tokens: tokens per text.
+        minutes: duration after which no new text is begun.
+        seed: seed of the sampled texts.
+        dtype: dtype of the model.
+        device: device of the model.
+        kernels: kernels of its passes.
+        quantization: of its weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the model's folder may run.
+    """
+
+    model: str
+    prompts: Path | None = None
+    drafts: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    limit: int | None = None
+    max_tokens: int = 96
+    minutes: float = 10.0
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "limit", "threads")
+        if self.max_tokens < 2:
+            raise ConfigurationError(f"max_tokens is {self.max_tokens}: it must be at least 2 to measure decoding")
+        if not self.minutes > 0:
+            raise ConfigurationError(f"minutes is {self.minutes}: it must be positive")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigurationError(f"temperatures are {self.temperatures}: give at least one, none below 0")
+
+
+class DraftSearch:
+    """A search that can be continued. Loads the model.
+
+    Args:
+        settings: the settings of the search.
+        fetch: called with the name of every model before it is loaded.
+        clock: returns seconds.
+
+    Raises:
+        ConfigurationError: a bad prompts file, or an unknown drafter.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        settings: DraftTuneSettings,
+        *,
+        fetch: Callable[[str], object] = resolve_model,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        own = own_candidates(settings.drafts)
+        workload = read_workload(settings.prompts or SHIPPED).choose((), settings.limit)
+        models = [name for one in own for name in choose_methods(one.draft, VERIFY, one.plan).draft_models]
+        for name in dict.fromkeys((settings.model, *models)):
+            fetch(name)
+        self._settings, self._loaded = settings, load_for(settings)
+        self._tokenizer = tokenizer_of(self._loaded)
+        room = self._loaded.model.max_length - settings.max_tokens
+        prompts, self.notes = prompts_of(workload, self._tokenizer, room)
+        self._prompts = across_categories(prompts)
+        self._first, self.refused = first_candidates(self._loaded, own)
+        self._llms: dict[str, LLM] = {}
+        self._conditions = conditions_of(self._loaded)
+        self.journal = Journal(self._loaded.model.fingerprint, self._facts(workload.sha256))
+        kept = self.journal.read()
+        self.num_known = len(kept)
+        self.contest = Contest(
+            self._write,
+            self._cell,
+            samples=kept,
+            keep=self.journal.add,
+            num_texts=max(MIN_TEXTS, len(prompts)),
+            is_exact=self._loaded.model.is_exact,
+            seconds=60 * settings.minutes,
+            clock=clock,
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all texts must be equal to those of plain decoding."""
+        return self._loaded.model.is_exact
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of drafters that are measured first."""
+        return len(self._first)
+
+    def run(self) -> Iterator[Cell]:
+        """Measure; yields after every text. Measurements are kept if the iteration stops early."""
+        return self.contest.run(self._first, lambda one: variants_of(one, self._loaded))
+
+    def result(self) -> TunedDraft | None:
+        """Return the fastest drafter; None before the first text. Plain decoding if no drafter is faster."""
+        best = self.contest.best()
+        return None if best is None else self._result(best)
+
+    def _result(self, best: Standing) -> TunedDraft:
+        return TunedDraft(
+            model=self._settings.model,
+            fingerprint=self._loaded.model.fingerprint,
+            draft=with_full_paths(best.candidate.draft),
+            plan=best.candidate.plan,
+            speedup=round(best.speedup, 4),
+            spread=(round(best.low, 4), round(best.high, 4)),
+            texts=best.texts,
+            temperatures=self._settings.temperatures,
+            conditions=self._conditions,
+            date=now(),
+        )
+
+    def _facts(self, prompts: str) -> dict[str, Any]:
+        settings = self._settings
+        shared = (prompts, settings.limit, settings.max_tokens, settings.temperatures, settings.seed)
+        return {"settings": shared, **self._conditions}
+
+    def _cell(self, number: int) -> Cell:
+        """Return a cell: prompts in turn, and temperatures in turn, shifted when the prompts begin again."""
+        repeat, prompt = divmod(number, len(self._prompts))
+        temperatures = self._settings.temperatures
+        temperature = temperatures[
+            (number + repeat * (len(self._prompts) % len(temperatures) == 0)) % len(temperatures)
+        ]
+        return Cell(number, prompt, temperature, self._settings.seed + repeat)
+
+    def _write(self, candidate: Candidate, cell: Cell) -> Sample:
+        llm = self._llm(candidate)
+        llm.forget()  # the same prompt may have been answered at another temperature
+        params = SamplingParams(
+            max_tokens=self._settings.max_tokens, temperature=cell.temperature, seed=cell.seed, ignore_eos=True
+        )
+        (done,) = llm.generate([list(self._prompts[cell.prompt].ids)], params)
+        digest = hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16]
+        return Sample(1 / done.stats.tokens_per_second, done.stats.acceptance_length, digest)
+
+    def _llm(self, candidate: Candidate) -> LLM:
+        """Return the model with a drafter; its first passes are slower than all others and are not measured."""
+        found = self._llms.get(candidate.name)
+        if found is None:
+            found = LLM(
+                self._loaded,
+                None if candidate.is_plain else candidate.draft,
+                plan=candidate.plan,
+                tokenizer=self._tokenizer,
+                max_batch_size=1,
+                trust_remote_code=self._settings.trust_remote_code,
+            )
+            params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True)
+            found.generate([list(self._prompts[0].ids)], params)
+            self._llms[candidate.name] = found
+        return found
+
+
+def across_categories(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with categories in turn, so that few prompts are of many categories."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.task.category, []).append(prompt)
+    return [prompt for row in zip_longest(*groups.values()) for prompt in row if prompt is not None]
+
+
+def with_full_paths(draft: str) -> str:
+    """Return a spec whose paths do not depend on the working folder."""
+    parts = []
+    for part in draft.split("+"):
+        head, comma, options = part.partition(",")
+        name, colon, argument = head.partition(":")
+        if name in ("head", "model") and colon and expanded(argument).exists() and not is_name(name, argument):
+            argument = str(expanded(argument).resolve())
+        parts.append(f"{name}{colon}{argument}{comma}{options}")
+    return "+".join(parts)
+
+
+def is_name(kind: str, argument: str) -> bool:
+    """Return whether an argument names something of the package, which precedes a folder of that name."""
+    return argument in CATALOGUE if kind == "model" else head_folder(argument) != Path(argument)

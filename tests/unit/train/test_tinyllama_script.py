@@ -1,0 +1,48 @@
+"""The script that makes a drafter for TinyLlama, on a tiny model in its place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from draftree import LLM, SamplingParams
+from draftree.weights.catalogue import CATALOGUE
+from train_folders import learnable_model, prompts_file
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "tinyllama_drafter.sh"
+
+
+def test_the_script_makes_a_drafter_and_continues(tmp_path: Path) -> None:
+    model = learnable_model(tmp_path / "model")
+    own = {
+        "TARGET": str(model),
+        "START": str(model),
+        "DRAFTREE": f"{sys.executable} -m draftree",
+        "PROMPTS": str(prompts_file(tmp_path / "prompts.jsonl", 60)),
+        "TOKENS": "1500",
+        "DATA_OPTIONS": "--raw --max-tokens 24 --dtype float32 --kernels torch --features 0,1,-1",
+        "TRAIN_OPTIONS": "--steps 2 --unseen-share 0.2 --dtype float32 --depth 2",
+    }
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", str(SCRIPT), str(tmp_path / "out")],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"tune {model} --draft model:{tmp_path}/out/drafter" in done.stdout
+    llm = LLM(str(model), f"model:{tmp_path}/out/drafter", plan="fixed", dtype="float32", kernels="torch")
+    (text,) = llm.generate("the fox", SamplingParams(max_tokens=8, temperature=0))
+    assert sum(text.stats.accepted_by_depth) > 0
+
+
+def test_the_models_of_the_script_are_in_the_catalogue() -> None:
+    text = SCRIPT.read_text()
+    for name in ("tinyllama-1.1b-chat", "stories15m"):
+        assert name in CATALOGUE
+        assert f":-{name}}}" in text
+    assert CATALOGUE["tinyllama-1.1b-chat"].vocab_size == CATALOGUE["stories15m"].vocab_size

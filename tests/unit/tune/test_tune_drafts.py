@@ -1,0 +1,407 @@
+"""`draftree tune MODEL`: halving by measured speed, kept results, and `draft="auto"` that uses them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench_samples import write_model
+from draftree import LLM
+from draftree.cli.main import run
+from draftree.core.errors import ConfigurationError, ModelError
+from draftree.loading.tuned import all_tuned, keep_tuned
+from draftree.tune.candidates import Candidate, own_candidates
+from draftree.tune.contest import Cell, Contest, Sample
+from draftree.tune.drafts import DraftSearch, DraftTuneSettings, with_full_paths
+
+HOW = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]
+
+
+class StepClock:
+    """A clock that a test advances."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Bench:
+    """Candidates with made-up seconds per token; plain decoding takes 1 second, each text one second of the clock."""
+
+    def __init__(self, seconds: dict[str, Callable[[int], float]], *, texts: dict[str, str] | None = None) -> None:
+        self.seconds, self.texts = seconds, texts or {}
+        self.clock = StepClock()
+        self.written: list[tuple[int, str]] = []
+        self.kept: list[tuple[int, str]] = []
+
+    def write(self, candidate: Candidate, cell: Cell) -> Sample:
+        self.written.append((cell.number, candidate.name))
+        self.clock.time += 1
+        cost = 1.0 if candidate.is_plain else self.seconds[candidate.name](cell.number)
+        return Sample(cost, 1.0, self.texts.get(candidate.name, "text"))
+
+    def contest(self, **options: Any) -> Contest:
+        given: dict[str, Any] = {"samples": {}, "num_texts": 20, "is_exact": True, "seconds": 10_000.0}
+        return Contest(
+            self.write,
+            lambda number: Cell(number, number % 3, 0.0, 0),
+            keep=lambda cell, candidate, sample: self.kept.append((cell.number, candidate.name)),
+            clock=self.clock,
+            **(given | options),
+        )
+
+
+def constant(value: float) -> Callable[[int], float]:
+    return lambda number: value
+
+
+def none(candidate: Candidate) -> list[Candidate]:
+    return []
+
+
+EIGHT = {f"ngram,k={number}": constant(0.1 * number) for number in range(2, 10)}
+
+
+def candidates(names: Sequence[str]) -> list[Candidate]:
+    return [Candidate(name) for name in names]
+
+
+def test_the_fastest_is_found_and_the_others_are_dropped_early() -> None:
+    bench = Bench(EIGHT)
+    contest = bench.contest()
+    list(contest.run(candidates(list(reversed(EIGHT))), none))
+    best = contest.best()
+    assert best is not None
+    assert best.candidate.draft == "ngram,k=2"
+    assert best.speedup == pytest.approx(5)
+    assert best.texts == 20
+    assert [one.name for one in contest.alive] == ["ngram,k=2", "ngram,k=3"]
+    counts = Counter(name for _, name in bench.written)
+    assert counts["ngram,k=9"] == counts["ngram,k=6"] == 4, "half of eight after the first rung"
+    assert counts["ngram,k=5"] == counts["ngram,k=4"] == 12, "half of four after the second"
+    assert contest.out["ngram,k=9"] == "slower after 4 texts"
+    assert counts["none"] == 20
+
+
+def test_every_text_is_written_plainly_and_by_all_that_are_left_in_a_rotating_order() -> None:
+    bench = Bench(EIGHT)
+    list(bench.contest().run(candidates(list(EIGHT)), none))
+    orders: dict[int, list[str]] = {}
+    for cell, name in bench.written:
+        orders.setdefault(cell, []).append(name)
+    assert [len(orders[cell]) for cell in (0, 3, 4, 11, 12, 19)] == [9, 9, 5, 5, 3, 3]
+    assert all("none" in names for names in orders.values())
+    assert [orders[cell].index("none") for cell in range(4)] == [0, 8, 7, 6]
+
+
+def test_variants_of_the_two_best_are_measured_against_them() -> None:
+    better = {"ngram,k=2@fixed": constant(0.05), "ngram,k=3@fixed": constant(0.4)}
+    bench = Bench(EIGHT | better)
+    contest = bench.contest()
+    list(contest.run(candidates(list(EIGHT)), lambda one: [Candidate(one.draft, "fixed")]))
+    best = contest.best()
+    assert best is not None
+    assert best.candidate == Candidate("ngram,k=2", "fixed")
+    assert {one.candidate.name for one in contest.standings()} == {"none", *EIGHT, *better}
+
+
+def test_plain_decoding_wins_if_no_drafter_is_faster() -> None:
+    contest = Bench({"ngram": constant(1.1), "suffix": constant(1.2)}).contest()
+    list(contest.run(candidates(["ngram", "suffix"]), none))
+    best = contest.best()
+    assert best is not None
+    assert best.candidate.is_plain
+
+
+def test_speed_is_the_mean_over_texts_with_its_spread() -> None:
+    contest = Bench({"ngram": lambda number: (0.5, 2.0)[number % 2], "suffix": constant(1.0)}).contest()
+    list(contest.run(candidates(["ngram", "suffix"]), none))
+    found = contest.standing(Candidate("ngram"))
+    assert found.speedup == pytest.approx(1.0)
+    assert (found.low, found.median, found.high) == (0.5, 1.25, 2.0)
+    assert found.texts == 20
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_other_texts_count_and_drop_a_candidate_if_texts_must_be_equal(is_exact: bool) -> None:
+    contest = Bench({"ngram": constant(0.1), "suffix": constant(0.5)}, texts={"ngram": "other"}).contest(
+        is_exact=is_exact
+    )
+    list(contest.run(candidates(["ngram", "suffix"]), none))
+    assert contest.standing(Candidate("ngram")).differing == (1 if is_exact else 20)
+    best = contest.best()
+    assert best is not None
+    assert best.candidate.draft == ("suffix" if is_exact else "ngram")
+    assert ("ngram" in contest.out) == is_exact
+
+
+def test_a_candidate_that_fails_is_dropped_with_its_reason() -> None:
+    def failing(number: int) -> float:
+        raise ModelError("out of memory")
+
+    contest = Bench({"ngram": failing, "suffix": constant(0.5)}).contest()
+    list(contest.run(candidates(["ngram", "suffix"]), none))
+    assert contest.out == {"ngram": "out of memory"}
+    best = contest.best()
+    assert best is not None
+    assert best.candidate.draft == "suffix"
+
+
+def test_no_text_is_begun_after_the_time() -> None:
+    bench = Bench(EIGHT)
+    contest = bench.contest(seconds=30.0)
+    list(contest.run(candidates(list(EIGHT)), none))
+    assert bench.written[-1][0] == 3
+    assert len(bench.written) == 36
+    assert len(contest.alive) == 4
+
+
+def test_measurements_of_an_earlier_run_are_not_repeated() -> None:
+    first = Bench(EIGHT)
+    contest = first.contest()
+    running = contest.run(candidates(list(EIGHT)), none)
+    for _ in range(6):
+        next(running)
+    running.close()
+    known = {
+        (cell, name): Sample(1.0 if name == "none" else EIGHT[name](cell), 1.0, "text") for cell, name in first.written
+    }
+    second = Bench(EIGHT)
+    again = second.contest(samples=known)
+    list(again.run(candidates(list(EIGHT)), none))
+    assert not set(second.written) & set(first.written)
+    assert set(second.kept) == set(second.written)
+    whole = Bench(EIGHT)
+    list(whole.contest().run(candidates(list(EIGHT)), none))
+    assert sorted(first.written + second.written) == sorted(whole.written)
+
+
+def test_drafters_of_the_user_are_measured_alone_and_merged() -> None:
+    assert own_candidates(["ngram,k=3@fixed", "suffix", "ngram+suffix,k=4"]) == [
+        Candidate("ngram,k=3", "fixed"),
+        Candidate("ngram,k=3+suffix", "fixed"),
+        Candidate("suffix"),
+        Candidate("ngram+suffix,k=4"),
+    ]
+    for spec in ("none", "auto"):
+        with pytest.raises(ConfigurationError, match="no drafter to measure"):
+            own_candidates([spec])
+
+
+def test_paths_are_kept_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "stories15m").mkdir()
+    assert with_full_paths("head:mine,k=2+suffix") == f"head:{tmp_path}/mine,k=2+suffix"
+    assert with_full_paths("model:stories15m") == "model:stories15m", "a name of the catalogue precedes a folder"
+    assert with_full_paths("ngram,k=3") == "ngram,k=3"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CONFIG", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"the {word} fox", "category": word} for word in ("quick", "lazy")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, fast: str, *, stops_after: int | None = None) -> list[str]:
+    """One drafter is twice as fast as plain decoding, all others half as fast; Ctrl-C after a number of texts."""
+    asked: list[str] = []
+
+    def write(self: DraftSearch, candidate: Candidate, cell: Cell) -> Sample:
+        if len(asked) == stops_after:
+            raise KeyboardInterrupt
+        asked.append(candidate.name)
+        return Sample(1.0 if candidate.is_plain else 0.5 if candidate.name == fast else 2.0, 1.5, "text")
+
+    monkeypatch.setattr(DraftSearch, "_write", write)
+    return asked
+
+
+def test_the_command_measures_real_texts_and_auto_takes_the_result(
+    folder: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW, "--draft", "ngram,min=1,k=2"]) == 0
+    shown = capfd.readouterr().out
+    assert "all texts are equal to those of plain decoding" in shown
+    (kept,) = all_tuned()
+    assert kept.texts >= 8
+    llm = LLM(str(folder), "auto", dtype="float32", kernels="torch")
+    assert llm.drafts == (() if kept.draft == "none" else (kept.draft,))
+    assert "'draftree tune' measured" in llm.draft_note
+
+
+def test_the_fastest_is_kept_with_its_conditions(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made_up(monkeypatch, "suffix@fixed")
+    line = ["tune", str(folder), "--prompts", str(prompts), *HOW]
+    assert run([*line, "--dry-run"]) == 0
+    assert "not kept (--dry-run)" in capfd.readouterr().out
+    assert not all_tuned()
+    asked = made_up(monkeypatch, "suffix@fixed")
+    assert run(line) == 0
+    assert not asked, "the measurements of the dry run are used"
+    shown = capfd.readouterr().out
+    assert "fastest: suffix with plan fixed, 2.00 times plain decoding" in shown
+    (kept,) = all_tuned()
+    assert (kept.draft, kept.plan, kept.speedup) == ("suffix", "fixed", 2.0)
+    assert (kept.conditions["threads"], kept.conditions["dtype"]) == (torch.get_num_threads(), "float32")
+    llm = LLM(str(folder), "auto", dtype="float32", kernels="torch")
+    assert llm.drafts == ("suffix",)
+    assert type(llm.planner).__name__ == "FixedPlanner"
+    assert "'draftree tune' measured 2.00 times the speed of plain decoding" in llm.draft_note
+
+
+def test_a_result_of_other_conditions_is_ignored_with_the_reason(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up(monkeypatch, "ngram")
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    assert LLM(str(folder), "auto", dtype="float32", kernels="torch").drafts == ("ngram",)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    llm = LLM(str(folder), "auto", dtype="float32", kernels="torch")
+    assert llm.drafts == ("suffix",)
+    assert f"'draftree tune' is ignored, because threads was {threads}, and is {threads + 1}" in llm.draft_note
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    assert len(all_tuned()) == 2, "a result for each of the conditions"
+
+
+def test_a_kept_drafter_that_is_gone_is_left_out_with_the_reason(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import dataclasses
+
+    made_up(monkeypatch, "ngram")
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    (kept,) = all_tuned()
+    keep_tuned(dataclasses.replace(kept, draft=f"head:{tmp_path}/gone"))
+    llm = LLM(str(folder), "auto", dtype="float32", kernels="torch")
+    assert llm.drafts == ("suffix",)
+    assert "gone' cannot be used: there is no folder" in llm.draft_note
+
+
+def test_plain_decoding_is_kept_if_it_is_fastest(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made_up(monkeypatch, "")
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    assert "fastest: plain decoding, 1.00 times" in capfd.readouterr().out
+    llm = LLM(str(folder), "auto", dtype="float32", kernels="torch")
+    assert llm.drafts == ()
+    assert LLM(str(folder), "auto", plan="fixed", dtype="float32", kernels="torch").drafts == ("suffix",)
+
+
+def test_ctrl_c_keeps_the_measurements_and_the_same_command_continues(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = ["tune", str(folder), "--prompts", str(prompts), *HOW]
+    first = made_up(monkeypatch, "ngram", stops_after=40)
+    assert run(line) == 130
+    shown = capfd.readouterr()
+    assert "interrupted: 40 measurements are kept in " in shown.err
+    assert "no drafter was kept" in shown.err
+    assert "ngram " in shown.out, "the table of what was measured"
+    assert not all_tuned()
+    second = made_up(monkeypatch, "ngram")
+    assert run(line) == 0
+    assert "40 measurements of an earlier run are used" in capfd.readouterr().err
+    assert run(["tune", "--forget", str(folder)]) == 0
+    whole = made_up(monkeypatch, "ngram")
+    assert run(line) == 0
+    assert Counter(first + second) == Counter(whole)
+
+
+def test_results_are_shown_and_removed(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tune", "--show"]) == 0
+    assert "nothing is kept: run 'draftree tune MODEL'" in capfd.readouterr().out
+    made_up(monkeypatch, "ngram")
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    capfd.readouterr()
+    assert run(["tune", "--show", str(folder)]) == 0
+    shown = capfd.readouterr().out
+    assert f"{folder}: ngram, 2.00 times plain decoding" in shown
+    assert "dtype float32" in shown
+    assert run(["tune", "--forget", "elsewhere"]) == 1
+    assert f"nothing is kept for 'elsewhere'; kept: {folder}" in capfd.readouterr().err
+    assert run(["tune", "--forget", str(folder)]) == 0
+    assert "removed 1 result of" in capfd.readouterr().out
+    assert not all_tuned()
+
+
+def test_too_few_texts_are_not_kept(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made_up(monkeypatch, "ngram")
+    monkeypatch.setattr(Contest, "is_over", property(lambda self: self._next > 1))
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 1
+    assert "the time ended after 2 texts, and 4 are needed" in capfd.readouterr().err
+    assert not all_tuned()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--minutes", "0"], 1, "minutes is 0.0: it must be positive"),
+        (["--max-tokens", "1"], 1, "it must be at least 2"),
+        (["--temperature", "-1"], 1, "none below 0"),
+        (["--draft", "ngrm"], 1, "ngrm"),
+        (["--draft", "none"], 1, "no drafter to measure"),
+        (["--show", "--forget"], 2, "leave one of them out"),
+        (["--prompts", "/nowhere"], 1, "does not exist"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str], options: list[str], status: int, words: str
+) -> None:
+    assert run(["tune", str(folder), *options]) == status
+    assert words in capfd.readouterr().err
+
+
+def test_a_model_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "--minutes", "1"]) == 2
+    assert "name a model" in capfd.readouterr().err
+    assert run(["tune", "--forget"]) == 2
+    assert "name the model whose results" in capfd.readouterr().err
+
+
+def test_a_damaged_file_of_results_is_named(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made_up(monkeypatch, "ngram")
+    assert run(["tune", str(folder), "--prompts", str(prompts), *HOW]) == 0
+    (path,) = (tmp_path / "config" / "tuned").glob("*.json")
+    path.write_text("{")
+    with pytest.raises(ConfigurationError, match="is damaged or unreadable: delete it"):
+        LLM(str(folder), "auto", dtype="float32", kernels="torch")
+
+
+def test_temperatures_and_prompts_come_in_turn(folder: Path, prompts: Path) -> None:
+    settings = DraftTuneSettings(str(folder), prompts, max_tokens=4, kernels="torch", dtype="float32")
+    search = DraftSearch(settings)
+    cells = [search._cell(number) for number in range(4)]
+    assert {(cell.prompt, cell.temperature) for cell in cells} == {(p, t) for p in (0, 1) for t in (0.0, 0.8)}
+    assert [cell.seed for cell in cells] == [0, 0, 1, 1]
