@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.types import Budget
 from seq2seq_samples import TEXT_FAMILIES, sample, sources
 
@@ -220,3 +220,45 @@ def test_asynchronous_requests_continue_a_decoder_prompt() -> None:
             return found
 
     assert asyncio.run(run()) == [list(one.token_ids) for one in wanted]
+
+
+def test_aborted_and_failed_requests_leave_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, prompts = LLM(sample("marian"), draft="suffix"), sources(3)
+    stream = llm.stream_updates(prompts[2], GREEDY)
+    next(stream)
+    assert llm.model.num_sources == 1
+    stream.close()
+    assert closed(llm)
+    run = llm.model._encode
+
+    def fails_once(source: Any) -> Any:
+        if source.tokens == tuple(prompts[1]):
+            raise RuntimeError("the encoder fails")
+        return run(source)
+
+    monkeypatch.setattr(llm.model, "_encode", fails_once)
+    with pytest.raises(GenerationError, match="the encoder fails") as failure:
+        llm.generate(prompts, GREEDY)
+    assert [list(one.token_ids) for one in failure.value.completions] == [
+        generated(sample("marian"), prompts[place]) for place in (0, 2)
+    ]
+    assert closed(llm)
+
+
+def test_preempted_texts_continue_on_their_sources() -> None:
+    prompts = sources(4)
+    wanted = [generated(sample("t5"), ids) for ids in prompts]
+    llm = LLM(sample("t5"), draft="suffix")
+    made = [llm.requests.sequences(ids, GREEDY)[0] for ids in prompts]
+    llm.engine.add(*made)
+    llm.engine.step()
+    llm.engine.step()
+    # as if the others had grown into the memory of the youngest
+    youngest = llm.engine._scheduler.running[-1]
+    llm.engine._allocator.leave(youngest, may_keep=False)
+    llm.engine._scheduler.put_back(youngest)
+    assert llm.model.num_sources == 3
+    while not llm.engine.is_idle:
+        llm.engine.step()
+    assert [one.history.output.tolist() for one in made] == wanted
+    assert closed(llm)
