@@ -24,6 +24,7 @@ from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
+from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
@@ -231,6 +232,8 @@ def build_parts(
         raise ConfigurationError(
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
+    if is_encoder_decoder_target(target):
+        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
     require_layers(methods.traits.features, target)
 
     read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)

@@ -125,6 +125,7 @@ class AsyncLLM:
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
+        decoder_prompt: Prompt | None = None,
     ) -> Submission:
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
@@ -137,6 +138,7 @@ class AsyncLLM:
             request_id: name of the request in records and errors; None for a new one.
             trace: whether updates hold a record of every round of their sequence.
             owner: whose text it is, for drafters that learn; None to leave it out.
+            decoder_prompt: as for `LLM.generate`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -147,10 +149,9 @@ class AsyncLLM:
 
         def make() -> list[WritingSequence]:
             with self._encoding:
-                ids = self._llm.prompts.encode(prompt)
-                return requests.sequences(
-                    ids, given, draft=draft, priority=priority, request_id=request_id, trace=trace, owner=owner
-                )
+                ids, start = self._llm.prompts.encode(prompt), self._llm.prompts.encode_decoder_prompt(decoder_prompt)
+                told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
+                return requests.sequences(ids, given, draft=draft, priority=priority, decoder_prompt=start, **told)
 
         loop = asyncio.get_running_loop()
         if not requests.has_grammar(given):

@@ -8,8 +8,9 @@ from draftree.arguments import Messages, Prompt, prompt_list
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.base import LanguageModel
+from draftree.models.source import EncoderDecoder
 from draftree.prompts import PromptEncoder
 from draftree.requests import Requests
 from draftree.text.tokenizer import Tokenizer
@@ -43,8 +44,14 @@ class BeamSearching:
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
+            UnsupportedModelError: the model is an encoder-decoder.
             GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
         """
+        if isinstance(self.model, EncoderDecoder):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} is an encoder-decoder, and beam search decodes causal models only: use "
+                "generate"
+            )
         ids = [self._prompts.encode(prompt) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)

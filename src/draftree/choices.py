@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from draftree.assembly import Methods, build_parts, choose_methods, model_reader
 from draftree.core.clock import SYSTEM_CLOCK, Clock
@@ -19,6 +20,7 @@ from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates
+from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.loading.targets import require_layers
@@ -87,12 +89,16 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     methods = choose_methods(candidate.draft, verify, plan)
     if methods.traits.branches and not loaded.model.supports_trees:
         raise ConfigurationError(f"'{loaded.name}' scores chains only")
+    if is_encoder_decoder_target(loaded):
+        require_drafter(candidate.draft, runs_model=methods.traits.runs_model)
     require_layers(methods.traits.features, loaded)
     for name in methods.draft_models:
         resolve_model(name, fetch=False)
 
 
-def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None) -> dict[str, Methods]:
+def choose_each(
+    draft: str | Sequence[str] | None, verify: str, plan: str | None, *, target: Any = None
+) -> dict[str, Methods]:
     """Find and configure the methods of every drafter that a request can choose.
 
     Args:
@@ -100,6 +106,7 @@ def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None
             methods of a stand-in until the target is loaded: see `decide_each`.
         verify: the verifier of all.
         plan: the planner of each; None for its default.
+        target: the model argument of `LLM`; drafters that cannot work with it are refused before it is loaded.
 
     Returns:
         Methods by name of the drafter, the default first.
@@ -115,7 +122,11 @@ def choose_each(draft: str | Sequence[str] | None, verify: str, plan: str | None
     if twice is not None:
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
-    return {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+    each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+    if is_encoder_decoder_target(target):
+        for name, methods in each.items():
+            require_drafter(name, runs_model=methods.traits.runs_model)
+    return each
 
 
 def decide_each(

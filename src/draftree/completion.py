@@ -163,7 +163,7 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         draft_tokens=counts.draft_tokens,
         accepted_tokens=counts.accepted_tokens,
         acceptance_length=written / counts.rounds if counts.rounds else 0.0,
-        prompt_tokens=sequence.history.prompt_length,
+        prompt_tokens=sequence.num_prompt_tokens,
         cached_tokens=counts.cached_tokens,
         completion_tokens=written,
         prefill_seconds=counts.prefill_seconds,

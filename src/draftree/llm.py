@@ -35,21 +35,22 @@ from draftree.drafters import NO_DRAFT
 from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import Update
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import write_all
-from draftree.prompts import PromptEncoder
+from draftree.prompts import PromptEncoder, encoder_of
 from draftree.requests import Requests
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
+from draftree.transcription import Transcriber, Transcribes
 from draftree.verifiers.base import Promise
 
 logger = logging.getLogger(__name__)
 
 
-class LLM(BeamSearching):
+class LLM(BeamSearching, Transcribes):
     """A model for generation, accelerated by a drafter. Not thread-safe; use `AsyncLLM` for concurrent requests.
 
     Args:
@@ -114,11 +115,10 @@ class LLM(BeamSearching):
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
-        methods, trusts = choose_each(draft, verify, plan), trust_remote_code
+        methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)
         loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
-        if exact:
-            require_exact(loaded)
+        require_exact(loaded, asked=exact)
         methods, auto = decide_each(methods, loaded, verify, plan, learn)
         self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
@@ -132,9 +132,8 @@ class LLM(BeamSearching):
             self._parts, self._tokenizer, eos_ids=ends, longest=self._engine.longest, kernels=on, kernels_reason=why
         )
         self._requests.auto_draft = auto.draft if auto else None
-        self._prompts = PromptEncoder(
-            self._tokenizer, loaded.model.vocab_size, allow_control_tokens=allow_control_tokens
-        )
+        self._transcriber = Transcriber(self._engine, self._requests, loaded.folder)
+        self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = on, why
@@ -206,15 +205,17 @@ class LLM(BeamSearching):
         params: Params = None,
         *,
         draft: str | None = None,
+        decoder_prompt: Prompt | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Generate completions for prompts, as one batch.
 
         Args:
-            prompts: texts or lists of token ids, one or several.
+            prompts: texts or lists of token ids, one or several; the sources of an encoder-decoder model.
             params: sampling parameters, for all or one for each prompt.
             draft: one of `drafts`, or "none" for plain decoding; None for the default.
+            decoder_prompt: what the decoder continues, such as the token of a target language.
             on_update: called with every piece of text as it is verified.
             progress: whether to show a progress bar; None: on a terminal, for several texts without `on_update`.
 
@@ -226,9 +227,8 @@ class LLM(BeamSearching):
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
         ids = [self._prompts.encode_prompt(prompt) for prompt in prompt_list(prompts)]
-        batch = self._sequences(ids, params, draft)
-        write_all(self._engine, batch, on_update=on_update, progress=progress)
-        return completions_of(batch)
+        given = {"draft": draft, "decoder_prompt": self._prompts.encode_decoder_prompt(decoder_prompt)}
+        return self._written(ids, params, given, on_update=on_update, progress=progress)
 
     def chat(
         self,
@@ -253,9 +253,7 @@ class LLM(BeamSearching):
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         ids = [self._prompts.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        batch = self._sequences(ids, params, draft)
-        write_all(self._engine, batch, on_update=on_update, progress=progress)
-        return completions_of(batch)
+        return self._written(ids, params, {"draft": draft}, on_update=on_update, progress=progress)
 
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
@@ -295,6 +293,8 @@ class LLM(BeamSearching):
             raise sequence.error
         return completion_of(sequence, prompt_index=0)
 
-    def _sequences(self, prompts: list[list[int]], params: Params, draft: str | None) -> list[list[WritingSequence]]:
-        each = params_for(params, len(prompts))
-        return [self._requests.sequences(ids, given, draft=draft) for ids, given in zip(prompts, each, strict=True)]
+    def _written(self, ids: list[list[int]], params: Params, given: dict[str, Any], **show: Any) -> list[Completion]:
+        make, each = self._requests.sequences, params_for(params, len(ids))
+        batch = [make(prompt, one, **given) for prompt, one in zip(ids, each, strict=True)]
+        write_all(self._engine, batch, **show)
+        return completions_of(batch)

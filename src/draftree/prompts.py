@@ -7,6 +7,8 @@ from typing import Any
 
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
 from draftree.core.errors import InvalidRequestError, blaming
+from draftree.models.base import LanguageModel
+from draftree.models.source import EncoderDecoder
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -129,6 +131,8 @@ class PromptEncoder:
             InvalidRequestError: an empty prompt, or ids outside the vocabulary.
         """
         with blaming("prompt"):
+            if not self._vocab_size:
+                raise InvalidRequestError("the prompt is text, and this model reads features of sound: use transcribe")
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
@@ -140,6 +144,24 @@ class PromptEncoder:
             if not ids:
                 raise InvalidRequestError("the prompt is empty: give at least one character or token")
             return self._checked_ids(ids, "prompt")
+
+    def encode_decoder_prompt(self, prompt: Prompt | None) -> list[int] | None:
+        """Encode the text that a decoder continues, without the tokens that a tokenizer adds around a prompt.
+
+        None stays None.
+
+        Raises:
+            InvalidRequestError: no tokenizer, an empty text, or ids that are no token ids.
+        """
+        if prompt is None:
+            return None
+        ids = self.encode_text(prompt, add_special_tokens=False) if isinstance(prompt, str) else list(prompt)
+        if not ids or not all(map(is_id, ids)):
+            raise InvalidRequestError(
+                f"decoder_prompt is {shown_value(prompt)}: give a text or token ids, at least one",
+                param="decoder_prompt",
+            )
+        return [int(token) for token in ids]
 
     def _checked_ids(self, ids: Sequence[Any], param: str) -> list[int]:
         vocab_size = self._vocab_size
@@ -153,3 +175,9 @@ class PromptEncoder:
                     f"the {param} holds token {token}, but the vocabulary ends at {vocab_size - 1}", param=param
                 )
         return [int(token) for token in ids]
+
+
+def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
+    """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
+    size = model.source_vocab_size if isinstance(model, EncoderDecoder) else model.vocab_size
+    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens)

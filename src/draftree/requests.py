@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from draftree.arguments import shown_value
@@ -13,9 +14,11 @@ from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, b
 from draftree.core.noise import Noise
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
+from draftree.engine.openings import Opening, Prompt, opening_of
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
-from draftree.sampling.controls import build_controls
+from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.params import SamplingParams
 from draftree.text.detokenize import Detokenizer
@@ -67,7 +70,7 @@ class Requests:
 
     def sequences(
         self,
-        ids: Sequence[int],
+        ids: Prompt,
         params: SamplingParams,
         *,
         draft: str | None = None,
@@ -75,17 +78,19 @@ class Requests:
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
+        decoder_prompt: Sequence[int] | None = None,
     ) -> list[WritingSequence]:
         """Create the n sequences of a request.
 
         Args:
-            ids: token ids of the prompt.
+            ids: token ids of the prompt, which is the source of an encoder-decoder model, or features.
             params: sampling parameters.
             draft: the drafter; None for the default.
             priority: lower numbers are served first.
             request_id: name of the request; None for a new one.
             trace: whether its updates hold a record of every round.
             owner: whose texts they are, for drafters that learn; None for texts that nothing is learned from.
+            decoder_prompt: as for `opening_of`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -99,8 +104,10 @@ class Requests:
             raise InvalidRequestError(
                 f"request_id is {shown_value(request_id)}: give a text that is not empty", param="request_id"
             )
-        ids = self.truncated(ids, params)
-        limit = self._limit(ids, params)
+        if not isinstance(ids, FeatureSource):
+            ids = self.truncated(ids, params)
+        opening = opening_of(self._parts.target, ids, decoder_prompt)
+        limit = self._limit(opening, params)
         self._check_prediction(params, chosen)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         name = request_id or f"request-{next(self._numbers)}"
@@ -108,21 +115,18 @@ class Requests:
             WritingSequence(
                 name,
                 index,
-                ids,
-                controls=build_controls(
-                    params,
-                    vocab_size=self._parts.target.vocab_size,
-                    eos_ids=self._eos_ids,
-                    encode=None if self._tokenizer is None else self._encode_plainly,
-                    grammars=None if self._tokenizer is None else self._spelled_grammars,
-                    seed=seed if index == 0 else Noise(seed).stream("n", index).seed,
+                opening.tokens,
+                controls=self._controls(
+                    params, opening, limit, seed=seed if index == 0 else Noise(seed).stream("n", index).seed
                 ),
                 limit=limit,
-                detokenizer=self._detokenizer(params, ids),
+                detokenizer=self._detokenizer(params, opening.tokens),
                 priority=priority,
                 draft=chosen,
                 owner=owner,
                 promise=self._parts.promise(params.temperature, chosen),
+                source=opening.source,
+                source_length=opening.source_length,
             )
             for index in range(params.n)
         ]
@@ -131,15 +135,39 @@ class Requests:
             sequence.rounds = [] if trace else None
         return made
 
+    def _controls(self, params: SamplingParams, opening: Opening, limit: int, *, seed: int) -> Controls:
+        controls = build_controls(
+            params,
+            vocab_size=self._parts.target.vocab_size,
+            eos_ids=self._eos_ids,
+            encode=None if self._tokenizer is None else self._encode_plainly,
+            grammars=None if self._tokenizer is None else self._spelled_grammars,
+            seed=seed,
+        )
+        if opening.rules is None or opening.source is None:
+            return controls
+        added = opening.rules.processors(
+            params, opening.source.tokens, prompt_length=len(opening.tokens), limit=limit, ends=sorted(self._eos_ids)
+        )
+        return replace(controls, processors=(*controls.processors, *added))
+
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """Return the last prompt tokens that `truncate_prompt_tokens` keeps; all if it is None."""
         count = params.truncate_prompt_tokens
         if count == -1:
+            target = self._parts.target
+            if isinstance(target, EncoderDecoder):
+                return ids[-target.max_source_length :]
             count = max(1, self._context - (params.max_tokens or 1))
         return ids if count is None else ids[-count:]
 
-    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
-        context = self._context
+    def _limit(self, opening: Opening, params: SamplingParams) -> int:
+        context, ids = self._context, opening.tokens
+        if opening.source is not None and params.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs are for causal models, and this model's encoder predicts no tokens: leave them out",
+                param="prompt_logprobs",
+            )
         if len(ids) >= context:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
@@ -148,10 +176,13 @@ class Requests:
             )
         if params.max_tokens is None:
             # as many as fit; the engine refuses a prompt for which there is no memory
-            return max(self._longest, len(ids) + 1)
+            configured = None if opening.rules is None else opening.rules.max_length
+            most = self._longest - opening.source_length
+            return max(most if configured is None else min(most, configured), len(ids) + 1)
         if len(ids) + params.max_tokens > context:
+            kind = "prompt" if opening.source is None else "decoder prompt"
             raise InvalidRequestError(
-                f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
+                f"a {kind} of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
                 f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits",
                 param="max_tokens",
             )

@@ -37,6 +37,11 @@ class Submission:
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Token ids of the prompt, after truncation."""
+        return self.sequences[0].prompt_ids
+
+    @property
+    def decoder_prompt_ids(self) -> tuple[int, ...]:
+        """Token ids that the text continues: those of the prompt, or the decoder's prompt if the prompt is a source."""
         history = self.sequences[0].history
         return tuple(history.tokens[: history.prompt_length].tolist())
 

@@ -83,7 +83,7 @@ def test_generate_announces_a_lossy_rule_once(generate: Any, base: str, rule: st
     [
         ["--draft", "ngram", "--verify", "soft", "--temperature", "0"],
         ["--draft", "ngram", "--verify", "coupled"],
-        ["--verify", "soft"],
+        ["--draft", "none", "--verify", "soft"],
         ["--draft", "ngram", "--verify", "soft", "--temperature", "0", "--compare"],
     ],
 )

@@ -49,6 +49,7 @@ class SequenceView:
         draft: name of the drafter that the request chose; empty for the default.
         owner: whose text it is, such as the name of an API key, for drafters that learn from texts; None for a text
             that drafters neither learn from nor draft with what they learned.
+        source: token ids of the source of an encoder-decoder model; empty for causal models.
     """
 
     history: History
@@ -56,6 +57,7 @@ class SequenceView:
     slot: Slot | None = None
     draft: str = ""
     owner: str | None = ""
+    source: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftTraits, SequenceView
 from draftree.drafters.lookup.chains import ChainDrafter, require_length
+from draftree.drafters.lookup.occurrences import SEPARATOR
 
 LONGEST = 32
 """Maximum length of a match in scores."""
@@ -57,14 +58,24 @@ class NgramDrafter(ChainDrafter):
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """Return the tokens after the best match."""
         count = min(budget.num_nodes, budget.depth, self._config.k)
-        tokens = state.history.tokens
+        tokens = with_source(state)
         start = find_continuation(tokens, longest=self._config.max, shortest=self._config.min) if count else None
         if start is None:
             return EMPTY
-        scores = scores_of(run_before(tokens, start), min(count, len(tokens) - start))
+        end = len(state.source) if start < len(state.source) else len(tokens)
+        scores = scores_of(run_before(tokens, start), min(count, end - start))
+        if not scores:
+            return EMPTY
         if budget.min_confidence:
             scores = confident(scores, budget.min_confidence)
         return chain(tokens[start : start + len(scores)], scores=scores, draw=self._draw)
+
+
+def with_source(view: SequenceView) -> np.ndarray:
+    """Return the text, after the tokens of its source and a separator if it has one, int64 of shape (tokens,)."""
+    if not view.source:
+        return view.history.tokens
+    return np.concatenate([np.array([*view.source, SEPARATOR], dtype=np.int64), view.history.tokens])
 
 
 def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int | None:

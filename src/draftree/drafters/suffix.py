@@ -22,7 +22,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceView
 from draftree.drafters.learning.tables import TextTables
 from draftree.drafters.lookup.counting import LONGEST, CountedText, CountingDrafter, Match, require_tree
-from draftree.drafters.lookup.occurrences import Occurrences
+from draftree.drafters.lookup.occurrences import SEPARATOR, Occurrences
 
 LONG_RUN = 8
 """Length of the indexed runs that find long matches among many short ones."""
@@ -34,9 +34,15 @@ EARLIER_WEIGHT = 0.25
 
 @dataclass(slots=True)
 class SuffixState(CountedText):
-    """Sequence and the index of its tokens."""
+    """Sequence and the index of its tokens.
+
+    Attributes:
+        own: index of its source, if it has one, and of its text.
+        num_before: tokens before the text in the index.
+    """
 
     own: Occurrences
+    num_before: int = 0
 
 
 @final
@@ -104,13 +110,16 @@ class SuffixDrafter(CountingDrafter[SuffixState]):
 
     def open(self, sequence: SequenceView) -> SuffixState:
         """Return an index of the prompt."""
-        own = Occurrences(self._orders, room=len(sequence.history) + 512)
+        # the last token before the source too: the first token of the text is drafted from the start of the source
+        before = [int(sequence.history.tokens[-1]), *sequence.source, SEPARATOR] if sequence.source else []
+        own = Occurrences(self._orders, room=len(before) + len(sequence.history) + 512)
+        own.extend(np.array(before, dtype=np.int64))
         own.extend(sequence.history.tokens)
-        return SuffixState(sequence, own)
+        return SuffixState(sequence, own, len(before))
 
     def _matches(self, state: SuffixState, depth: int) -> list[Match]:
         tokens = state.view.history.tokens
-        state.own.extend(tokens[len(state.own) :])
+        state.own.extend(tokens[len(state.own) - state.num_before :])
         tail = tokens[-self._config.max :]
         matches = _places(state.own, tail, depth, is_own=True)
         earlier = None if self._earlier is None else self._earlier.find(state.view.owner)

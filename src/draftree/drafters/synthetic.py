@@ -24,6 +24,7 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
 from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
 from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 
@@ -138,7 +139,9 @@ def written_ahead(model: LanguageModel, view: SequenceView, limit: int) -> list[
     history.append(view.history.output.tolist())
     # the engine makes room as texts grow, but this one is generated to its end at once
     model.reserve(model.num_open + 1, limit)
-    slot, pending, found = model.open(), history.tokens.tolist(), list[int]()
+    source = TokenSource(view.source)
+    slot = model.open_on(source) if isinstance(model, EncoderDecoder) else model.open()
+    pending, found = history.tokens.tolist(), list[int]()
     while len(history) < limit:
         chunk, pending = pending[:CHUNK], pending[CHUNK:]
         last = len(chunk) - 1

@@ -103,7 +103,9 @@ def refuse_model(model: Any) -> None:
     """
     kind = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{kind} is an encoder-decoder; Draftree decodes causal models only: {WITHOUT}")
+        raise UnsupportedModelError(
+            f"{kind} is an encoder-decoder; this drop-in is for causal models only: use draftree.LLM, or {WITHOUT}"
+        )
     if model.training:
         raise ConfigurationError(
             f"{kind} is in training mode, where dropout makes every pass another one: call model.eval() first"

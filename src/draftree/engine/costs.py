@@ -37,7 +37,7 @@ def measure_costs(
     longest = min(_enough(max_rows, rows), model.max_length // 2)
     prefix = min(PREFIX, model.max_length - longest)
     model.reserve(model.num_open + 1, prefix + longest)
-    slot = model.open()
+    slot = model.open_probe()
     try:
         model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
         model.commit(slot, range(prefix))

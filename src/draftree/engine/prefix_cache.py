@@ -14,6 +14,7 @@ import numpy as np
 
 from draftree.engine.draft_states import DraftStates
 from draftree.models.base import LanguageModel, Slot
+from draftree.models.source import Source
 
 MIN_SHARED = 16
 """Tokens that a beginning must have in common: fewer are read sooner than waited for."""
@@ -48,11 +49,13 @@ class CachedPrefix:
         slot: of the target.
         tokens: token ids, shape (tokens,).
         draft_state: what the drafter has read of them; None if it keeps nothing.
+        source: the source on which the slot was opened; None for causal models.
     """
 
     slot: Slot
     tokens: np.ndarray
     draft_state: Any = None
+    source: Source | None = None
 
 
 class Prefixes:
@@ -71,7 +74,7 @@ class Prefixes:
         self.kept: list[CachedPrefix] = []
         self.evicted = 0
 
-    def keep(self, slot: Slot, tokens: np.ndarray, draft_state: Any) -> None:
+    def keep(self, slot: Slot, tokens: np.ndarray, draft_state: Any, source: Source | None = None) -> None:
         """Keep slot and drafter state of a finished sequence, or close them if there is nothing in them to share."""
         if not self.limit or slot.length < MIN_SHARED:
             self._target.close(slot)
@@ -79,16 +82,19 @@ class Prefixes:
             return
         self._target.truncate(slot, slot.length)
         kept_state = self._drafts.detach(draft_state, slot.length)
-        new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state)
-        for old in [old for old in self.kept if common(old.tokens, new.tokens) == len(old.tokens)]:
+        new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, source)
+        alike = [old for old in self.kept if old.source == source]
+        for old in [old for old in alike if common(old.tokens, new.tokens) == len(old.tokens)]:
             self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
         self.evict(len(self.kept) - self.limit)
 
-    def find(self, prompt: np.ndarray) -> tuple[CachedPrefix | None, int]:
-        """The kept slot with the longest common beginning, the latest of equals, and how long that is."""
+    def find(self, prompt: np.ndarray, source: Source | None = None) -> tuple[CachedPrefix | None, int]:
+        """The kept slot with this source and the longest common beginning, the latest of equals, and how long it is."""
         best, length = None, 0
         for kept in self.kept:
+            if kept.source != source:
+                continue
             shared = common(kept.tokens, prompt)
             if shared >= max(1, length):
                 best, length = kept, shared

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Series
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from draftree.core.types import SequenceRecord
 from draftree.drafters.base import SequenceView
+from draftree.engine.counts import SequenceCounts
 from draftree.models.base import Slot
+from draftree.models.source import Source
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.detokenize import Detokenizer
@@ -89,32 +90,6 @@ class Update:
         return cls(updates[-1].sequence, is_last=updates[-1].is_last, **whole)
 
 
-@dataclass(slots=True)
-class SequenceCounts:
-    """Raw counts and seconds of one sequence. Mutated once per round.
-
-    Seconds are those of the sequence's rounds, which are shared with other sequences in a batch.
-    """
-
-    rounds: int = 0
-    cached_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    first_tokens: int = 0
-    plan_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    score_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    commit_seconds: float = 0.0
-    accepted_by_depth: list[int] = field(default_factory=list)
-    drafted_by_depth: list[int] = field(default_factory=list)
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    explain: str = ""
-
-
 class WritingSequence:
     """One sequence during generation. Mutated by the engine only.
 
@@ -130,6 +105,8 @@ class WritingSequence:
         owner: as for `SequenceView`.
         priority: lower numbers are served first.
         promise: relation of its text to plain decoding.
+        source: what an encoder-decoder model decodes from, the prompt being the decoder's; None for causal models.
+        source_length: number of positions of the source.
     """
 
     def __init__(
@@ -146,12 +123,22 @@ class WritingSequence:
         owner: str | None = "",
         priority: int = 0,
         promise: Promise = Promise.SAME_TEXT,
+        source: Source | None = None,
+        source_length: int = 0,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.history = History(prompt, capacity=limit)
         self.controls = controls
-        self.view = SequenceView(self.history, draft_controls or controls, draft=draft, owner=owner)
+        self.view = SequenceView(
+            self.history,
+            draft_controls or controls,
+            draft=draft,
+            owner=owner,
+            source=() if source is None else source.tokens,
+        )
+        self.source = source
+        self.source_length = source_length
         self.limit = limit
         self.priority = priority
         self.promise = promise
@@ -190,6 +177,18 @@ class WritingSequence:
     def is_finished(self) -> bool:
         """Whether the sequence is finished."""
         return self.finish_reason is not None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids of the user's prompt: the source, if there is one."""
+        if self.source is not None:
+            return self.source.tokens
+        return tuple(self.history.tokens[: self.history.prompt_length].tolist())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the user's prompt: positions of the source, if there is one."""
+        return self.history.prompt_length if self.source is None else self.source_length
 
     @property
     def num_pending(self) -> int:

@@ -20,6 +20,7 @@ from draftree.engine.parts import Parts
 from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, Prefixes, PrefixStats, common
 from draftree.engine.sequence import WritingSequence
 from draftree.models.base import Slot
+from draftree.models.source import EncoderDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class SlotAllocator:
         Raises:
             InvalidRequestError: even alone it is too large.
         """
-        need = self._budget.slot_bytes(sequence.limit)
+        need = self._budget.slot_bytes(sequence.limit + sequence.source_length)
         if need > self._budget.sequence_bytes:
             raise InvalidRequestError(
                 f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
@@ -107,7 +108,7 @@ class SlotAllocator:
         if len(sequences) == 1:
             return True
         # all slots are as long as the longest
-        longest = max(min(s.limit, len(s.history) + ahead) for s in sequences)
+        longest = max(min(s.limit, len(s.history) + ahead) + s.source_length for s in sequences)
         return self._budget.num_slots(longest) >= len(sequences)
 
     def open(self, running: Sequence[WritingSequence]) -> None:
@@ -134,7 +135,7 @@ class SlotAllocator:
 
     def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
         copyable = sequence.history.tokens[: sequence.num_copyable]
-        found = PrefixMatch() if sequence.opens else self._beginning(copyable, earlier)
+        found = PrefixMatch() if sequence.opens else self._beginning(sequence, copyable, earlier)
         if found.later >= found.length + MIN_SHARED:
             return  # another is about to read that much of it
         if found.length < MIN_SHARED:
@@ -153,12 +154,14 @@ class SlotAllocator:
         self._prompt_tokens += len(sequence.history)
         self._cached_tokens += length
 
-    def _beginning(self, prompt: np.ndarray, earlier: Sequence[WritingSequence]) -> PrefixMatch:
-        kept, length = self.prefixes.find(prompt)
+    def _beginning(
+        self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
+    ) -> PrefixMatch:
+        kept, length = self.prefixes.find(prompt, sequence.source)
         found = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
         later = 0
         for other in earlier if self._shares else ():
-            if other.slot is None or other.opens is not None:
+            if other.slot is None or other.opens is not None or other.source != sequence.source:
                 continue
             alike = common(other.history.tokens, prompt)
             if min(alike, other.slot.length) > found.length:
@@ -189,9 +192,16 @@ class SlotAllocator:
         if sequence.opens is not None:
             sequence.slot = sequence.opens()
         else:
-            sequence.slot = target.open() if found.slot is None else target.fork(found.slot, found.length)
+            sequence.slot = self._opened(sequence) if found.slot is None else target.fork(found.slot, found.length)
         view = replace(sequence.view, slot=sequence.slot)
         sequence.draft_state = self._drafts.fork(found.draft_state, view, found.length)
+
+    def _opened(self, sequence: WritingSequence) -> Slot:
+        target = self._parts.target
+        if sequence.source is None:
+            return target.open()
+        assert isinstance(target, EncoderDecoder), "sources are for encoder-decoder models"
+        return target.open_on(sequence.source)
 
     def _num_open(self) -> int:
         return sum(s.slot is not None for s in self._running) + len(self.prefixes.kept)
@@ -199,7 +209,7 @@ class SlotAllocator:
     def _most_open(self) -> int:
         """Slots that may be open: one for each that runs, and for kept prefixes what memory is left."""
         running = len(self._running)
-        longest = max(len(s.history) for s in self._running)
+        longest = max(len(s.history) + s.source_length for s in self._running)
         return max(running, min(running + self.prefixes.limit, self._budget.num_slots(longest)))
 
     def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
@@ -223,7 +233,7 @@ class SlotAllocator:
         slot, sequence.slot = sequence.slot, None
         draft_state, sequence.draft_state = sequence.draft_state, None
         if slot is not None and may_keep and sequence.opens is None:
-            self.prefixes.keep(slot, sequence.history.tokens, draft_state)
+            self.prefixes.keep(slot, sequence.history.tokens, draft_state, sequence.source)
             return
         if slot is not None:
             self._parts.target.close(slot)

@@ -14,6 +14,13 @@ from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+from draftree.loading.encoder_decoder import (
+    WHY_TORCH,
+    is_encoder_decoder,
+    reader_class,
+    refuse_kernels,
+    wrap_encoder_decoder,
+)
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -106,6 +113,10 @@ def load_model(
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
+    if is_encoder_decoder(folder):
+        refuse_kernels(str(name), kernels, quantization)
+        model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
+        return replace(wrap_model(model, folder=folder, name=str(name)), why_torch=WHY_TORCH)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     key = start_key(folder, kind, quantization) if lowers else None
@@ -204,6 +215,11 @@ def wrap_model(
         UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     model.eval().requires_grad_(False)
+    if model.config.is_encoder_decoder:
+        if shapes is not None:
+            raise UnsupportedModelError(f"kernels 'graphs' were requested, but {WHY_TORCH}: use kernels 'torch'")
+        ours = wrap_encoder_decoder(model, name or type(model).__name__)
+        return LoadedModel(ours, folder, _eos_ids(model), name or type(model).__name__)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights are not readable afterwards

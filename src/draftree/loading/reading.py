@@ -31,7 +31,14 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False) -> Any:
+def read_model(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    trust_remote_code: bool = False,
+    reader: Any = None,
+) -> Any:
     """Load the transformers model of a folder.
 
     Args:
@@ -39,6 +46,7 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
         dtype: dtype of its weights.
         device: target device.
         trust_remote_code: whether Python code of the folder may run.
+        reader: the class of transformers that reads it; None for the one of causal models.
 
     Raises:
         ModelLoadError: its files are damaged, it does not fit into memory, or it needs code of its own.
@@ -49,7 +57,7 @@ def read_model(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_
         raise ModelLoadError(f"model {why}")
     try:
         with quiet():
-            loader: Any = AutoModelForCausalLM
+            loader: Any = reader or AutoModelForCausalLM
             model, report = loader.from_pretrained(
                 folder,
                 dtype=dtype,

@@ -74,13 +74,13 @@ def kernels_of_drafter(target: LoadedModel) -> str:
     return "torch" if target.kernels == "torch" and target.why_torch is None else "auto"
 
 
-def require_exact(loaded: LoadedModel) -> None:
-    """Raise for a model whose logits depend on the other rows of a pass.
+def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
+    """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for.
 
     Raises:
         ConfigurationError: the message gives the reason.
     """
-    if loaded.model.is_exact:
+    if loaded.model.is_exact or not asked:
         return
     reason = loaded.why_torch or "its passes run through torch"
     raise ConfigurationError(

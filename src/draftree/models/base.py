@@ -102,6 +102,10 @@ class LanguageModel(ABC):
     def open(self) -> Slot:
         """Return an empty slot."""
 
+    def open_probe(self) -> Slot:
+        """Return an empty slot for checks and measurements."""
+        return self.open()
+
     @abstractmethod
     def run(self, pass_: Pass) -> PassResult:
         """Append tentative (or partial) nodes to slots, all in one batched pass.

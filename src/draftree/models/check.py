@@ -165,7 +165,7 @@ def rounds_alike(model: LanguageModel, lengths: Sequence[int] = EXACT_LENGTHS) -
     """
     room = model.max_length - max(map(len, EXACT_TREES))
     ids = exact_tokens(model.vocab_size)
-    whole, pieces = model.open(), model.open()
+    whole, pieces = model.open_probe(), model.open_probe()
     is_same = True
     for length, tree in zip(sorted({max(1, min(length, room)) for length in lengths}), EXACT_TREES, strict=False):
         chain = range(-1, min(len(tree), model.max_length - length) - 1)
@@ -250,7 +250,7 @@ def _comparable(error: float) -> float:
 
 
 def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
-    slot = model.open()
+    slot = model.open_probe()
     model.run(Pass([Extend(slot, prefix, range(-1, len(prefix) - 1), logits_at=[len(prefix) - 1])]))
     model.commit(slot, range(len(prefix)))
     return slot
@@ -258,7 +258,7 @@ def _filled(model: LanguageModel, prefix: Sequence[int]) -> Any:
 
 def _chain_error(model: LanguageModel, reference: ReferenceLogits) -> float:
     branch = BRANCHES[0]
-    slot = model.open()
+    slot = model.open_probe()
     last = len(reference.prefix) - 1
     first = model.run(Pass([Extend(slot, reference.prefix, range(-1, last), logits_at=[last])])).logits.tensor()
     model.commit(slot, range(last + 1))

@@ -23,13 +23,23 @@ NAME = "draftree"
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """Arguments of one layer's attention besides queries, keys and values."""
+    """Arguments of one layer's attention besides queries, keys and values.
+
+    Attributes:
+        layer: index of the layer.
+        scaling: factor of the scores.
+        window: size of its sliding window; None for all tokens.
+        softcap: soft cap of the scores; None for none.
+        sinks: logits of the sinks, one for each head; None for none.
+        bias: added to the scores by distance in positions, shape (heads, distances); None for none.
+    """
 
     layer: int
     scaling: float
     window: int | None
     softcap: float | None
     sinks: Tensor | None
+    bias: Tensor | None = None
 
 
 class Pass(Protocol):

@@ -47,6 +47,8 @@ class Block:
     key_positions: Tensor
     causal: bool
     masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+    biased: dict[int, Tensor] = field(default_factory=dict)
+    """Masks with a bias, by the address of the bias."""
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         """Return the additive mask of shape (jobs, 1, group * nodes, length), built once per pass and window."""
@@ -54,6 +56,16 @@ class Block:
         if key not in self.masks:
             self.masks[key] = self._make_mask(window, group, dtype)
         return self.masks[key]
+
+    def biased_mask(self, call: LayerCall, bias: Tensor) -> Tensor:
+        """Return a bias by distance plus the mask, shape (jobs, heads, nodes, length), built once per pass and bias."""
+        key = bias.data_ptr()
+        if key not in self.biased:
+            distance = (self.row_positions[:, :, None] - self.key_positions[:, None, :]).clamp_(min=0)
+            added = bias[:, distance].transpose(0, 1)
+            mask = self.mask(call.window, 1, bias.dtype)
+            self.biased[key] = added if mask is None else added + mask
+        return self.biased[key]
 
     def _make_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         visible = self.visible
@@ -107,7 +119,9 @@ class SlotPass:
         else:
             part = query[0][:, block.rows].transpose(0, 1)
         k, v = keys[block.slots, :, : block.length], values[block.slots, :, : block.length]
-        if block.causal and call.window is None and call.softcap is None and call.sinks is None:
+        if call.bias is not None:
+            mixed = attend(part, k, v, call=call, mask=block.biased_mask(call, call.bias))
+        elif block.causal and call.window is None and call.softcap is None and call.sinks is None:
             mixed = F.scaled_dot_product_attention(part, k, v, is_causal=True, scale=call.scaling, enable_gqa=True)
         else:
             mixed = attend(part, k, v, call=call, mask=block.mask(call.window, heads // keys.shape[1], query.dtype))

@@ -112,7 +112,8 @@ class CompletionWriter:
         texts, params, ids = self._job.served.texts, self._job.params, self._prompt_ids(index)
         detokenizer = None
         if texts.tokenizer is not None:
-            before = () if self._body.echo else ids
+            # the decoder's prompt of an encoder-decoder model, whose text does not continue the prompt
+            before = () if self._body.echo else self._job.submissions[index // params.n].decoder_prompt_ids
             detokenizer = Detokenizer(
                 texts.tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=before
             )

@@ -1,0 +1,97 @@
+"""Sources of encoder-decoder models: what the encoder reads, and the models whose slots refer to one.
+
+A source is a value. A model encodes it when the first slot is opened on it, computes its cross-attention keys and
+values once, and keeps them while a slot refers to them; equal sources share them, and forks refer to the same source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.base import LanguageModel, Slot
+from draftree.sampling.decoding_rules import DecodingRules
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Source of token ids.
+
+    Attributes:
+        tokens: at least one token id, special tokens included, without padding.
+    """
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSource:
+    """Source of features, such as a spectrogram; equal if shape and values are equal.
+
+    Attributes:
+        features: float32 of shape (channels, frames); read only.
+    """
+
+    features: np.ndarray = field(compare=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = np.ascontiguousarray(self.features, dtype=np.float32)
+        content = hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
+        object.__setattr__(self, "features", values)
+        object.__setattr__(self, "digest", content)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """No token ids."""
+        return ()
+
+
+Source = TokenSource | FeatureSource
+
+
+class EncoderDecoder(LanguageModel):
+    """A language model whose texts depend on a source.
+
+    Attributes:
+        rules: settings of its generation configuration.
+        source_vocab_size: number of token ids of a source; 0 if sources are features.
+        max_source_length: maximum length of a source of tokens.
+        feature_shape: required shape of features; None if sources are tokens.
+        probe_source: short source for checks and measurements.
+    """
+
+    rules: DecodingRules
+    source_vocab_size: int
+    max_source_length: int
+    feature_shape: tuple[int, int] | None = None
+    probe_source: Source
+
+    @abstractmethod
+    def open_on(self, source: Source) -> Slot:
+        """Return an empty slot on a source, which is encoded unless a slot on an equal one is open."""
+
+    @abstractmethod
+    def source_length(self, source: Source) -> int:
+        """Return the number of positions of a source after the encoder; each takes the memory of one token."""
+
+    @property
+    @abstractmethod
+    def num_sources(self) -> int:
+        """Number of encoded sources that slots refer to."""
+
+    def open(self) -> Slot:
+        """Raise: a slot needs a source.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} decodes from a source: open a slot on one by open_on")
+
+    def open_probe(self) -> Slot:
+        """Return an empty slot on `probe_source`."""
+        return self.open_on(self.probe_source)

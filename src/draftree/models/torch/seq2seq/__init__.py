@@ -1,0 +1,1 @@
+"""Encoder-decoder models of transformers, with our attention and slots in the decoder."""

@@ -1,0 +1,250 @@
+"""Encoder-decoder models of transformers as `EncoderDecoder`, with our attention and slots in the decoder."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Slot
+from draftree.models.kv.partial import LayerRange, RangeOutput
+from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
+from draftree.models.kv.slots import KVSlot, LayerShape
+from draftree.models.kv.slotted import SlottedModel, requested_rows
+from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
+from draftree.models.source import EncoderDecoder, FeatureSource, Source
+from draftree.models.torch.context import UNBOUNDED
+from draftree.models.torch.dynamic import plan_pass
+from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.packing import weight_bytes
+from draftree.models.torch.seq2seq.attention import RecordedCalls, announced, use_in
+from draftree.models.torch.seq2seq.cache import empty_cache
+from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass, EncodedSource, rows_by_source
+from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions
+from draftree.models.torch.seq2seq.sources import encoder_input, source_facts
+from draftree.sampling.decoding_rules import decoding_rules
+from draftree.sampling.logits import TensorLogits
+
+WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choose a drafter that runs no model"
+
+
+class HFEncoderDecoder(SlottedModel, EncoderDecoder):
+    """Transformers model as an `EncoderDecoder`.
+
+    Args:
+        model: a `…ForConditionalGeneration` in evaluation mode. Its attention implementation is set to ours, which
+            computes calls outside of our passes as transformers does.
+
+    Raises:
+        UnsupportedModelError: its layers do not call the registered attention, or keep other state.
+    """
+
+    def __init__(self, model: Any) -> None:
+        kind = type(model).__name__
+        self.model: Any = model.eval()
+        self.config = model.config
+        self.device, self.dtype = model.device, next(model.parameters()).dtype
+        self.rules = decoding_rules(model)
+        facts = source_facts(model)
+        self.source_vocab_size, self.max_source_length = facts.source_vocab_size, facts.max_source_length
+        self.feature_shape, self.probe_source = facts.feature_shape, facts.probe_source
+        if int(getattr(model.config, "num_experts", None) or 0) > 1:
+            raise UnsupportedModelError(
+                f"{kind} limits the tokens of each expert in a pass, so a token's logits depend on the others: use a "
+                "model without experts"
+            )
+        if not model._can_set_attn_implementation():
+            raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
+        self._decoder = _decoder_of(model)
+        self.supports_trees = True
+        self.fingerprint = fingerprint(model)
+        use_in(model)
+        places = replace_positions(model, self._decoder)
+        self.max_length = UNBOUNDED if places is None else places
+        self._takes_positions = "decoder_position_ids" in inspect.signature(model.forward).parameters
+        self._tables = BiasTables()
+        self._encoded: dict[Source, EncodedSource] = {}
+        self._source_of: dict[int, EncodedSource] = {}
+        """Source of each open slot, by its index."""
+        shapes = self._probe()
+        pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.MASKED)
+        super().__init__(kind, num_layers=len(shapes), pool=pool)
+
+    @torch.inference_mode()
+    def _probe(self) -> dict[int, LayerShape]:
+        """Learn the decoder's attention modules and their shapes; returns those of self-attention by layer."""
+        calls = RecordedCalls()
+        hidden = self._encode(self.probe_source)
+        logits = self._record(hidden, 2, calls)
+        self.vocab_size = int(logits.shape[-1])
+        cross = [module for module, (keys, _) in calls.keys.items() if keys.shape[2] == hidden.shape[1]]
+        own = [module for module, (keys, _) in calls.keys.items() if keys.shape[2] == 2]
+        if not own or len(own) != len(cross) or len(own) + len(cross) != len(calls.keys):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} calls the registered attention in {len(own)} self-attentions and "
+                f"{len(cross)} cross-attentions of its decoder"
+            )
+        self._modules = DecoderLayers(
+            {module: layer for layer, module in enumerate(own)}, {module: layer for layer, module in enumerate(cross)}
+        )
+        shapes, stubs = {}, {}
+        for layer, (one, other) in enumerate(zip(own, cross, strict=True)):
+            (keys, values), (far_keys, far_values) = calls.keys[one], calls.keys[other]
+            shapes[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+            stubs[layer] = (far_keys.shape[1], far_keys.shape[3], far_values.shape[3])
+        self._cache = empty_cache(stubs, dtype=self.dtype, device=self.device)
+        self._stub = hidden.new_zeros(1, 1, hidden.shape[2])
+        return shapes
+
+    def _encode(self, source: Source) -> Tensor:
+        given = encoder_input(source, self.device, self.dtype)
+        found: Tensor = self.model.get_encoder()(given, return_dict=True).last_hidden_state
+        return found
+
+    def _record(self, hidden: Tensor, rows: int, calls: RecordedCalls) -> Tensor:
+        """Run the decoder over a few tokens as transformers does, without a cache."""
+        tokens = torch.full((1, rows), self.rules.start_ids[0], device=self.device)
+        with announced(calls):
+            return self._logits(hidden, tokens, use_cache=False)
+
+    def _logits(self, hidden: Tensor, tokens: Tensor, **given: Any) -> Tensor:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        outputs = BaseModelOutput(last_hidden_state=hidden)
+        logits: Tensor = self.model(encoder_outputs=outputs, decoder_input_ids=tokens, return_dict=True, **given).logits
+        return logits[0] if logits.dtype == torch.float64 else logits[0].float()
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of weights, keys and values, and activations in bytes."""
+        return Footprint(
+            weights=weight_bytes(self.model),
+            token=self._pool.memory.token_bytes,
+            logits=self.vocab_size * LOGIT_BYTES,
+            row=activation_bytes(self.config, self.dtype),
+        )
+
+    @property
+    def num_warm_ups(self) -> int:
+        """Number of slower first passes: on a GPU they load and choose kernels."""
+        return 1 if self.device.type == "cuda" else 0
+
+    @property
+    def num_sources(self) -> int:
+        """Number of encoded sources that slots refer to."""
+        return len(self._encoded)
+
+    def source_length(self, source: Source) -> int:
+        """Return the number of positions of a source after the encoder."""
+        return self.max_source_length if isinstance(source, FeatureSource) else len(source.tokens)
+
+    def open(self) -> KVSlot:
+        """Raise: a slot needs a source."""
+        EncoderDecoder.open(self)
+        raise AssertionError("not reached")
+
+    @torch.inference_mode()
+    def open_on(self, source: Source) -> KVSlot:
+        """Return an empty slot on a source; the encoder runs for a source that no open slot refers to."""
+        self._require_source(source)
+        known = self._encoded.get(source)
+        if known is None:
+            calls = RecordedCalls()
+            hidden = self._encode(source)
+            self._record(hidden, 1, calls)
+            layers = [calls.keys[module] for module in self._modules.cross]
+            known = self._encoded[source] = EncodedSource(source, layers, hidden.shape[1])
+        slot = self._pool.open()
+        self._refer(slot.index, known)
+        return slot
+
+    def _require_source(self, source: Source) -> None:
+        if isinstance(source, FeatureSource):
+            if source.features.shape != self.feature_shape:
+                wanted = "token ids" if self.feature_shape is None else f"features of shape {self.feature_shape}"
+                raise InvalidRequestError(
+                    f"the source has shape {source.features.shape}: {self.kind} reads {wanted}", param="source"
+                )
+        elif self.feature_shape is not None or not source.tokens:
+            wanted = "at least one token" if self.feature_shape is None else f"features of shape {self.feature_shape}"
+            raise InvalidRequestError(
+                f"the source has {len(source.tokens)} token ids: {self.kind} reads {wanted}", param="source"
+            )
+
+    def _refer(self, index: int, source: EncodedSource) -> None:
+        source.num_slots += 1
+        self._source_of[index] = source
+
+    def _leave(self, index: int) -> None:
+        source = self._source_of.pop(index)
+        source.num_slots -= 1
+        if not source.num_slots:
+            del self._encoded[source.source]
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits; forks refer to the source of their slot, and closed slots to none."""
+        before = [(edit, kv_slot(edit.slot).index) for edit in edits if isinstance(edit, (Fork, Close))]
+        opened = super().apply(edits)
+        new = iter(opened)
+        for edit, index in before:
+            if isinstance(edit, Fork):
+                self._refer(kv_slot(next(new)).index, self._source_of[index])
+            else:
+                self._leave(index)
+        return opened
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every open slot has a source, and every source a slot."""
+        super().check_integrity()
+        assert len(self._source_of) == self.num_open, "every open slot has a source"
+        counts = [sum(one is source for one in self._source_of.values()) for source in self._encoded.values()]
+        assert counts == [source.num_slots for source in self._encoded.values()], "references are counted"
+        assert all(counts), "a source without slots is dropped"
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Raise: no part of the decoder runs alone."""
+        raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Raise if hidden states are wanted."""
+        if layers:
+            raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
+
+    @torch.inference_mode()
+    def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
+        order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
+        slots = [kv_slot(jobs[job].slot) for job in order]
+        tokens = [token for job in order for token in jobs[job].tokens]
+        positions = [
+            slot.length - 1 + slot.depths[node] for slot, job in zip(slots, order, strict=True) for node in nodes[job]
+        ]
+        sources = [self._source_of[slot.index] for slot in slots]
+        counts = [len(jobs[job].tokens) for job in order]
+        rows = torch.tensor([tokens, positions], device=self.device)
+        current = DecoderPass(
+            self._modules,
+            plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device),
+            rows_by_source(sources, counts, self.device),
+            tokens=rows[0],
+            positions=rows[1],
+            num_positions=max(positions) + 1,
+            tables=self._tables,
+        )
+        given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
+        with announced(current):
+            logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
+        requested = requested_rows(jobs, order)
+        if requested != list(range(len(tokens))):
+            logits = logits[torch.tensor(requested, dtype=torch.long, device=self.device)]
+        return RangeOutput(TensorLogits(logits))
+
+
+def _decoder_of(model: Any) -> nn.Module:
+    decoder = model.get_decoder()
+    if not isinstance(decoder, nn.Module):
+        raise UnsupportedModelError(f"{type(model).__name__} names no decoder")
+    return decoder

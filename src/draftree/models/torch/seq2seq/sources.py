@@ -1,0 +1,87 @@
+"""Sources that a model of transformers reads, and the reference of its self-check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.models.check import BRANCHES, PREFIX_LENGTH, TREE_PARENTS, ReferenceLogits
+from draftree.models.source import FeatureSource, Source, TokenSource
+from draftree.models.torch.context import UNBOUNDED
+
+PROBE_TOKENS = 6
+"""Length of the source of checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """Facts about the sources of a model; attributes as in `EncoderDecoder`."""
+
+    source_vocab_size: int
+    max_source_length: int
+    feature_shape: tuple[int, int] | None
+    probe_source: Source
+
+
+def source_facts(model: Any) -> SourceFacts:
+    """Read what a model's encoder takes.
+
+    Raises:
+        UnsupportedModelError: neither token ids nor the features of sound.
+    """
+    config, name = model.config, model.main_input_name
+    if name == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        positions = int(config.max_source_positions)
+        shape = (int(config.num_mel_bins), 2 * positions)
+        wave = np.sin(np.arange(shape[0] * shape[1], dtype=np.float32) * 0.37).reshape(shape)
+        return SourceFacts(0, positions, shape, FeatureSource(wave))
+    if name != "input_ids":
+        raise UnsupportedModelError(
+            f"{type(model).__name__} reads {name}: use a model that reads token ids, or features as Whisper does"
+        )
+    pad = getattr(config, "pad_token_id", None)
+    ids = [token for token in range(PROBE_TOKENS + 8) if token != pad][3:]
+    return SourceFacts(int(config.vocab_size), _positions(model), None, TokenSource(tuple(ids[:PROBE_TOKENS])))
+
+
+def _positions(model: Any) -> int:
+    table = getattr(model.get_encoder(), "embed_positions", None)
+    if isinstance(table, nn.Embedding):
+        return int(table.weight.shape[0]) - int(getattr(table, "offset", 0))
+    return UNBOUNDED if table is None else int(model.config.max_position_embeddings)
+
+
+def encoder_input(source: Source, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a source as the encoder takes it: ids of shape (1, length), or features of shape (1, channels, frames)."""
+    if isinstance(source, FeatureSource):
+        return torch.from_numpy(source.features)[None].to(device, dtype)
+    return torch.tensor([source.tokens], device=device)
+
+
+@torch.inference_mode()
+def reference_logits(model: Any) -> ReferenceLogits:
+    """Score every branch of the small tree on the probe source by the model's own forward pass, without a cache.
+
+    Args:
+        model: the transformers model, before its attention is replaced.
+    """
+    facts = source_facts(model)
+    given = encoder_input(facts.probe_source, model.device, next(model.parameters()).dtype)
+    pad, vocab = getattr(model.config, "pad_token_id", None), int(model.config.vocab_size)
+    # not the padding token: without a cache some families number the tokens after it differently
+    usable = [token for token in range(3, vocab) if token != pad] or [0]
+    step = max(1, len(usable) // 17)
+    ids = tuple(usable[(7 + step * place) % len(usable)] for place in range(PREFIX_LENGTH + len(TREE_PARENTS)))
+    logits: dict[tuple[int, ...], Tensor] = {}
+    branch: tuple[int, ...]
+    for branch in BRANCHES:
+        tokens = [*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]
+        read = {model.main_input_name: given, "decoder_input_ids": torch.tensor([tokens], device=model.device)}
+        rows = model(**read, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]
+        logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
+    return ReferenceLogits(ids, logits)

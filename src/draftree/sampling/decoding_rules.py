@@ -1,0 +1,268 @@
+"""Settings that an encoder-decoder model's generation configuration prescribes for every text.
+
+The start of the decoder and forced first tokens become the decoder's prompt. The other settings become processors, with
+the meaning that they have in `generate` of transformers; a request's own parameter takes precedence over a default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
+from draftree.sampling.params import SamplingParams
+from draftree.sampling.penalties import RepetitionPenalty
+from draftree.sampling.processors import Processor, RowContext, forbid
+
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "encoder_repetition_penalty": (None, 1.0),
+    "sequence_bias": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1.0),
+    "renormalize_logits": (None, False),
+    "remove_invalid_values": (None, False),
+    "watermarking_config": (None,),
+    "token_healing": (None, False),
+    "stop_strings": (None,),
+}
+"""Settings that are not supported, with their values that have no effect."""
+_OF_BEAMS: Mapping[str, tuple[Any, ...]] = {"num_beams": (None, 1), "num_beam_groups": (None, 1)}
+"""Settings of beam search, which plain decoding does not use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRules:
+    """Tokens with which the decoder's prompt of a model of speech states language and task.
+
+    Attributes:
+        languages: token of each language by its code; empty for models of one language.
+        tasks: token of each task by name.
+        no_timestamps: token that turns timestamps off; None if there is none.
+    """
+
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    no_timestamps: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRules:
+    """Settings of a generation configuration.
+
+    Attributes:
+        start_ids: tokens before every text: the start of the decoder.
+        forced_first: token that follows the start; None if the model chooses it.
+        forced_last: token that ends a text of maximum length; None if the model chooses it.
+        suppressed: tokens that are never written.
+        suppressed_first: tokens that are not written as the first token.
+        bad_words: runs of tokens that are never written.
+        no_repeat_ngram_size: no run of this many tokens occurs twice; 0 is off.
+        source_ngram_size: no run of this many tokens of the source is written; 0 is off.
+        repetition_penalty: 1 is off.
+        min_length: minimum number of tokens, the decoder's prompt included.
+        min_new_tokens: minimum number of tokens after the decoder's prompt.
+        max_length: maximum number of tokens, the decoder's prompt included, for requests without `max_tokens`; None
+            for no limit.
+        note: message about settings that concern beam search only; empty if there are none.
+        speech: tokens of languages and tasks; None for models that have none.
+    """
+
+    start_ids: tuple[int, ...]
+    forced_first: int | None = None
+    forced_last: int | None = None
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    no_repeat_ngram_size: int = 0
+    source_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+    min_length: int = 0
+    min_new_tokens: int = 0
+    max_length: int | None = None
+    note: str = ""
+    speech: SpeechRules | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The decoder's prompt if the request has none of its own."""
+        return self.start_ids if self.forced_first is None else (*self.start_ids, self.forced_first)
+
+    def processors(
+        self, params: SamplingParams, source: Sequence[int], *, prompt_length: int, limit: int, ends: Sequence[int]
+    ) -> Iterator[Processor]:
+        """Yield the processors for a request.
+
+        Args:
+            params: the request's parameters; where it sets one, the default of the configuration is not used.
+            source: token ids of the source; empty if it has none.
+            prompt_length: number of tokens of the decoder's prompt.
+            limit: maximum number of tokens, the decoder's prompt included.
+            ends: tokens that end the text.
+        """
+        if self.repetition_penalty != 1.0 and params.repetition_penalty == 1.0:
+            yield RepetitionPenalty(self.repetition_penalty)
+        if self.no_repeat_ngram_size and not params.no_repeat_ngram_size:
+            yield NoRepeatNgram(self.no_repeat_ngram_size)
+        size = self.source_ngram_size
+        if 0 < size <= len(source):
+            yield BadWords([source[start : start + size] for start in range(len(source) - size + 1)])
+        if self.bad_words:
+            yield BadWords(self.bad_words)
+        least = max(self.min_length - prompt_length, self.min_new_tokens)
+        if least > params.min_tokens and ends:
+            yield MinTokens(least, ends)
+        if self.suppressed:
+            yield Suppressed(self.suppressed)
+        if self.suppressed_first:
+            yield Suppressed(self.suppressed_first, first_only=True)
+        if self.forced_last is not None:
+            yield ForcedAt(limit - prompt_length - 1, self.forced_last)
+
+
+class Suppressed(Processor):
+    """Forbids tokens everywhere, or as the first token only.
+
+    Args:
+        tokens: token ids, at least one.
+        first_only: whether later tokens are not restricted.
+    """
+
+    __slots__ = ("_first_only", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], *, first_only: bool = False) -> None:
+        self._tokens = np.array(sorted(set(tokens)), dtype=np.int64)
+        self._first_only = first_only
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Set the logits of these tokens to -inf."""
+        lengths = context.num_output_tokens
+        rows = np.flatnonzero(lengths == 0) if self._first_only else np.arange(len(lengths))
+        if not len(rows):
+            return logits
+        return forbid(logits, np.repeat(rows, len(self._tokens)), np.tile(self._tokens, len(rows)))
+
+
+class ForcedAt(Processor):
+    """Allows one token only at one place of the output.
+
+    Args:
+        place: number of output tokens before it.
+        token: the token id.
+    """
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: int, token: int) -> None:
+        self._place = place
+        self._token = token
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Set the logits of the other tokens to -inf, and that of the token to 0."""
+        rows = torch.from_numpy(np.flatnonzero(context.num_output_tokens == self._place)).to(logits.device)
+        if len(rows):
+            logits[rows] = -math.inf
+            logits[rows, self._token] = 0.0
+        return logits
+
+
+def decoding_rules(model: Any) -> DecodingRules:
+    """Read the generation configuration of an encoder-decoder model of transformers.
+
+    Raises:
+        UnsupportedModelError: it has no start token, or a setting that is not supported.
+    """
+    kind, config = type(model).__name__, model.generation_config
+    for name, without_effect in _REFUSED.items():
+        value = getattr(config, name, None)
+        if value not in without_effect:
+            raise UnsupportedModelError(
+                f"the generation configuration of {kind} sets {name} to {value!r}, which is not supported: remove it "
+                "from model.generation_config or generation_config.json"
+            )
+    beams = {
+        name: getattr(config, name, None) for name, off in _OF_BEAMS.items() if getattr(config, name, None) not in off
+    }
+    return DecodingRules(
+        start_ids=_start_ids(model),
+        forced_first=_one_id(kind, config, "forced_bos_token_id"),
+        forced_last=_one_id(kind, config, "forced_eos_token_id"),
+        suppressed=tuple(_value(config, "suppress_tokens", ())),
+        suppressed_first=tuple(_value(config, "begin_suppress_tokens", ())),
+        bad_words=_bad_words(config),
+        no_repeat_ngram_size=int(_value(config, "no_repeat_ngram_size", 0)),
+        source_ngram_size=int(_value(config, "encoder_no_repeat_ngram_size", 0)),
+        repetition_penalty=float(_value(config, "repetition_penalty", 1.0)),
+        min_length=int(_value(config, "min_length", 0)),
+        min_new_tokens=int(_value(config, "min_new_tokens", 0)),
+        max_length=_max_length(model),
+        speech=_speech_rules(config),
+        note=f"{kind} is configured for {_listed(beams)}; texts are decoded without beams" if beams else "",
+    )
+
+
+def _speech_rules(config: Any) -> SpeechRules | None:
+    no_timestamps = getattr(config, "no_timestamps_token_id", None)
+    languages, tasks = getattr(config, "lang_to_id", None), getattr(config, "task_to_id", None)
+    if no_timestamps is None and not languages:
+        return None
+    is_multilingual = getattr(config, "is_multilingual", True)
+    codes = {name.strip("<|>").lower(): int(token) for name, token in (languages or {}).items()}
+    return SpeechRules(codes if is_multilingual else {}, dict(tasks or {}), no_timestamps)
+
+
+def _value(config: Any, name: str, default: Any) -> Any:
+    found = getattr(config, name, None)
+    return default if found is None else found
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _start_ids(model: Any) -> tuple[int, ...]:
+    for config in (model.generation_config, model.config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            found = getattr(config, name, None)
+            if isinstance(found, int):
+                return (found,)
+    raise UnsupportedModelError(
+        f"{type(model).__name__} names no decoder_start_token_id: set it in model.generation_config or "
+        "generation_config.json"
+    )
+
+
+def _one_id(kind: str, config: Any, name: str) -> int | None:
+    found = getattr(config, name, None)
+    if isinstance(found, (list, tuple)):
+        if len(found) != 1:
+            raise UnsupportedModelError(
+                f"the generation configuration of {kind} sets {name} to {list(found)}: one token is supported"
+            )
+        found = found[0]
+    return None if found is None else int(found)
+
+
+def _bad_words(config: Any) -> tuple[tuple[int, ...], ...]:
+    ends = _value(config, "eos_token_id", ())
+    alone = [[end] for end in (ends if isinstance(ends, (list, tuple)) else (ends,))]
+    # as in generate, the end of text alone is no bad word
+    return tuple(tuple(word) for word in _value(config, "bad_words_ids", ()) if list(word) not in alone)
+
+
+def _max_length(model: Any) -> int | None:
+    """Return the configured maximum; None for the default of transformers, which is no property of the model."""
+    from transformers import GenerationConfig
+
+    config = model.generation_config
+    new = getattr(config, "max_new_tokens", None)
+    if new is not None:
+        return int(new) + len(_start_ids(model))
+    found = getattr(config, "max_length", None)
+    return None if found in (None, GenerationConfig().max_length, 20) else int(found)
