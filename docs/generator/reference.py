@@ -48,7 +48,7 @@ def make() -> str:
     return page(
         "# Reference",
         "<!-- Made by docs/build.py from src/draftree/: change it there, then `make docs`. -->",
-        f"`from draftree import {', '.join(name for name in draftree.__all__ if not name.startswith('_'))}`. "
+        f"Names of the package: {', '.join(f'`{name}`' for name in draftree.__all__ if not name.startswith('_'))}. "
         "Drafters, verifiers and planners have [pages of their own](methods/README.md).",
         *language_model(),
         *async_language_model(),
