@@ -107,7 +107,9 @@ def test_the_doctor_counts_slots_as_the_engine_does(folder, tmp_path, monkeypatc
     engine = LLM(str(folder), draft, dtype="float32", kernels=kernels).engine
     assert found.memory.num_slots == engine.num_slots(found.length) > 1
     fitting = found.memory.num_slots
-    sequences = [SimpleNamespace(limit=found.length, history=range(found.length)) for _ in range(fitting + 1)]
+    sequences = [
+        SimpleNamespace(limit=found.length, history=range(found.length), source_length=0) for _ in range(fitting + 1)
+    ]
     assert engine._allocator.fits(sequences[:fitting])
     assert not engine._allocator.fits(sequences)
 
