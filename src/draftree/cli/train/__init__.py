@@ -11,6 +11,7 @@ from draftree.cli.train.data import data
 from draftree.cli.train.distill import distill
 from draftree.cli.train.export import export
 from draftree.cli.train.head import head
+from draftree.cli.train.prompts import prompts
 
 __all__ = ["train"]
 
@@ -23,6 +24,7 @@ def about() -> None:
 
 
 for _name, _command in (
+    ("prompts", prompts),
     ("data", data),
     ("head", head),
     ("block", block),

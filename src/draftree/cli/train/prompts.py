@@ -1,0 +1,85 @@
+"""`draftree train prompts`: a chat model writes messages of users, as prompts for `draftree train data`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
+from draftree.cli.render import note, say
+from draftree.core.errors import ConfigurationError
+from draftree.drafters import NO_DRAFT
+from draftree.loading.resolve import require_sound
+
+__all__ = ["prompts"]
+
+
+def prompts(
+    model: Model,
+    *,
+    output: Annotated[Path, typer.Option(help="New file of JSON lines.", metavar="FILE")],
+    number: Annotated[int, typer.Option(help="Number of messages.", metavar="N")] = 2000,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling.", metavar="X")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass that is sampled from.", metavar="X")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="Longer messages are dropped.", metavar="N")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the first message.", metavar="N")] = 0,
+    batch: Annotated[
+        int, typer.Option(help="Messages that are drawn at a time.", metavar="N", rich_help_panel=RUNNING)
+    ] = 64,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
+
+    The model continues its chat template where the message of the user would begin.
+    """
+    require_sound(model)
+    if output.exists():
+        raise ConfigurationError(f"'{output}' exists: name a new file")
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"the folder '{output.parent}' does not exist")
+    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.train.data.magpie import magpie_prompts
+    from draftree.train.data.manifest import write_atomically
+
+    setup = Setup(
+        model,
+        NO_DRAFT,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+    llm = setup.over(fetch_and_load(setup))
+    reported = [0]
+
+    def show(done: int) -> None:
+        if done - reported[0] >= 1000:
+            reported[0] = done
+            note(f"{done:,} of {number:,} messages")
+
+    found = magpie_prompts(
+        llm,
+        number,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        batch=batch,
+        on_progress=show,
+    )
+    lines = [
+        json.dumps({"id": f"magpie-{place}", "category": "magpie", "prompt": text}, ensure_ascii=False)
+        for place, text in enumerate(found, 1)
+    ]
+    write_atomically(output, lambda path: path.write_text("".join(f"{line}\n" for line in lines), "utf-8"))
+    say(f"{output}: {len(found):,} messages\n")
