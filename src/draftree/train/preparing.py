@@ -30,7 +30,7 @@ class TrainingJob:
 
     Attributes:
         model: name of the target.
-        data: folder of its training data.
+        data: folders of its training data.
         output: folder of the result.
         resume: whether to continue the run in that folder.
         dtype: dtype of computation: "auto", "float32" or "bfloat16".
@@ -41,7 +41,7 @@ class TrainingJob:
     """
 
     model: str
-    data: Path
+    data: tuple[Path, ...]
     output: Path
     resume: bool = False
     dtype: str = "auto"
@@ -113,7 +113,7 @@ def prepare(job: TrainingJob) -> Prepared:
     processes = find_processes(resolve_device(job.device))
     device = processes.device
     dtype = resolve_dtype(job.dtype, device)
-    data = TrainingData(job.data)
+    data = TrainingData(*job.data)
     loaded = load_model(
         job.model,
         dtype=data.recipe.dtype,
@@ -126,7 +126,7 @@ def prepare(job: TrainingJob) -> Prepared:
     seen, unseen = data.split(job.unseen_share)
     if not seen or not unseen:
         raise ConfigurationError(
-            f"'{job.data}' has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
+            f"the data has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
             "another --unseen-share"
         )
     parts = TargetParts.of(loaded.model)
@@ -142,8 +142,8 @@ def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
     """
     if data.recipe.fingerprint != loaded.model.fingerprint:
         raise ConfigurationError(
-            f"'{data.folder}' was made with other weights ('{data.recipe.target}'): choose that model, or make data "
-            f"for '{loaded.name}' with 'draftree train data'"
+            f"'{data.folders[0].path}' was made with other weights ('{data.recipe.target}'): choose that model, or "
+            f"make data for '{loaded.name}' with 'draftree train data'"
         )
 
 

@@ -91,4 +91,4 @@ def test_the_writer_counts_what_is_not_closed(tmp_path: Path) -> None:
     assert again.skipped == {"no reason": 1}
     again.save(complete=True)
     assert isinstance(capture, Capture)
-    assert TrainingData(tmp_path / "copy").manifest.skipped == {"no reason": 1}
+    assert TrainingData(tmp_path / "copy").folders[0].manifest.skipped == {"no reason": 1}

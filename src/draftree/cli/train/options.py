@@ -42,7 +42,14 @@ __all__ = [
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
 
-Data = Annotated[Path, typer.Option(help="Folder of 'draftree train data'.", metavar="FOLDER", rich_help_panel=FILES)]
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        help="Folder of 'draftree train data'; repeatable for data of one target.",
+        metavar="FOLDER",
+        rich_help_panel=FILES,
+    ),
+]
 Output = Annotated[Path, typer.Option(help="New folder of the result.", metavar="FOLDER", rich_help_panel=FILES)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.", rich_help_panel=FILES)]
 Minutes = Annotated[

@@ -99,7 +99,7 @@ def run_of(
     )
     job = TrainingJob(
         model=model,
-        data=data,
+        data=tuple(data),
         output=output,
         resume=resume,
         dtype=dtype,
