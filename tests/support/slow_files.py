@@ -43,6 +43,7 @@ SLOW = frozenset(
         "test_learning",
         "test_lending",
         "test_merged_distributions",
+        "test_magpie",
         "test_mtp",
         "test_native_heads",
         "test_native_library_files",

@@ -16,6 +16,9 @@ from draftree.loading.resolve import require_sound
 
 __all__ = ["prompts"]
 
+PROGRESS = 1000
+"""Messages between two lines of progress."""
+
 
 def prompts(
     model: Model,
@@ -46,9 +49,12 @@ def prompts(
     if not output.parent.is_dir():
         raise ConfigurationError(f"the folder '{output.parent}' does not exist")
     from draftree.cli.writing import Setup, fetch_and_load
-    from draftree.train.data.magpie import magpie_prompts
+    from draftree.train.data.magpie import MessageSettings, magpie_prompts
     from draftree.train.data.manifest import write_atomically
 
+    settings = MessageSettings(
+        number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
+    )
     setup = Setup(
         model,
         NO_DRAFT,
@@ -63,20 +69,11 @@ def prompts(
     reported = [0]
 
     def show(done: int) -> None:
-        if done - reported[0] >= 1000:
+        if done - reported[0] >= PROGRESS:
             reported[0] = done
             note(f"{done:,} of {number:,} messages")
 
-    found = magpie_prompts(
-        llm,
-        number,
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        seed=seed,
-        batch=batch,
-        on_progress=show,
-    )
+    found = magpie_prompts(llm, settings, on_progress=show)
     lines = [
         json.dumps({"id": f"magpie-{place}", "category": "magpie", "prompt": text}, ensure_ascii=False)
         for place, text in enumerate(found, 1)
