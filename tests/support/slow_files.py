@@ -42,6 +42,7 @@ SLOW = frozenset(
         "test_learned_texts",
         "test_learning",
         "test_lending",
+        "test_magpie",
         "test_merged_distributions",
         "test_mtp",
         "test_native_heads",
