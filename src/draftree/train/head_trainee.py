@@ -101,11 +101,12 @@ class TextTrainee(ABC):
         path = data.folder / DISTRIBUTIONS / f"{facts.hexdigest()}.safetensors"
         if path.is_file():
             self._rows.load(path)
-        elif data.recipe.top_k is None:
+        # a file of a run on fewer texts of the same data lacks some
+        if data.recipe.top_k is None and not self._rows.has(self._seen):
             self._kept_rows = path
 
     def _write_rows(self) -> None:
-        if self._kept_rows is None or len(self._rows) < len(self._seen):
+        if self._kept_rows is None or len(self._rows) < len(self._seen) or not self._rows.has(self._seen):
             return
         try:
             self._rows.save(self._kept_rows)

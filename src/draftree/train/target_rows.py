@@ -68,6 +68,10 @@ class TargetRows:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def has(self, keys: Sequence[int]) -> bool:
+        """Return whether the distributions of all these texts are kept."""
+        return self._kept.keys() >= set(keys)
+
     def save(self, path: Path) -> None:
         """Write the kept distributions of all texts so far; an interruption leaves no file."""
         tensors = {
