@@ -69,6 +69,7 @@ SLOW = frozenset(
         "test_train_losses",
         "test_train_optimizer",
         "test_train_processes",
+        "test_train_texts",
         "test_translated_drafts",
         "test_tree_times",
         "test_tune_drafts",

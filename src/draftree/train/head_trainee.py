@@ -99,7 +99,9 @@ class TextTrainee(ABC):
             path = folder.path / DISTRIBUTIONS / f"{self._digest(folder)}.safetensors"
             if path.is_file():
                 self._rows.load(path, folder.texts.start)
-            elif data.recipe.top_k is None:
+            # a file of a run on fewer texts of the same data lacks some
+            own = [number for number in self._seen if number in folder.texts]
+            if data.recipe.top_k is None and not self._rows.has(own):
                 self._unkept.append((path, folder.texts))
 
     def _digest(self, folder: DataFolder) -> str:
@@ -110,7 +112,7 @@ class TextTrainee(ABC):
         return facts.hexdigest()
 
     def _write_rows(self) -> None:
-        if not self._unkept or len(self._rows) < len(self._seen):
+        if not self._unkept or len(self._rows) < len(self._seen) or not self._rows.has(self._seen):
             return
         try:
             for path, texts in self._unkept:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from draftree.bench.settings import apply_threads
+from draftree.bench.settings import apply_threads, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
@@ -37,6 +37,7 @@ class TrainingJob:
         device: device of a run in one process.
         threads: CPU threads; None keeps torch's own choice.
         unseen_share: share of the prompts that are not trained on.
+        data_tokens: least number of tokens of the texts of training that are used, the first ones; None for all.
         trust_remote_code: whether Python code in the target's folder may run.
     """
 
@@ -48,7 +49,11 @@ class TrainingJob:
     device: str = "auto"
     threads: int | None = None
     unseen_share: float = UNSEEN_SHARE
+    data_tokens: int | None = None
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "data_tokens")
 
     @property
     def training(self) -> Path:
@@ -129,9 +134,34 @@ def prepare(job: TrainingJob) -> Prepared:
             f"the data has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
             "another --unseen-share"
         )
+    seen = first_texts(data, seen, job.data_tokens)
     parts = TargetParts.of(loaded.model)
     parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
     return Prepared(job, data, seen, unseen, loaded, transformers_config(loaded), parts, processes, dtype)
+
+
+def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:
+    """Return the first texts that have so many tokens together.
+
+    Args:
+        data: the texts.
+        numbers: indices of texts.
+        tokens: least number of their tokens, prompts included; None for all texts.
+
+    Raises:
+        ConfigurationError: the texts have fewer tokens.
+    """
+    if tokens is None:
+        return list(numbers)
+    total = 0
+    for place, number in enumerate(numbers):
+        total += data[number].num_rows
+        if total >= tokens:
+            return list(numbers[: place + 1])
+    raise ConfigurationError(
+        f"data_tokens is {tokens:,} and the texts of training have {total:,} tokens: leave --data-tokens out to use "
+        "all of them, or make more data with 'draftree train data'"
+    )
 
 
 def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:

@@ -68,6 +68,10 @@ class TargetRows:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def has(self, keys: Sequence[int]) -> bool:
+        """Return whether the distributions of all these texts are kept."""
+        return self._kept.keys() >= set(keys)
+
     def save(self, path: Path, keys: range) -> None:
         """Write the kept distributions of those texts whose keys are in a range; an interruption leaves no file."""
         tensors = {

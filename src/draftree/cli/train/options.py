@@ -12,6 +12,7 @@ from draftree.cli.options import Device, Model, Threads, TrustRemoteCode
 __all__ = [
     "BatchTokens",
     "Data",
+    "DataTokens",
     "Decay",
     "Depth",
     "Device",
@@ -138,6 +139,14 @@ Patience = Annotated[
         help="End after so many evaluations without a better acceptance length; 0 for no early end.",
         metavar="N",
         rich_help_panel=EVALUATION,
+    ),
+]
+DataTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
+        metavar="N",
+        rich_help_panel=FILES,
     ),
 ]
 UnseenShare = Annotated[
