@@ -80,8 +80,6 @@ def test_languages_of_a_translation(generate: Generate, tmp_path: Path) -> None:
 
 def test_the_context_of_the_decoder_limits_the_default_length(generate: Generate, tmp_path: Path) -> None:
     made = saved("nllb", tmp_path)
-    status, out, _ = generate(
-        str(made), "a" * 50, "--json", "--temperature", "0", "--dtype", "float32", "--ignore-eos"
-    )
+    status, out, _ = generate(str(made), "a" * 50, "--json", "--temperature", "0", "--dtype", "float32", "--ignore-eos")
     assert status == 0
     assert len(json.loads(out)["token_ids"]) == 63

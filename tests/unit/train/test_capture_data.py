@@ -161,7 +161,7 @@ def test_a_complete_folder_grows_to_a_larger_limit(tmp_path: Path) -> None:
     first = TrainingData(tmp_path / "grown")
     assert 60 <= first.num_tokens < 60 + 40
     again = capture_of(limit_tokens=60).run(tmp_path / "grown")
-    assert again == first.manifest, "nothing is added to a complete folder"
+    assert again == first.folders[0].manifest, "nothing is added to a complete folder"
     capture_of(limit_tokens=150).run(tmp_path / "grown")
     capture_of(limit_tokens=150).run(tmp_path / "whole")
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
@@ -308,3 +308,17 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         TrainingData(tmp_path / "first", tmp_path / "first" / ".." / "first")
     with pytest.raises(ConfigurationError, match="no folder of training data was given"):
         TrainingData()
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    capture, refused = capture_of(), []
+
+    def other(progress: object) -> None:
+        with pytest.raises(ConfigurationError, match="another process writes data to"):
+            capture_of().run(tmp_path / "data")
+        refused.append(progress)
+
+    manifest = capture.run(tmp_path / "data", on_progress=other)
+    assert refused
+    assert manifest.complete
+    assert capture_of().run(tmp_path / "data") == manifest
