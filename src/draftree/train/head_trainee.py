@@ -127,7 +127,8 @@ class TextTrainee(ABC):
         return self._module
 
     def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        texts = [(number, cut(self._data[number], self._settings.max_length)) for number in numbers]
+        # one text at a time: all of them with their states may be larger than the memory
+        texts = ((number, cut(self._data[number], self._settings.max_length)) for number in numbers)
         kept = [(number, text.num_rows) for number, text in texts if is_usable(text)]
         return [number for number, _ in kept], [length for _, length in kept]
 
