@@ -100,7 +100,6 @@ class Growth:
         """Do as `observe` for trees in the model's own tokens, whose acceptance follows from the text."""
         self._stepper.follow(states, trees)
 
-    @torch.inference_mode()
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
@@ -111,13 +110,17 @@ class Growth:
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
         if active and self._can_chain(active):
             self._chain(active)
-            active = []
+        else:
+            self._grow_levels(active)
+        return [self._tree(g) for g in growing]
+
+    @torch.inference_mode()
+    def _grow_levels(self, active: Sequence[GrowingTree]) -> None:
         level = 0
         while active:
             self._choose(active, self._feed(active, level), self._shape.widths[level])
             level += 1
             active = [g for g in active if g.frontier and level < g.budget.depth]
-        return [self._tree(g) for g in growing]
 
     def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
