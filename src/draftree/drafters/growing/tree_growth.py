@@ -272,6 +272,8 @@ class Growth:
     def _advance(self, g: _Growing, first: int) -> None:
         """Make the new nodes that can have children the next frontier."""
         new = range(first, len(g.tokens))
+        if g.budget.min_survival and self._shares_noise and self._calibration is not None:
+            g.unsure.update(node for node in new if g.scores[node] < math.log(g.budget.min_survival))
         if self._shape.num_best is not None:
             if len(g.tokens) > g.budget.num_nodes:
                 kept = set(g.best(g.budget.num_nodes))
