@@ -175,7 +175,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def _part_of(entry: Mapping[str, Any]) -> DraftPart:
-    return DraftPart(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return DraftPart(**values)
 
 
 def _round_of(line: Mapping[str, Any]) -> TracedRound:

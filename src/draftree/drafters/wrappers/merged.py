@@ -11,17 +11,16 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.hidden import layers_of
 from draftree.core.joining import join, merge
 from draftree.core.node_map import NodeMap, first_levels
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.models.memory import Footprint, total
+from draftree.drafters.wrappers.several import SeveralDrafters, combined_traits
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class MergedSequence:
 
 
 @final
-class MergedDrafter(Drafter[MergedSequence]):
+class MergedDrafter(SeveralDrafters[MergedSequence]):
     """Merges the trees of several drafters, each drafted within the whole budget or its part of it.
 
     Args:
@@ -49,9 +48,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         clock: what `part_seconds` are read from.
     """
 
-    class Config:
-        """A merged drafter has no options of its own."""
-
     def __init__(
         self,
         drafters: Sequence[Drafter[Any]],
@@ -62,41 +58,20 @@ class MergedDrafter(Drafter[MergedSequence]):
         vocab_size: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._drafters = list(drafters)
+        super().__init__(drafters, traits, clock)
         self._names = list(names)
-        self._traits = list(traits)
-        self._features = self.describe(traits).features
         self._draw = draw
         self._vocab_size = vocab_size
-        self._clock = clock
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
         """Computed from the traits of the parts, which are all that there is to configure."""
-        return DraftTraits(
+        return combined_traits(
+            config,
             draws=_common_draws([part.draws for part in config]),
-            depth=max(part.depth for part in config),
             nodes=sum(part.nodes for part in config),
             branches=len(config) > 1 or config[0].branches,
-            gives_confidence=all(part.gives_confidence for part in config),
-            works_ahead=any(part.works_ahead for part in config),
-            runs_model=any(part.runs_model for part in config),
-            reads_predictions=any(part.reads_predictions for part in config),
-            reads_grammars=any(part.reads_grammars for part in config),
-            wants_picks=any(part.wants_picks for part in config),
-            features=tuple(dict.fromkeys(layer for part in config for layer in part.features)),
-            learns=any(part.learns for part in config),
         )
-
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in all parts."""
-        for drafter in self._drafters:
-            drafter.reserve(num_sequences, length)
-
-    @property
-    def footprint(self) -> Footprint:
-        """Of all parts together."""
-        return total(drafter.footprint for drafter in self._drafters)
 
     def open(self, sequence: SequenceView) -> MergedSequence:
         """A state of every part."""
@@ -170,21 +145,12 @@ class MergedDrafter(Drafter[MergedSequence]):
             observation.state.trees, observation.state.maps = [], []
 
     def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
-        traits, trees, verdict = self._traits[index], whole.state.trees, whole.verdict
+        trees, verdict = whole.state.trees, self.own_verdict(index, whole.verdict)
         tree = trees[index] if trees else EMPTY
-        if verdict is not None:
-            verdict = verdict if traits.wants_picks else replace(verdict, picks=())
-            if trees:
-                verdict = whole.state.maps[index].verdict_on_source(verdict)
-        hidden = None
-        if whole.hidden is not None and traits.features:
-            hidden = layers_of(whole.hidden, [self._features.index(layer) for layer in traits.features])
+        if verdict is not None and trees:
+            verdict = whole.state.maps[index].verdict_on_source(verdict)
+        hidden = self.own_hidden(index, whole.hidden)
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
-
-    @property
-    def note(self) -> str:
-        """What the parts decided."""
-        return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
 
     def close(self, state: MergedSequence) -> None:
         """Close every part."""
@@ -196,11 +162,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         """Check every part."""
         for index, drafter in enumerate(self._drafters):
             drafter.check_integrity([state.parts[index] for state in states if state.parts[index] is not None])
-
-    def forget(self) -> None:
-        """Let every part forget."""
-        for drafter in self._drafters:
-            drafter.forget()
 
 
 def _common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:
