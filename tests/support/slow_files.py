@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
+        "test_beam_seq2seq",
         "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",
@@ -37,6 +38,7 @@ SLOW = frozenset(
         "test_gpu_passes",
         "test_grammar_distributions",
         "test_growth",
+        "test_head_chains",
         "test_head_stepper",
         "test_head_texts",
         "test_kernels_told",
@@ -70,6 +72,7 @@ SLOW = frozenset(
         "test_train_losses",
         "test_train_optimizer",
         "test_train_processes",
+        "test_train_texts",
         "test_translated_drafts",
         "test_tree_times",
         "test_tune_drafts",

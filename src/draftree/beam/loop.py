@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftree.beam.candidates import Candidates
 from draftree.beam.forest import Forest, capacity_for
+from draftree.beam.opening import BeamPrompt, beam_prompt, require_source
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.shaping import combined, next_logprobs, shape
@@ -75,11 +76,13 @@ class BeamSearch:
         self.stats = SearchStats()
         self._forests: dict[TextSearch, list[Forest]] = {}
 
-    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[BeamSearchParams]) -> list[BeamResult]:
+    def run(
+        self, prompts: Sequence[Sequence[int] | BeamPrompt], params: Sequence[BeamSearchParams]
+    ) -> list[BeamResult]:
         """Search all prompts. All slots are closed at the end, also after an error.
 
         Args:
-            prompts: token ids, each with at least one.
+            prompts: token ids, each with at least one, or prompts with a source.
             params: parameters of each prompt.
 
         Raises:
@@ -101,7 +104,12 @@ class BeamSearch:
                     forest.close()
             self._forests.clear()
 
-    def _require_models(self, params: BeamSearchParams) -> None:
+    def _require_models(self, prompt: BeamPrompt, params: BeamSearchParams) -> None:
+        require_source(self._model, prompt, "prompts")
+        for model in params.models:
+            require_source(model, prompt, "models")
+        if params.lm_model is not None:
+            require_source(params.lm_model, BeamPrompt(prompt.tokens), "lm_model")
         for name, models in (("models", params.models), ("lm_model", [params.lm_model])):
             for model in models:
                 if model is not None and model.vocab_size != self._model.vocab_size:
@@ -111,8 +119,9 @@ class BeamSearch:
                         param=name,
                     )
 
-    def _text(self, index: int, prompt: Sequence[int], params: BeamSearchParams) -> TextSearch:
-        self._require_models(params)
+    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
+        prompt = beam_prompt(given)
+        self._require_models(prompt, params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
         return TextSearch(
             index,
@@ -131,7 +140,8 @@ class BeamSearch:
         length = len(text.prompt) + text.limit + min(capacity, 16 * text.params.beam_width)
         forests = self._forests[text] = []
         for model in self._models_of(text):
-            forests.append(Forest(model, text.prompt, capacity=capacity, length=length))
+            prompt = BeamPrompt(text.prompt) if model is text.params.lm_model else text.opening
+            forests.append(Forest(model, prompt, capacity=capacity, length=length))
         text.start([forest.root for forest in forests])
 
     def _models_of(self, text: TextSearch) -> list[LanguageModel]:
@@ -181,7 +191,7 @@ class BeamSearch:
                 is_nan = is_nan | own.amax(dim=-1).isnan().any()
             if self._hooks is not None:
                 own = self._hooks.process(text, own)
-            shape(own, text)
+            shape(own, text, text.live)
             found.append(text.select(own))
         columns, nan = read(found, is_nan)
         if nan:

@@ -17,7 +17,7 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.reading import DataFolder, TrainingData
 from draftree.train.data.texts import Text
 from draftree.train.errors import TrainingError
 from draftree.train.evaluate import Evaluation, evaluate
@@ -82,10 +82,10 @@ class TextTrainee(ABC):
         if not self._seen:
             raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
         self._rows = TargetRows(parts, vocabulary, settings.temperature)
-        self._kept_rows: Path | None = None
+        self._unkept: list[tuple[Path, range]] = []
 
     def keep_rows(self, data: TrainingData) -> None:
-        """Read the target's distributions from the data's folder, or write them there once all are computed.
+        """Read the target's distributions from the data's folders, or write them there once all are computed.
 
         They take a third of the time of the first epoch, and are equal in all runs with the same data and vocabulary.
 
@@ -93,25 +93,33 @@ class TextTrainee(ABC):
             data: the data of the run.
 
         Raises:
-            TrainingError: the file is damaged.
+            TrainingError: a file is damaged.
         """
+        for folder in data.folders:
+            path = folder.path / DISTRIBUTIONS / f"{self._digest(folder)}.safetensors"
+            if path.is_file():
+                self._rows.load(path, folder.texts.start)
+            # a file of a run on fewer texts of the same data lacks some
+            own = [number for number in self._seen if number in folder.texts]
+            if data.recipe.top_k is None and not self._rows.has(own):
+                self._unkept.append((path, folder.texts))
+
+    def _digest(self, folder: DataFolder) -> str:
         facts = hashlib.blake2b(digest_size=8)
-        for value in (self._rows.digest(), self._settings.max_length, *(one.sha256 for one in data.manifest.shards)):
+        sums = [shard.sha256 for shard in folder.manifest.shards]
+        for value in (self._rows.digest(), self._settings.max_length, *sums):
             facts.update(str(value).encode())
-        path = data.folder / DISTRIBUTIONS / f"{facts.hexdigest()}.safetensors"
-        if path.is_file():
-            self._rows.load(path)
-        elif data.recipe.top_k is None:
-            self._kept_rows = path
+        return facts.hexdigest()
 
     def _write_rows(self) -> None:
-        if self._kept_rows is None or len(self._rows) < len(self._seen):
+        if not self._unkept or len(self._rows) < len(self._seen) or not self._rows.has(self._seen):
             return
         try:
-            self._rows.save(self._kept_rows)
+            for path, texts in self._unkept:
+                self._rows.save(path, texts)
         except OSError as error:
             logger.warning("the target's distributions are not kept for other runs: %s", error)
-        self._kept_rows = None
+        self._unkept.clear()
 
     @property
     def module(self) -> nn.Module:

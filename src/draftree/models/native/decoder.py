@@ -12,12 +12,13 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.chains import NativeChains
 from draftree.models.native.library import FORMATS, address, library
 from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedWeights
 from draftree.models.native.rotary import RopeTables
-from draftree.models.native.rows import Rows
+from draftree.models.native.rows import Rows, place_of
 from draftree.models.native.structures import CPass
 from draftree.models.native.unpacking import unpack
 from draftree.models.native.weights import Weights
@@ -98,12 +99,8 @@ class NativeDecoder:
         return found.to(self.dtype)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return hidden states after the final norm, float32; the equation is that of `norm` in `csrc/rows.h`."""
-        weight = self._packed.at(self._packed.decoder.final_norm)
-        assert weight is not None, "a decoder has a final norm"
-        states = hidden.float()
-        inverse = torch.rsqrt(states.square().mean(dim=-1, keepdim=True) + self._blueprint.epsilon)
-        return states * inverse * (weight + self._blueprint.norm_offset)
+        """Return hidden states after the final norm, float32."""
+        return self._library.final_norm(self._packed.decoder, hidden.float().contiguous())
 
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head."""
@@ -121,17 +118,20 @@ class NativeDecoder:
         layer_range: LayerRange,
         features: Tensor | None = None,
         rope_positions: Sequence[int] | None = None,
+        chains: NativeChains | None = None,
     ) -> RangeOutput:
         """Run one pass over rows; their keys and values are written to the memory, None for a pass over no layers.
 
         `features` are projected to the input of the first layer, shape (rows, inputs of the projection), float32.
-        `rope_positions` are entries of the rotary tables; None for the rows' positions.
+        `rope_positions` are entries of the rotary tables; None for the rows' positions. With `chains`, chains are grown
+        after the rows with logits; the output of the last layer and, with features, the input of the first layer must
+        be captured, and logits are undefined.
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
             self._point_at(memory)
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
-        self._ropes.point(self._form, longest=longest)
+        self._ropes.point(self._form, longest=longest + (0 if chains is None else chains.structure.levels))
         vocab, num_threads = self._blueprint.vocab, torch.get_num_threads()
         buffer = self._rooms.take(len(logit_rows), vocab)
         run = CPass.from_buffer_copy(self._form)
@@ -153,7 +153,10 @@ class NativeDecoder:
             skipped = layer_range.skipped(self.num_layers)
             run.hidden_in, run.features = address(layer_range.hidden), address(features)
             run.skipped = None if skipped is None else skipped.ctypes.data
-        self._library.run(self._packed.decoder, run)
+        if chains is None:
+            self._library.run(self._packed.decoder, run)
+        else:
+            self._library.grow_chains(self._packed.decoder, run, chains.structure)
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self._library, at, buffer.memory, num_threads), captured)
 
@@ -163,8 +166,3 @@ class NativeDecoder:
         self._form.places = memory.length
         self._form.slot_step = memory.keys[0].stride(0) // self._blueprint.head_dim
         self._memory_version = memory.version
-
-
-def place_of(numbers: array[int]) -> int:
-    """Return the address of an array's numbers."""
-    return numbers.buffer_info()[0]
