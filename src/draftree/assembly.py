@@ -111,7 +111,7 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     traits = _traits(drafters)
-    draw = _agreed_draw(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
+    draw = agree(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
     planner = planner_class(
         planner_config,
         default_depth=traits.depth,
@@ -157,16 +157,6 @@ def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -
     return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
 
 
-def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Verifier]) -> Draw:
-    draw = agree(draft, traits.draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
-    if verifier.chains_only and traits.branches:
-        raise ConfigurationError(
-            f"drafter '{draft}' drafts trees with branches, but verifier '{verify}' accepts chains only: "
-            "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
-        )
-    return draw
-
-
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
     if AUTO_DRAFT in (re.split("[,:]", part)[0].strip() for part in draft.split("+")):
         raise ConfigurationError(
@@ -188,6 +178,21 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
     if len(specs) > 1:
         raise ConfigurationError(f"{kind} '{text}' names {len(specs)} methods: name one")
     return specs[0]
+
+
+def require_fit(methods: Methods, target: LoadedModel) -> None:
+    """Check that a target can be used with the drafters; loads nothing.
+
+    Raises:
+        ConfigurationError: it scores chains only, has not the layers, or no such drafter works with its kind.
+    """
+    if methods.traits.branches and not target.model.supports_trees:
+        raise ConfigurationError(
+            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
+        )
+    if is_encoder_decoder_target(target):
+        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
+    require_layers(methods.traits.features, target)
 
 
 def build_parts(
@@ -226,13 +231,7 @@ def build_parts(
     if methods.planner.wants_costs:
         most = 1 + methods.planner.default_nodes
         methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
-    if methods.traits.branches and not target.model.supports_trees:
-        raise ConfigurationError(
-            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
-        )
-    if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
-    require_layers(methods.traits.features, target)
+    require_fit(methods, target)
 
     read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
 

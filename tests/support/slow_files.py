@@ -18,6 +18,7 @@ SLOW = frozenset(
         "test_capture_settings",
         "test_chat_templates",
         "test_cli_chat",
+        "test_cli_chat_terminal",
         "test_cli_generate",
         "test_cli_main",
         "test_cli_refusals",
