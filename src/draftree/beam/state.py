@@ -118,6 +118,8 @@ class TextSearch:
             Group(width, [], Pool(params, width, self.limit, lengths)) for width in self.strategy.group_widths()
         ]
         self.num_steps = 0
+        self.error: GenerationError | None = None
+        """Why the search has no result; None if there is no reason."""
 
     def start(self, tips: Sequence[Tip]) -> None:
         """Put the first beam of each group at the end of the prompt."""

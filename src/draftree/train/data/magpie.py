@@ -103,9 +103,7 @@ def magpie_prompts(
     raise AssertionError("the loop ends by itself")
 
 
-def _drawn(
-    llm: LLM, turn: UserTurn, seeds: range, temperature: float, top_p: float, max_tokens: int
-) -> Iterator[str]:
+def _drawn(llm: LLM, turn: UserTurn, seeds: range, temperature: float, top_p: float, max_tokens: int) -> Iterator[str]:
     params = [
         SamplingParams(
             temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, stop_token_ids=[turn.end]
