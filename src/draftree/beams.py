@@ -8,11 +8,13 @@ from draftree.arguments import Messages, Prompt, prompt_list
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
+from draftree.beam.state import Decode
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
 from draftree.prompts import PromptEncoder
 from draftree.requests import Requests
+from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
 BeamParams = BeamSearchParams | Sequence[BeamSearchParams] | None
@@ -47,16 +49,36 @@ class BeamSearching:
             UnsupportedModelError: the model is an encoder-decoder.
             GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
         """
-        if isinstance(self.model, EncoderDecoder):
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} is an encoder-decoder, and beam search decodes causal models only: use "
-                "generate"
-            )
+        require_causal(self.model)
         ids = [self._prompts.encode(prompt) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
         search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode)
         return search.run(ids, _params(params, len(ids)))
+
+
+def require_causal(model: LanguageModel) -> None:
+    """Refuse a model that beam search cannot decode.
+
+    Raises:
+        UnsupportedModelError: the model is an encoder-decoder.
+    """
+    if isinstance(model, EncoderDecoder):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder, and beam search decodes causal models only: use generate"
+        )
+
+
+def decoder_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> Decode | None:
+    """Return the function from the tokens of a text to the text that continues a prompt; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+
+    def decode(tokens: Sequence[int]) -> str:
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, prompt_ids=prompt)
+        return "".join(detokenizer.push(tokens)) + detokenizer.finish()
+
+    return decode
 
 
 def _each(prompts: Prompt | Messages | Sequence[Prompt | Messages]) -> Sequence[Prompt | Messages]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from draftree.beam.candidates import read
 from draftree.beam.forest import CHUNK, Forest, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
+from draftree.beam.search_stats import SearchStats
 from draftree.beam.shaping import combined, next_logprobs, shape
 from draftree.beam.state import Decode, Hooks, TextSearch
 from draftree.core.errors import GenerationError, InvalidRequestError, NonFiniteLogitsError
@@ -32,23 +33,6 @@ class Scored:
     row_of: dict[tuple[int, int], int]
 
 
-@dataclass(slots=True)
-class SearchStats:
-    """Counts of a search.
-
-    Attributes:
-        num_passes: forward passes.
-        num_rows: tokens computed in them.
-        most_live: largest number of nodes in the trees of one text.
-        most_slots: largest number of open slots of one text.
-    """
-
-    num_passes: int = 0
-    num_rows: int = 0
-    most_live: int = 0
-    most_slots: int = 0
-
-
 class BeamSearch:
     """Searches of a batch of prompts on one model; every prompt has its own parameters.
 
@@ -59,6 +43,8 @@ class BeamSearch:
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
         hooks: further rules, called for each text in every step; None for none.
+        has_room: whether there is memory for a number of slots of a length; searches wait for it, but never if no other
+            search runs. None if there always is.
     """
 
     def __init__(
@@ -70,7 +56,9 @@ class BeamSearch:
         capacity: int | None = None,
         batch_size: int = BATCH_SIZE,
         hooks: Hooks | None = None,
+        has_room: Callable[[int, int], bool] | None = None,
     ) -> None:
+        self._has_room = has_room
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
         self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
         self.stats = SearchStats()
@@ -175,9 +163,22 @@ class BeamSearch:
             hooks=self._hooks,
         )
 
+    def slot_length(self, text: TextSearch) -> int:
+        """Return the number of tokens that a slot of a search may hold."""
+        return len(text.prompt) + text.limit + min(self._capacity_of(text), 16 * text.params.beam_width)
+
+    def _capacity_of(self, text: TextSearch) -> int:
+        return self._capacity or capacity_for(text.params.beam_width)
+
+    def _may_start(self, text: TextSearch) -> bool:
+        if not self._forests or self._has_room is None:
+            return len(self._forests) < self._batch_size
+        open_slots = sum(len(forest.trunks) for forests in self._forests.values() for forest in forests)
+        lengths = map(self.slot_length, (*self._forests, text))
+        return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
+
     def _start(self, text: TextSearch) -> None:
-        capacity = self._capacity or capacity_for(text.params.beam_width)
-        length = len(text.prompt) + text.limit + min(capacity, 16 * text.params.beam_width)
+        capacity, length = self._capacity_of(text), self.slot_length(text)
         forests = self._forests[text] = []
         for model in self._models_of(text):
             forests.append(Forest(model, text.prompt, capacity=capacity, length=length))
@@ -195,7 +196,7 @@ class BeamSearch:
         Returns:
             The searches that ended, with a result or an error.
         """
-        while self._waiting and len(self._forests) < self._batch_size:
+        while self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
         texts = list(self._forests)
         scored: dict[LanguageModel, Scored] = {}

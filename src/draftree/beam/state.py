@@ -267,19 +267,19 @@ class TextSearch:
                     f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )
-        best = found[: self.params.num_return_sequences]
-        if self._decode is not None:
-            best = [dataclasses.replace(hypothesis, text=self._text(hypothesis)) for hypothesis in best]
+        best = [self._worded(hypothesis) for hypothesis in found[: self.params.num_return_sequences]]
         return BeamResult(tuple(self.prompt), tuple(best), self.num_steps)
 
-    def _text(self, hypothesis: Hypothesis) -> str:
-        assert self._decode is not None, "there is a tokenizer"
-        tokens = hypothesis.tokens
-        text = self._decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
-        if hypothesis.finish_reason != "stop":
-            return text
-        for stop in self.params.stop:
-            if stop in text:
-                end = text.index(stop) + (len(stop) if self.params.include_stop_str_in_output else 0)
-                return text[:end]
-        return text
+    def _worded(self, hypothesis: Hypothesis) -> Hypothesis:
+        """Return a hypothesis with its text, and with what ended it."""
+        tokens, params = hypothesis.tokens, self.params
+        has_end, is_stopped = tokens[-1] in self.ends, hypothesis.finish_reason == "stop"
+        reason: int | str | None = tokens[-1] if is_stopped and tokens[-1] in params.stop_token_ids else None
+        if self._decode is None:
+            return dataclasses.replace(hypothesis, stop_reason=reason)
+        text = self._decode(tokens[:-1] if has_end else tokens)
+        found = next((stop for stop in params.stop if stop in text), None) if is_stopped else None
+        if found is not None:
+            reason = found
+            text = text[: text.index(found) + (len(found) if params.include_stop_str_in_output else 0)]
+        return dataclasses.replace(hypothesis, text=text, stop_reason=reason)
