@@ -8,7 +8,7 @@ from draftree.arguments import Messages, Prompt, prompt_list
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import Decode
+from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
@@ -33,13 +33,18 @@ class BeamSearching:
         raise NotImplementedError
 
     def beam_search(
-        self, prompts: Prompt | Messages | Sequence[Prompt | Messages], params: BeamParams = None
+        self,
+        prompts: Prompt | Messages | Sequence[Prompt | Messages],
+        params: BeamParams = None,
+        *,
+        on_step: OnStep | None = None,
     ) -> list[BeamResult]:
         """Search the most likely texts of prompts, as one batch. No drafter takes part.
 
         Args:
             prompts: texts, lists of token ids or conversations, one or several.
             params: parameters, for all or one for each prompt.
+            on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
 
         Returns:
             The best hypotheses of each prompt, in the order of the prompts.
@@ -53,7 +58,7 @@ class BeamSearching:
         ids = [self._prompts.encode(prompt) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
-        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode)
+        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, on_step=on_step)
         return search.run(ids, _params(params, len(ids)))
 
 

@@ -15,7 +15,7 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search_stats import SearchStats
 from draftree.beam.shaping import combined, next_logprobs, shape
-from draftree.beam.state import Decode, Hooks, TextSearch
+from draftree.beam.state import Decode, Hooks, OnStep, TextSearch
 from draftree.core.errors import GenerationError, InvalidRequestError, NonFiniteLogitsError
 from draftree.core.transfer import to_device
 from draftree.models.base import LanguageModel, Pass
@@ -43,6 +43,7 @@ class BeamSearch:
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
         hooks: further rules, called for each text in every step; None for none.
+        on_step: called with a search after each of its steps; None for none.
         has_room: whether there is memory for a number of slots of a length; searches wait for it, but never if no other
             search runs. None if there always is.
     """
@@ -56,9 +57,10 @@ class BeamSearch:
         capacity: int | None = None,
         batch_size: int = BATCH_SIZE,
         hooks: Hooks | None = None,
+        on_step: OnStep | None = None,
         has_room: Callable[[int, int], bool] | None = None,
     ) -> None:
-        self._has_room = has_room
+        self._on_step, self._has_room = on_step, has_room
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
         self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
         self.stats = SearchStats()
@@ -151,7 +153,7 @@ class BeamSearch:
     ) -> TextSearch:
         self._require_models(params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
-        return TextSearch(
+        text = TextSearch(
             index,
             prompt,
             params,
@@ -162,6 +164,8 @@ class BeamSearch:
             decode=decode or self._decode,
             hooks=self._hooks,
         )
+        text.on_step = self._on_step
+        return text
 
     def slot_length(self, text: TextSearch) -> int:
         """Return the number of tokens that a slot of a search may hold."""

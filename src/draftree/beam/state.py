@@ -26,6 +26,9 @@ from draftree.core.transfer import to_device
 Decode = Callable[[Sequence[int]], str]
 """Function from generated token ids to text."""
 
+OnStep = Callable[["TextSearch"], None]
+"""Function that is called with a search after each of its steps."""
+
 
 class Hooks(ABC):
     """Rules from outside of the parameters."""
@@ -120,6 +123,8 @@ class TextSearch:
         self.num_steps = 0
         self.error: GenerationError | None = None
         """Why the search has no result; None if there is no reason."""
+        self.on_step: OnStep | None = None
+        """Called after every step."""
 
     def start(self, tips: Sequence[Tip]) -> None:
         """Put the first beam of each group at the end of the prompt."""
@@ -180,6 +185,8 @@ class TextSearch:
             group.is_done = not group.beams or group.pool.is_final(best, self.num_steps)
             if group.is_done:
                 group.beams = []
+        if self.on_step is not None:
+            self.on_step(self)
 
     def _advance(self, group: Group, candidates: Sequence[Candidate]) -> None:
         if not candidates:
