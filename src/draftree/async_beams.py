@@ -13,10 +13,11 @@ from draftree.arguments import Messages, Prompt
 from draftree.async_prompts import AsyncPromptEncoder
 from draftree.beam.forest import CHUNK
 from draftree.beam.loop import BeamSearch
+from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.state import TextSearch
-from draftree.beams import decoder_of, require_causal
+from draftree.beams import beam_opening, decoder_of
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
 from draftree.engine.engine import Engine
 from draftree.engine.serving.background import Background
@@ -84,25 +85,25 @@ class BeamWork(Background):
             search.stats.num_rows,
         )
 
-    def add(self, prompt: Sequence[int], params: BeamSearchParams, promise: Future[BeamResult]) -> None:
+    def add(self, prompt: BeamPrompt, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
         """Queue a search.
 
         Args:
-            prompt: token ids.
+            prompt: the prompt.
             params: its parameters.
             promise: gets its result or its error; running, so that its reader cannot cancel it.
 
         Raises:
             InvalidRequestError: parameters that do not fit, or a text for which there is no memory.
         """
-        text = self._search.add(prompt, params, decode=decoder_of(self._tokenizer, prompt))
+        text = self._search.add(prompt, params, decode=decoder_of(self._tokenizer, prompt.tokens))
         length = self._search.slot_length(text)
         if not self._engine.num_slots(length):
             self._search.cancel(text)
             raise InvalidRequestError(
                 f"a search of {params.beam_width} beams with up to {text.limit} tokens after a prompt of "
-                f"{len(prompt)} needs a slot of {length} tokens, for which there is no memory: lower max_new_tokens "
-                "or beam_width, or shorten the prompt",
+                f"{len(text.prompt)} needs a slot of {length} tokens, for which there is no memory: lower "
+                "max_new_tokens or beam_width, or shorten the prompt",
                 param="max_new_tokens",
             )
         self._promises[text] = promise
@@ -163,7 +164,13 @@ class AsyncBeamSearching:
         """Counts of the beam searches so far."""
         return self._beams.counts
 
-    async def beam_search(self, prompt: Prompt | Messages, params: BeamSearchParams | None = None) -> BeamResult:
+    async def beam_search(
+        self,
+        prompt: Prompt | Messages,
+        params: BeamSearchParams | None = None,
+        *,
+        decoder_prompt: Prompt | None = None,
+    ) -> BeamResult:
         """Search the most likely texts of one prompt, beside all other requests. Cancelling the task ends the search.
 
         Several searches at the same time share their passes. Rounds of other requests and steps of searches take
@@ -172,21 +179,22 @@ class AsyncBeamSearching:
         Args:
             prompt: a text, token ids, or the messages of a conversation.
             params: parameters of the search.
+            decoder_prompt: as for `LLM.beam_search`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
-            UnsupportedModelError: the model is an encoder-decoder.
             GenerationError: as `LLM.beam_search`.
             EngineClosedError: the engine was closed, or failed.
         """
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
-        require_causal(self._beams.model)
         ids, given = await self._prompts.encode(prompt), params or BeamSearchParams()
+        start = await self._prompts.encode_decoder_prompt(decoder_prompt)
+        opening = beam_opening(self._beams.model, ids, start)
         promise: Future[BeamResult] = Future()
         promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader
         try:
-            added = self._driver.call(lambda: self._beams.add(ids, given, promise), is_new_work=True)
+            added = self._driver.call(lambda: self._beams.add(opening, given, promise), is_new_work=True)
             await asyncio.wrap_future(added)
             return await asyncio.wrap_future(promise)
         except BaseException:

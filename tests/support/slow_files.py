@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
+        "test_beam_seq2seq",
         "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from draftree.beam.opening import BeamPrompt, beam_prompt, open_slot
 from draftree.core.tree import ROOT
 from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel, Slot
 
@@ -83,19 +84,19 @@ class Forest:
 
     Args:
         model: the model.
-        prompt: token ids, at least one.
+        prompt: the prompt; further trunks of the text are forks, so its source is encoded once.
         capacity: maximum number of live nodes in one slot; one beam may have more.
         length: expected maximum number of tokens in a slot.
     """
 
-    def __init__(self, model: LanguageModel, prompt: Sequence[int], *, capacity: int, length: int) -> None:
+    def __init__(self, model: LanguageModel, prompt: Sequence[int] | BeamPrompt, *, capacity: int, length: int) -> None:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
         self._is_started = False
         model.reserve(model.num_open + 1, length)
-        self.trunks = [Trunk(model.open())]
-        self.root = self._grown(self.trunks[0], prompt)
+        self.trunks = [Trunk(open_slot(model, beam_prompt(prompt)))]
+        self.root = self._grown(self.trunks[0], beam_prompt(prompt).tokens)
 
     @staticmethod
     def _grown(trunk: Trunk, tokens: Sequence[int]) -> Tip:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftree.beam.candidates import read
 from draftree.beam.forest import CHUNK, Forest, capacity_for
+from draftree.beam.opening import BeamPrompt, beam_prompt, require_source
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search_stats import SearchStats
@@ -69,11 +70,13 @@ class BeamSearch:
         self._forests: dict[TextSearch, list[Forest]] = {}
         self._waiting: deque[TextSearch] = deque()
 
-    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[BeamSearchParams]) -> list[BeamResult]:
+    def run(
+        self, prompts: Sequence[Sequence[int] | BeamPrompt], params: Sequence[BeamSearchParams]
+    ) -> list[BeamResult]:
         """Search all prompts. All slots are closed at the end, also after an error.
 
         Args:
-            prompts: token ids, each with at least one.
+            prompts: token ids, each with at least one, or prompts with a source.
             params: parameters of each prompt.
 
         Raises:
@@ -107,7 +110,9 @@ class BeamSearch:
         """Number of searches that wait for a place in the batch."""
         return len(self._waiting)
 
-    def add(self, prompt: Sequence[int], params: BeamSearchParams, *, decode: Decode | None = None) -> TextSearch:
+    def add(
+        self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams, *, decode: Decode | None = None
+    ) -> TextSearch:
         """Queue a search for `step`.
 
         Args:
@@ -138,7 +143,12 @@ class BeamSearch:
         for text in list(self._forests):
             self.cancel(text)
 
-    def _require_models(self, params: BeamSearchParams) -> None:
+    def _require_models(self, prompt: BeamPrompt, params: BeamSearchParams) -> None:
+        require_source(self._model, prompt, "prompts")
+        for model in params.models:
+            require_source(model, prompt, "models")
+        if params.lm_model is not None:
+            require_source(params.lm_model, BeamPrompt(prompt.tokens), "lm_model")
         for name, models in (("models", params.models), ("lm_model", [params.lm_model])):
             for model in models:
                 if model is not None and model.vocab_size != self._model.vocab_size:
@@ -149,9 +159,14 @@ class BeamSearch:
                     )
 
     def _text(
-        self, index: int, prompt: Sequence[int], params: BeamSearchParams, decode: Decode | None = None
+        self,
+        index: int,
+        given: Sequence[int] | BeamPrompt,
+        params: BeamSearchParams,
+        decode: Decode | None = None,
     ) -> TextSearch:
-        self._require_models(params)
+        prompt = beam_prompt(given)
+        self._require_models(prompt, params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
         text = TextSearch(
             index,
@@ -185,7 +200,8 @@ class BeamSearch:
         capacity, length = self._capacity_of(text), self.slot_length(text)
         forests = self._forests[text] = []
         for model in self._models_of(text):
-            forests.append(Forest(model, text.prompt, capacity=capacity, length=length))
+            prompt = BeamPrompt(text.prompt) if model is text.params.lm_model else text.opening
+            forests.append(Forest(model, prompt, capacity=capacity, length=length))
         text.start([forest.root for forest in forests])
 
     def _models_of(self, text: TextSearch) -> list[LanguageModel]:
@@ -243,7 +259,7 @@ class BeamSearch:
                 own_is_nan = own_is_nan | own.amax(dim=-1).isnan().any()
             if self._hooks is not None:
                 own = self._hooks.process(text, own)
-            shape(own, text)
+            shape(own, text, text.live)
             found.append(text.select(own))
             is_nan.append(own_is_nan)
         columns, nan = read(found, is_nan)

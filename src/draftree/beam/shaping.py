@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftree.beam.rules import force, only, restrict
 from draftree.core.transfer import to_device
 from draftree.sampling.ngram_blocking import ban_repeated_ngrams
 
 if TYPE_CHECKING:
-    from draftree.beam.state import TextSearch
+    from draftree.beam.state import Beam, TextSearch
 
 
 def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
@@ -28,9 +29,10 @@ def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def shape(logprobs: Tensor, text: TextSearch) -> None:
-    """Write the penalties and bans of a text's parameters into its rows, shape (beams, vocab)."""
+def shape(logprobs: Tensor, text: TextSearch, beams: Sequence[Beam]) -> None:
+    """Write the penalties and bans of a text's parameters into the rows of these beams, shape (beams, vocab)."""
     params, step = text.params, text.num_tokens
+    restrict(logprobs, text, beams)
     vocab = logprobs.shape[-1]
     if params.unk_penalty and params.unk_token_id is not None:
         logprobs[:, params.unk_token_id] -= params.unk_penalty
@@ -39,24 +41,25 @@ def shape(logprobs: Tensor, text: TextSearch) -> None:
             :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
         ] = -math.inf
     if step < len(params.prefix_token_ids) and params.prefix_bias_beta:
-        _favour(logprobs, text)
+        _favour(logprobs, text, beams)
     elif step < len(params.prefix_token_ids):
-        _force(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
+        only(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
     elif text.is_last and params.force_eos != "none":
-        _force(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
+        only(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
     elif step < text.minimum and text.ends:
         logprobs[:, text.end_ids] = -math.inf
     if params.no_repeat_ngram_size:
         before = text.prompt if params.ngram_scope == "all" else ()
-        tokens = to_device([(*before, *beam.tokens) for beam in text.live], logprobs.device)
+        tokens = to_device([(*before, *beam.tokens) for beam in beams], logprobs.device)
         ban_repeated_ngrams(logprobs, tokens, size=params.no_repeat_ngram_size)
-    _allow(logprobs, text)
+    _allow(logprobs, text, beams)
+    force(logprobs, text)
 
 
-def _favour(logprobs: Tensor, text: TextSearch) -> None:
+def _favour(logprobs: Tensor, text: TextSearch, beams: Sequence[Beam]) -> None:
     """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
     prefix, step, share = text.params.prefix_token_ids, text.num_tokens, text.params.prefix_bias_beta
-    rows = [row for row, beam in enumerate(text.live) if beam.tokens == tuple(prefix[:step])]
+    rows = [row for row, beam in enumerate(beams) if beam.tokens == tuple(prefix[:step])]
     if not rows:
         return
     at = to_device(rows, logprobs.device)
@@ -80,22 +83,15 @@ def combined(own: Tensor, others: Sequence[Tensor], fused: Tensor | None, weight
     return own if fused is None else own + weight * fused.to(own)
 
 
-def _force(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:
-    ids = to_device(list(tokens), logprobs.device)
-    kept = logprobs[:, ids] if value is None else torch.full_like(logprobs[:, ids], value)
-    logprobs.fill_(-math.inf)
-    logprobs[:, ids] = kept
-
-
-def _allow(logprobs: Tensor, text: TextSearch) -> None:
+def _allow(logprobs: Tensor, text: TextSearch, beams: Sequence[Beam]) -> None:
     """Keep what the trie or the function allows."""
     params, vocab = text.params, logprobs.shape[-1]
     if params.allowed_trie is not None:
-        rows, tokens = params.allowed_trie.allowed([beam.trie_node for beam in text.live], vocab)
+        rows, tokens = params.allowed_trie.allowed([beam.trie_node for beam in beams], vocab)
     elif params.prefix_allowed_tokens_fn is not None:
         allowed = [
             [int(token) for token in params.prefix_allowed_tokens_fn(text.index, [*text.prompt, *beam.tokens])]
-            for beam in text.live
+            for beam in beams
         ]
         pairs = [(row, token) for row, own in enumerate(allowed) for token in own if 0 <= token < vocab]
         rows, tokens = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)

@@ -16,6 +16,7 @@ from draftree.beam.candidates import Candidates
 from draftree.beam.finished import LengthScore, Pool
 from draftree.beam.fit import require_fit
 from draftree.beam.forest import Tip
+from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
 from draftree.beam.strategies import of
@@ -80,7 +81,7 @@ class TextSearch:
 
     Args:
         index: index of the prompt.
-        prompt: token ids.
+        opening: the prompt.
         params: parameters.
         end_ids: the model's end-of-text tokens.
         vocab_size: number of token ids.
@@ -96,7 +97,7 @@ class TextSearch:
     def __init__(
         self,
         index: int,
-        prompt: Sequence[int],
+        opening: BeamPrompt,
         params: BeamSearchParams,
         *,
         end_ids: Sequence[int],
@@ -106,17 +107,18 @@ class TextSearch:
         decode: Decode | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        self.index, self.prompt, self.params = index, list(prompt), params
+        self.index, self.opening, self.params = index, opening, params
+        self.prompt, count = list(opening.tokens), opening.length
         model_ends = () if params.ignore_eos else tuple(end_ids)
         self.ends = tuple(sorted(token for token in {*model_ends, *params.stop_token_ids} if 0 <= token < vocab_size))
         self.end_ids = to_device(self.ends, device)
-        self.limit = min(params.limit(len(prompt)), max_length - len(prompt) + 1)
-        self.minimum = params.minimum(len(prompt))
+        self.limit = min(params.limit(count), max_length - len(self.prompt) + 1)
+        self.minimum = params.minimum(count)
         self._decode, self._hooks = decode, hooks
         require_fit(self, vocab_size, max_length, has_text=decode is not None)
         self.strategy = of(params)
         self.strategy.check(self.prompt, self.ends, vocab_size)
-        lengths = LengthScore(params.length_penalty, params.length_basis, len(prompt))
+        lengths = LengthScore(params.length_penalty, params.length_basis, len(self.prompt))
         self.groups = [
             Group(width, [], Pool(params, width, self.limit, lengths)) for width in self.strategy.group_widths()
         ]
@@ -275,7 +277,7 @@ class TextSearch:
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )
         best = [self._worded(hypothesis) for hypothesis in found[: self.params.num_return_sequences]]
-        return BeamResult(tuple(self.prompt), tuple(best), self.num_steps)
+        return BeamResult(self.opening.shown, tuple(best), self.num_steps)
 
     def _worded(self, hypothesis: Hypothesis) -> Hypothesis:
         """Return a hypothesis with its text, and with what ended it."""

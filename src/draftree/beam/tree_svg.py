@@ -185,8 +185,8 @@ def _box(box: Box, text: str, kind: str, *, probability: float | None = None) ->
         f'<text x="{box.x + 7:g}" y="{box.y + 4:g}">{escape(text)}</text>'
     )
     if probability is not None:
-    XX
-        shape += f'<text class="small" x="{box.x + 2:g}" y="{box.y + BOX_HEIGHT / 2 + 10:g}">{percent}</text>'
+        percent = f"{100 * probability:.0f} %" if probability >= 0.005 else "<1 %"
+        shape += f'<text class="small" x="{box.x + 2:g}" y="{box.y + BOX_HEIGHT / 2 + 10:g}">{escape(percent)}</text>'
     return f'<g class="{kind}">{shape}</g>'
 
 

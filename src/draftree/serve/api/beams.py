@@ -10,11 +10,11 @@ from starlette.requests import Request
 
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
+from draftree.beams import beam_opening
 from draftree.core.clock import SYSTEM_CLOCK
-from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.common import server_of
 from draftree.serve.beam_params import BeamRequest
-from draftree.serve.errors import invalid
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import RequestRecord
@@ -54,13 +54,15 @@ async def searched(
     async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
         try:
             ids = await _encoded(request, model, prompts, asked, encode or model.llm.prompts.encode)
-            jobs = [(one, asked.for_prompt(server.settings, len(one), model.max_context)) for one in ids]
+            lengths = [len(beam_opening(model.llm.llm.model, one).tokens) for one in ids]
+            jobs = [
+                (one, asked.for_prompt(server.settings, length, model.max_context))
+                for one, length in zip(ids, lengths, strict=True)
+            ]
             record.prompt_tokens = sum(map(len, ids))
             results = await _results(model, jobs)
         except InvalidRequestError as error:
             raise named_error(error, asked.names) from error
-        except UnsupportedModelError as error:
-            raise invalid(f"{error}, without use_beam_search", "use_beam_search") from error
         if asked.has_logprobs:
             await model.prepare_texts()
         texts = BeamTexts(results, asked.params.num_return_sequences, asked.has_logprobs)
