@@ -127,7 +127,7 @@ def method_of(name: str, given: argparse.Namespace) -> Method:
     if name == "transformers":
         return transformers_search(folder, dtype)
     kernels = "native" if name == "C" else "torch"
-    return ours(LLM(given.model, dtype=given.dtype, kernels=kernels, threads=given.threads).model)
+    return ours(LLM(given.model, dtype=given.dtype, kernels=kernels).model)
 
 
 def prompt_of(given: argparse.Namespace, length: int) -> list[int]:
@@ -228,7 +228,7 @@ def measure_steps(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for step in range(1, given.tokens):
             times = [one.steps[step] - one.steps[step - 1] for one in runs]
             yield {**shared, "method": name, "step": step + 1, "ms": 1e3 * statistics.median(times)}
-    model = LLM(given.model, dtype=given.dtype, kernels="native", threads=given.threads).model
+    model = LLM(given.model, dtype=given.dtype, kernels="native").model
     for step, beams in live_beams(model, prompt, width, given.tokens).items():
         if step % given.every == 0:
             for name, jobs in (("C, all again as a tree", as_tree), ("C, all again as rows", as_rows)):

@@ -13,6 +13,7 @@ from draftree.beam.candidates import read
 from draftree.beam.forest import CHUNK, Forest, capacity_for
 from draftree.beam.opening import BeamPrompt, beam_prompt, require_source
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.quick import Columns, is_quick, quick_columns
 from draftree.beam.result import BeamResult
 from draftree.beam.search_stats import SearchStats
 from draftree.beam.shaping import combined, next_logprobs, shape
@@ -247,6 +248,25 @@ class BeamSearch:
         return Scored(result.logits, row_of)
 
     def _advance(self, texts: Sequence[TextSearch], scored: Mapping[LanguageModel, Scored]) -> None:
+        columns, nan, vocab = self._candidates(texts, scored)
+        for text, own_columns, text_is_nan in zip(texts, columns, nan, strict=True):
+            try:
+                if text_is_nan:
+                    raise NonFiniteLogitsError(
+                        "a model gave NaN as a logit, so beams cannot be ranked: check its weights"
+                    )
+                text.advance(own_columns, vocab)
+            except GenerationError as error:
+                text.error = error
+            self._grow(text)
+
+    def _candidates(
+        self, texts: Sequence[TextSearch], scored: Mapping[LanguageModel, Scored]
+    ) -> tuple[list[list[Columns]], list[bool], int]:
+        """Return the candidates of each group of each text, whether a row has NaN, and the width of the rows."""
+        if self._hooks is None and all(map(is_quick, texts)):
+            rows = self._rows(texts, 0, scored)
+            return (*quick_columns(rows, texts), rows.width)
         logprobs = self._logprobs(texts, 0, scored)
         vocab, row, found, is_nan = logprobs.shape[-1], 0, [], []
         row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
@@ -262,29 +282,23 @@ class BeamSearch:
             shape(own, text, text.live)
             found.append(text.select(own))
             is_nan.append(own_is_nan)
-        columns, nan = read(found, is_nan)
-        for text, own_columns, text_is_nan in zip(texts, columns, nan, strict=True):
-            try:
-                if text_is_nan:
-                    raise NonFiniteLogitsError(
-                        "a model gave NaN as a logit, so beams cannot be ranked: check its weights"
-                    )
-                text.advance(own_columns, vocab)
-            except GenerationError as error:
-                text.error = error
-            self._grow(text)
+        return (*read(found, is_nan), vocab)
 
     def _logprobs(
         self, texts: Sequence[TextSearch], place: int, scored: Mapping[LanguageModel, Scored], *, plain: bool = False
     ) -> Tensor:
         """Log-probabilities of the live beams of texts by their model number `place`; `plain` without temperature."""
+        logits = self._rows(texts, place, scored).tensor()
+        return next_logprobs(logits, [1.0 if plain else text.params.temperature for text in texts for _ in text.live])
+
+    def _rows(self, texts: Sequence[TextSearch], place: int, scored: Mapping[LanguageModel, Scored]) -> Logits:
+        """Return the logits of the live beams of texts by their model number `place`."""
         scores = scored[self._forests[texts[0]][place].model]
-        logits = scores.logits.tensor()
         tips = [beam.tips[place] for text in texts for beam in text.live]
         rows = [scores.row_of[id(tip.trunk), tip.node] for tip in tips]
-        if rows != list(range(len(logits))):
-            logits = logits[to_device(rows, logits.device)]
-        return next_logprobs(logits, [1.0 if plain else text.params.temperature for text in texts for _ in text.live])
+        if rows == list(range(scores.logits.num_rows)):
+            return scores.logits
+        return scores.logits.replaced(scores.logits.tensor()[to_device(rows, scores.logits.tensor().device)])
 
     def _combined(self, text: TextSearch, own: Tensor, scored: Mapping[LanguageModel, Scored]) -> Tensor:
         count = len(text.params.models)
