@@ -23,6 +23,7 @@ from draftree.arguments import (
     require_count,
     require_one_conversation,
 )
+from draftree.async_beams import AsyncBeamSearching, BeamWork
 from draftree.async_prompts import AsyncPromptEncoder
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
@@ -42,7 +43,7 @@ MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncStreams):
+class AsyncLLM(AsyncStreams, AsyncBeamSearching):
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -74,7 +75,8 @@ class AsyncLLM(AsyncStreams):
         self._encoding = threading.Lock()
         self._prompts = AsyncPromptEncoder(self._llm.prompts, self._encoding)
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
-        self._driver = Driver(self._llm.engine)
+        self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)
+        self._driver = Driver(self._llm.engine, self._beams)
 
     @property
     def llm(self) -> LLM:
@@ -107,11 +109,7 @@ class AsyncLLM(AsyncStreams):
         return len(self._llm.engine.waiting)
 
     def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
-        """Add a listener, which is called on the engine's thread with the record of every round and delays the next.
-
-        Returns:
-            A function that removes it.
-        """
+        """Add a listener of every round's record, called on the engine's thread; returns a function that removes it."""
         return self._llm.engine.on_round(callback)
 
     async def submit(

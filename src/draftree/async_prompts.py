@@ -66,6 +66,10 @@ class AsyncPromptEncoder:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""
         return await self._run(self._encoder.encode_text, text, add_special_tokens=add_special_tokens)
 
+    async def encode_decoder_prompt(self, prompt: Prompt | None) -> Sequence[int] | None:
+        """Return the token ids of a decoder's prompt, as `PromptEncoder.encode_decoder_prompt`."""
+        return await self._run(self._encoder.encode_decoder_prompt, prompt)
+
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.
 
