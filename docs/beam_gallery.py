@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def main() -> None:
     """Write all pictures."""
     llm = LLM("stories15m", dtype="float32", kernels="torch")
     for picture in pictures(llm):
-        print(draw(llm, picture))
+        sys.stdout.write(f"{draw(llm, picture)}\n")
 
 
 if __name__ == "__main__":

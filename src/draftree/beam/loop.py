@@ -264,9 +264,10 @@ class BeamSearch:
         self, texts: Sequence[TextSearch], scored: Mapping[LanguageModel, Scored]
     ) -> tuple[list[list[Columns]], list[bool], int]:
         """Return the candidates of each group of each text, whether a row has NaN, and the width of the rows."""
-        if self._hooks is None and all(map(is_quick, texts)):
-            rows = self._rows(texts, 0, scored)
-            return (*quick_columns(rows, texts), rows.width)
+        # elsewhere than on the host, scores and totals would take two reads
+        if self._hooks is None and self._model.device.type == "cpu" and all(map(is_quick, texts)):
+            logits = self._rows(texts, 0, scored)
+            return (*quick_columns(logits, texts), logits.width)
         logprobs = self._logprobs(texts, 0, scored)
         vocab, row, found, is_nan = logprobs.shape[-1], 0, [], []
         row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
