@@ -80,7 +80,7 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
     llm, other = opened("nllb"), CODES["nllb"][1]
     with pytest.raises(InvalidRequestError, match="did you mean 'deu_Latn'"):
         llm.generate("fox", GREEDY, target_lang="deu_latn")
-    with pytest.raises(InvalidRequestError, match="source_lang is 'xx'.*194 more"):
+    with pytest.raises(InvalidRequestError, match=r"source_lang is 'xx'.*194 more"):
         llm.generate("fox", GREEDY, source_lang="xx")
     with pytest.raises(InvalidRequestError, match="states the language of a text"):
         llm.generate([5, 6], GREEDY, source_lang=other)
