@@ -90,7 +90,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
     if methods.traits.branches and not loaded.model.supports_trees:
         raise ConfigurationError(f"'{loaded.name}' scores chains only")
     if is_encoder_decoder_target(loaded):
-        require_drafter(candidate.draft, runs_model=methods.traits.runs_model)
+        require_drafter(candidate.draft, methods.traits)
     require_layers(methods.traits.features, loaded)
     for name in methods.draft_models:
         resolve_model(name, fetch=False)
@@ -125,7 +125,7 @@ def choose_each(
     each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
     if is_encoder_decoder_target(target):
         for name, methods in each.items():
-            require_drafter(name, runs_model=methods.traits.runs_model)
+            require_drafter(name, methods.traits)
     return each
 
 

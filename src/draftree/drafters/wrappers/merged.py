@@ -82,6 +82,7 @@ class MergedDrafter(Drafter[MergedSequence]):
             gives_confidence=all(part.gives_confidence for part in config),
             works_ahead=any(part.works_ahead for part in config),
             runs_model=any(part.runs_model for part in config),
+            reads_sources=all(part.reads_sources for part in config if part.runs_model),
             reads_predictions=any(part.reads_predictions for part in config),
             reads_grammars=any(part.reads_grammars for part in config),
             wants_picks=any(part.wants_picks for part in config),

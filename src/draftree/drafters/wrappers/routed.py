@@ -65,6 +65,7 @@ class RoutedDrafter(Drafter[Routed]):
             gives_confidence=all(own.gives_confidence for own in config),
             works_ahead=any(own.works_ahead for own in config),
             runs_model=any(own.runs_model for own in config),
+            reads_sources=all(own.reads_sources for own in config if own.runs_model),
             reads_predictions=any(own.reads_predictions for own in config),
             reads_grammars=any(own.reads_grammars for own in config),
             wants_picks=any(own.wants_picks for own in config),
