@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
+        "test_audio",
         "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",
@@ -30,6 +31,7 @@ SLOW = frozenset(
         "test_draft_states",
         "test_drain",
         "test_dropin_beams",
+        "test_dropin_seq2seq",
         "test_engine_company",
         "test_engine_scheduling",
         "test_engine_trim",
@@ -51,6 +53,7 @@ SLOW = frozenset(
         "test_prompt_sources",
         "test_remote_code",
         "test_replicas",
+        "test_seq2seq_drafts",
         "test_seq2seq_models",
         "test_seq2seq_speech",
         "test_seq2seq_texts",
@@ -77,6 +80,7 @@ SLOW = frozenset(
         "test_weights_fetch",
         "test_weights_homes",
         "test_weights_interrupted",
+        "test_whisper",
     }
 )
 """Names of test files; their tests are marked `slow`."""
