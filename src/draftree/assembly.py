@@ -191,7 +191,7 @@ def require_fit(methods: Methods, target: LoadedModel) -> None:
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
+        require_drafter("+".join(method.name for method in methods.drafters), methods.traits)
     require_layers(methods.traits.features, target)
 
 

@@ -33,8 +33,10 @@ from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
+from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
+from draftree.spoken import Heard, Speech
 from draftree.submission import Submission
 
 COMPILING_THREADS = 4
@@ -114,7 +116,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
 
     async def submit(
         self,
-        prompt: Prompt | Messages,
+        prompt: Prompt | Messages | FeatureSource,
         params: SamplingParams | None = None,
         *,
         draft: str | None = None,
@@ -128,7 +130,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
         Args:
-            prompt: a text, token ids, or the messages of a conversation.
+            prompt: a text, token ids, the messages of a conversation, or the features of sound.
             params: sampling parameters.
             draft: one of `LLM.drafts`, or "none" for plain decoding; None for the default.
             priority: lower numbers are served first.
@@ -148,7 +150,12 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         def make() -> list[WritingSequence]:
             with self._encoding:
                 start = self._llm.prompts.encode_start(decoder)
-                ids = self._llm.prompts.encode(prompt, source_lang=decoder.get("source_lang"))
+                spoken = decoder.get("source_lang")
+                ids = (
+                    prompt
+                    if isinstance(prompt, FeatureSource)
+                    else self._llm.prompts.encode(prompt, source_lang=spoken)
+                )
                 told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
                 return requests.sequences(ids, given, draft=draft, priority=priority, decoder_prompt=start, **told)
 
@@ -223,6 +230,23 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         """
         require_one_conversation(messages)
         return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
+
+    async def hear(self, audio: Any, speech: Speech, *, always: bool = False) -> tuple[FeatureSource, Heard | None]:
+        """Return the source of samples or features, for `submit`, and what the model says about it.
+
+        Args:
+            audio: as for `LLM.transcribe`, one item.
+            speech: how it is transcribed.
+            always: ask the model although the language is known.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe`.
+        """
+        work = self._llm.transcriber
+        source = await asyncio.to_thread(work.source, audio)
+        if not always and not work.needs_language(speech):
+            return source, None
+        return source, await asyncio.wrap_future(self._driver.call(lambda: work.heard(source)))
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

@@ -6,6 +6,7 @@ SLOW = frozenset(
     {
         "test_async_ends",
         "test_beam_seq2seq",
+        "test_audio",
         "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",
@@ -32,6 +33,7 @@ SLOW = frozenset(
         "test_draft_states",
         "test_drain",
         "test_dropin_beams",
+        "test_dropin_seq2seq",
         "test_engine_company",
         "test_engine_scheduling",
         "test_engine_trim",
@@ -55,6 +57,7 @@ SLOW = frozenset(
         "test_prompt_sources",
         "test_remote_code",
         "test_replicas",
+        "test_seq2seq_drafts",
         "test_seq2seq_models",
         "test_seq2seq_speech",
         "test_seq2seq_texts",
@@ -82,6 +85,7 @@ SLOW = frozenset(
         "test_weights_fetch",
         "test_weights_homes",
         "test_weights_interrupted",
+        "test_whisper",
     }
 )
 """Names of test files; their tests are marked `slow`."""
