@@ -189,7 +189,7 @@ class AsyncBeamSearching:
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
         ids, given = await self._prompts.encode(prompt), params or BeamSearchParams()
-        start = await self._prompts.encode_decoder_prompt(decoder_prompt)
+        start = await self._prompts.encode_start({"decoder_prompt": decoder_prompt})
         opening = beam_opening(self._beams.model, ids, start)
         promise: Future[BeamResult] = Future()
         promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader

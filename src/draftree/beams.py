@@ -13,7 +13,7 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.openings import opening_of
+from draftree.engine.openings import DecoderPrompt, opening_of
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
 from draftree.prompts import PromptEncoder
@@ -62,20 +62,20 @@ class BeamSearching:
             InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
             GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
         """
-        start = self._prompts.encode_decoder_prompt(decoder_prompt)
+        start = self._prompts.encode_start({"decoder_prompt": decoder_prompt})
         openings = [self._opening(prompt, start) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
         search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, on_step=on_step)
         return search.run(openings, _params(params, len(openings)))
 
-    def _opening(self, prompt: AnyPrompt, decoder_prompt: Sequence[int] | None) -> BeamPrompt:
+    def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None) -> BeamPrompt:
         given = FeatureSource(prompt) if _is_features(prompt) else self._prompts.encode(prompt)  # type: ignore[arg-type]
         return beam_opening(self.model, given, decoder_prompt)
 
 
 def beam_opening(
-    model: LanguageModel, given: Sequence[int] | FeatureSource, decoder_prompt: Sequence[int] | None = None
+    model: LanguageModel, given: Sequence[int] | FeatureSource, decoder_prompt: DecoderPrompt | None = None
 ) -> BeamPrompt:
     """Return the prompt of a search.
 

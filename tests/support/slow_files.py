@@ -5,8 +5,8 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
-        "test_beam_seq2seq",
         "test_audio",
+        "test_beam_seq2seq",
         "test_beam_transformers",
         "test_bench_cli",
         "test_bench_passes",
