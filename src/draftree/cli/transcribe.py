@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftree.cli.flags import takes_sampling
+from draftree.cli.generate import check_material
 from draftree.cli.made import takes
 from draftree.cli.options import OUTPUT, TEXT, Model
 from draftree.cli.render import note, say
@@ -60,6 +62,8 @@ WITHOUT = ("n", "prompt_logprobs", "truncate_prompt_tokens", "prediction", "deto
 DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 
 
+@functools.partial(takes_sampling, without=WITHOUT, defaults=DEFAULTS)
+@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False})
 def transcribe(
     model: Model,
     files: Files,
@@ -83,6 +87,7 @@ def transcribe(
     from draftree.serve.audio.subtitles import srt, vtt
 
     setup = how.setup(model)
+    check_material(setup, params)
     loaded = fetch_and_load(setup)
     llm = setup.decided(loaded).over(loaded)
     if llm.draft_note:
@@ -124,6 +129,3 @@ def _as_json(llm: LLM, done: Completion, file: Path, seconds: float) -> dict[str
         "finish_reason": done.finish_reason,
         "stats": done.to_json().get("stats"),
     }
-
-
-transcribe = takes_sampling(takes("how", how_of)(transcribe), without=WITHOUT, defaults=DEFAULTS)
