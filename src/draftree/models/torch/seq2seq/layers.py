@@ -50,7 +50,7 @@ class Projection:
             whole.weight = nn.Parameter(torch.cat([one.weight.detach() for one in self.linears]), requires_grad=False)
             whole.bias = None
             if any(one.bias is not None for one in self.linears):
-                biases = [
+                biases: list[Tensor] = [
                     one.weight.new_zeros(one.out_features) if one.bias is None else one.bias for one in self.linears
                 ]
                 whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
