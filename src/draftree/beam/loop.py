@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from draftree.beam.candidates import Candidates
+from draftree.beam.drafting.base import MAX_NODES, BeamDrafter, Pace, require_draftable
 from draftree.beam.forest import Forest, capacity_for
+from draftree.beam.hooks import Decode, Hooks
 from draftree.beam.opening import BeamPrompt, beam_prompt, require_source
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.shaping import combined, next_logprobs, shape
-from draftree.beam.state import Decode, Hooks, TextSearch
+from draftree.beam.scoring import SearchStats, combined_logprobs, logprobs_of, read, run_pass
+from draftree.beam.shaping import shape
+from draftree.beam.state import TextSearch
 from draftree.core.errors import InvalidRequestError, NonFiniteLogitsError
-from draftree.core.transfer import to_device, to_host
-from draftree.models.base import LanguageModel, Pass
-from draftree.sampling.logits import Logits
+from draftree.models.base import LanguageModel
 
 BATCH_SIZE = 32
 """Maximum number of prompts that are searched at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Logits of a pass, and the row of every tip: its trunk's identity and its node."""
-
-    logits: Logits
-    row_of: dict[tuple[int, int], int]
-
-
-@dataclass(slots=True)
-class SearchStats:
-    """Counts of a search.
-
-    Attributes:
-        num_passes: forward passes.
-        num_rows: tokens computed in them.
-        most_live: largest number of nodes in the trees of one text.
-        most_slots: largest number of open slots of one text.
-    """
-
-    num_passes: int = 0
-    num_rows: int = 0
-    most_live: int = 0
-    most_slots: int = 0
 
 
 class BeamSearch:
@@ -59,6 +32,7 @@ class BeamSearch:
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
         hooks: further rules, called for each text in every step; None for none.
+        drafter: guesses the next beams, so that one pass may serve several steps; None for one step a pass.
     """
 
     def __init__(
@@ -70,11 +44,14 @@ class BeamSearch:
         capacity: int | None = None,
         batch_size: int = BATCH_SIZE,
         hooks: Hooks | None = None,
+        drafter: BeamDrafter | None = None,
     ) -> None:
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
         self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
+        self._drafter = drafter
         self.stats = SearchStats()
         self._forests: dict[TextSearch, list[Forest]] = {}
+        self._paces: dict[TextSearch, Pace] = {}
 
     def run(
         self, prompts: Sequence[Sequence[int] | BeamPrompt], params: Sequence[BeamSearchParams]
@@ -99,10 +76,13 @@ class BeamSearch:
                 self.step()
             return [text.result() for text in texts]
         finally:
-            for forests in self._forests.values():
+            for text, forests in self._forests.items():
                 for forest in forests:
                     forest.close()
+                if self._drafter is not None:
+                    self._drafter.finish(text)
             self._forests.clear()
+            self._paces.clear()
 
     def _require_models(self, prompt: BeamPrompt, params: BeamSearchParams) -> None:
         require_source(self._model, prompt, "prompts")
@@ -122,6 +102,13 @@ class BeamSearch:
     def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
         prompt = beam_prompt(given)
         self._require_models(prompt, params)
+        if params.reads_attention and prompt.source is None:
+            name = "coverage_penalty" if params.coverage_penalty else "return_attention"
+            raise InvalidRequestError(
+                f"{name} needs cross-attention, which encoder-decoder models have: leave it out", param=name
+            )
+        if self._drafter is not None:
+            require_draftable(self._model, params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
         return TextSearch(
             index,
@@ -137,12 +124,17 @@ class BeamSearch:
 
     def _start(self, text: TextSearch) -> None:
         capacity = self._capacity or capacity_for(text.params.beam_width)
+        if self._drafter is not None and self._capacity is None:
+            capacity += MAX_NODES
         length = len(text.prompt) + text.limit + min(capacity, 16 * text.params.beam_width)
         forests = self._forests[text] = []
         for model in self._models_of(text):
             prompt = BeamPrompt(text.prompt) if model is text.params.lm_model else text.opening
             forests.append(Forest(model, prompt, capacity=capacity, length=length))
         text.start([forest.root for forest in forests])
+        if self._drafter is not None:
+            self._paces[text] = Pace()
+            self._drafter.start(text, capacity=capacity, length=length)
 
     def _models_of(self, text: TextSearch) -> list[LanguageModel]:
         """The model, the others of the ensemble, and the language model of shallow fusion."""
@@ -151,113 +143,105 @@ class BeamSearch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one pass of each model over all live texts, and advance those whose beams it completed."""
+        """Run one pass of each model over all live texts, and make the steps of which all beams are scored."""
         texts = list(self._forests)
-        scored: dict[LanguageModel, Scored] = {}
+        if self._drafter is not None:
+            self._draft(self._drafter, [text for text in texts if text.num_steps])
         for model in dict.fromkeys(model for text in texts for model in self._models_of(text)):
-            scored[model] = self._pass(model, texts)
+            forests = [forest for text in texts for forest in self._forests[text] if forest.model is model]
+            attends = model is self._model and any(text.params.reads_attention for text in texts)
+            self.stats.num_rows += run_pass(model, forests, attends=attends)
+            self.stats.num_passes += 1
         ready = [text for text in texts if all(forest.is_complete for forest in self._forests[text])]
         for text in texts:
             if text not in ready:
                 for forest in self._forests[text]:
                     forest.settle([forest.root])
-        if ready:
-            self._advance(ready, scored)
+        before = {text: text.num_steps for text in ready}
+        going = ready
+        while going:
+            going = self._advance(going)
+        for text in ready:
+            text.num_passes += 1
+            if text in self._paces:
+                self._paces[text].note(text.num_steps - before[text])
+            self._settle(text)
 
-    def _pass(self, model: LanguageModel, texts: Sequence[TextSearch]) -> Scored:
-        """Run the jobs of all forests on one model; a model that takes part twice has two slots."""
-        forests = [forest for text in texts for forest in self._forests[text] if forest.model is model]
-        jobs = [forest.jobs() for forest in forests]
-        result = model.run(Pass([job for own in jobs for _, job in own]))
-        self.stats.num_passes += 1
-        self.stats.num_rows += sum(len(job.tokens) for own in jobs for _, job in own)
-        row_of: dict[tuple[int, int], int] = {}
-        for forest, own in zip(forests, jobs, strict=True):
-            for trunk, job in own:
-                for place in job.logits_at or ():
-                    row_of[id(trunk), trunk.num_stored + place] = len(row_of)
-            forest.note(own)
-        return Scored(result.logits, row_of)
+    def _draft(self, drafter: BeamDrafter, texts: Sequence[TextSearch]) -> None:
+        """Append drafts to the trees of all models of each text."""
+        depths = {text: min(self._paces[text].next_depth(), text.limit - text.num_steps - 1) for text in texts}
+        depths = {text: depth for text, depth in depths.items() if depth > 0}
+        for text in texts:
+            self._paces[text].is_drafting = False
+        if not depths:
+            return
+        for text, drafts in zip(depths, drafter.propose(depths, self.stats), strict=True):
+            for place, forest in enumerate(self._forests[text]):
+                room = MAX_NODES
+                for beam, tree in drafts:
+                    room -= forest.graft(beam.tips[place], tree, room, text.ends)
+                if place == 0:
+                    text.num_drafted += MAX_NODES - room
+                    self._paces[text].is_drafting = room < MAX_NODES
 
-    def _advance(self, texts: Sequence[TextSearch], scored: Mapping[LanguageModel, Scored]) -> None:
-        logprobs = self._logprobs(texts, 0, scored)
+    def _advance(self, texts: Sequence[TextSearch]) -> list[TextSearch]:
+        """Make one step of each text of which enough beams are scored; returns those that go on."""
+        scored = {text: groups for text in texts if (groups := text.ready()) is not None}
+        if not scored:
+            return []
+        flat = [[beam for group in own_groups for beam in group] for own_groups in scored.values()]
+        logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])
         vocab, row, found = logprobs.shape[-1], 0, []
         is_nan = logprobs.amax(dim=-1).isnan().any()  # the maximum of a row with NaN is NaN
-        for text in texts:
-            own = logprobs[row : row + len(text.live)]
+        for text, beams in zip(scored, flat, strict=True):
+            own = logprobs[row : row + len(beams)]
             row += len(own)
             if len(self._forests[text]) > 1:
-                own = self._combined(text, own, scored)
+                own = combined_logprobs(text, own, beams)
                 is_nan = is_nan | own.amax(dim=-1).isnan().any()
             if self._hooks is not None:
                 own = self._hooks.process(text, own)
-            shape(own, text, text.live)
-            found.append(text.select(own))
+            shape(own, text, beams)
+            found.append(text.select(own, scored[text]))
         columns, nan = read(found, is_nan)
         if nan:
             raise NonFiniteLogitsError("a model gave NaN as a logit, so beams cannot be ranked: check its weights")
-        for text, own_columns in zip(texts, columns, strict=True):
-            text.advance(own_columns, vocab)
-            self._grow(text)
+        going = []
+        for text, own_columns in zip(scored, columns, strict=True):
+            if text.advance(own_columns, vocab, scored[text]) and not text.is_done:
+                self._extend(text)
+                going.append(text)
+        return going
 
-    def _logprobs(
-        self, texts: Sequence[TextSearch], place: int, scored: Mapping[LanguageModel, Scored], *, plain: bool = False
-    ) -> Tensor:
-        """Log-probabilities of the live beams of texts by their model number `place`; `plain` without temperature."""
-        scores = scored[self._forests[texts[0]][place].model]
-        logits = scores.logits.tensor()
-        tips = [beam.tips[place] for text in texts for beam in text.live]
-        rows = [scores.row_of[id(tip.trunk), tip.node] for tip in tips]
-        if rows != list(range(len(logits))):
-            logits = logits[to_device(rows, logits.device)]
-        return next_logprobs(logits, [1.0 if plain else text.params.temperature for text in texts for _ in text.live])
+    def _extend(self, text: TextSearch) -> None:
+        """Append the newest token of every live beam to the trees."""
+        beams = text.live
+        drafting = () if self._drafter is None else self._drafter.forests(text)
+        for forests, name in ((self._forests[text], "tips"), (drafting, "draft_tips")):
+            grown = [
+                forest.extend([(getattr(beam, name)[place], beam.tokens[-1]) for beam in beams])
+                for place, forest in enumerate(forests)
+            ]
+            for index, beam in enumerate(beams):
+                setattr(beam, name, [tips[index] for tips in grown])
 
-    def _combined(self, text: TextSearch, own: Tensor, scored: Mapping[LanguageModel, Scored]) -> Tensor:
-        count = len(text.params.models)
-        others = [self._logprobs([text], place, scored) for place in range(1, 1 + count)]
-        has_lm = text.params.lm_model is not None
-        fused = self._logprobs([text], 1 + count, scored, plain=True) if has_lm else None
-        return combined(own, others, fused, text.params.lm_weight)
-
-    def _grow(self, text: TextSearch) -> None:
+    def _settle(self, text: TextSearch) -> None:
+        """Drop what the trees of a text no longer need, or close them."""
         forests = self._forests[text]
+        text.num_used = forests[0].num_reused
         if text.is_done:
             for forest in forests:
                 forest.close()
             del self._forests[text]
+            if self._drafter is not None:
+                del self._paces[text]
+                self._drafter.finish(text)
             return
         beams = text.live
-        grown = [
-            forest.advance([(beam.tips[place], beam.tokens[-1]) for beam in beams])
-            for place, forest in enumerate(forests)
-        ]
-        for index, beam in enumerate(beams):
-            beam.tips = [tips[index] for tips in grown]
+        for place, forest in enumerate(forests):
+            forest.settle([beam.tips[place] for beam in beams])
+        if self._drafter is not None:
+            for place, forest in enumerate(self._drafter.forests(text)):
+                forest.settle([beam.draft_tips[place] for beam in beams])
         self.stats.most_live = max(self.stats.most_live, *(forest.num_live for forest in forests))
         self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))
-
-
-def read(
-    found: Sequence[Sequence[Candidates]], is_nan: Tensor
-) -> tuple[list[list[tuple[list[float], list[int], list[float]]]], bool]:
-    """Read the candidates of all texts with one copy from the device.
-
-    Args:
-        found: candidates of the groups of each text.
-        is_nan: a bool tensor of one element.
-
-    Returns:
-        Scores, places and log-probabilities for each group of each text; and the flag.
-    """
-    flat = [column.double() for groups in found for candidates in groups for column in candidates]
-    numbers = to_host(torch.cat((*flat, is_nan.double().reshape(1))))
-    columns, start = [], 0
-    for groups in found:
-        own = []
-        for candidates in groups:
-            count = len(candidates.scores)
-            scores, places, logprobs = (numbers[start + k * count : start + (k + 1) * count] for k in range(3))
-            own.append((scores, [int(place) for place in places], logprobs))
-            start += 3 * count
-        columns.append(own)
-    return columns, bool(numbers[-1])
