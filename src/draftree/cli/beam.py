@@ -14,20 +14,11 @@ import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.cli.flags import sampling_flags
-from draftree.cli.options import (
-    AsJson,
-    Chat,
-    Device,
-    Dtype,
-    Kernels,
-    Model,
-    Quantization,
-    System,
-    Threads,
-    TrustRemoteCode,
-)
+from draftree.cli.made import takes
+from draftree.cli.options import AsJson, Chat, Model, System
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
+from draftree.cli.running import Execution, execution_of
 from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
@@ -122,7 +113,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
             value, source = values.pop(flag.name), context.get_parameter_source(flag.name)
             if source is not None and source.name != "DEFAULT":
                 given[flag.name] = flag.value(value)
-        command(context, **values, given=given)
+        command(context=context, **values, given=given)
 
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -130,6 +121,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @takes_search
+@takes("execution", execution_of)
 def beam(
     context: typer.Context,
     model: Model,
@@ -143,12 +135,7 @@ def beam(
     decoder_prompt: DecoderPrompt = None,
     chat: Chat = None,
     system: System = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
     as_json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
@@ -162,18 +149,9 @@ def beam(
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.report import dump
-    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.cli.writing import fetch_and_load
 
-    setup = Setup(
-        model,
-        None,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
-    )
+    setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))
     task = task.decided(llm)
     if force_phrase:
