@@ -15,7 +15,6 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
-from draftree.core.types import DraftPart
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
@@ -112,13 +111,12 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     traits = _traits(drafters)
-    draw = _agreed_draw(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
-    each = [(method.name, method.traits) for method in drafters]
+    draw = agree(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
     planner = planner_class(
         planner_config,
         default_depth=traits.depth,
         default_nodes=traits.nodes,
-        parts=[DraftPart(name, own.depth, own.nodes, own.runs_model, own.gives_confidence) for name, own in each],
+        parts=[method.traits.part(method.name) for method in drafters],
     )
     if drafters:
         require_effect(planner, plan=chosen_plan, draft=str(draft))
@@ -159,16 +157,6 @@ def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -
     return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
 
 
-def _agreed_draw(draft: str, traits: DraftTraits, verify: str, verifier: type[Verifier]) -> Draw:
-    draw = agree(draft, traits.draws, verify, verifier.accepts, wants_distributions=verifier.wants_distributions)
-    if verifier.chains_only and traits.branches:
-        raise ConfigurationError(
-            f"drafter '{draft}' drafts trees with branches, but verifier '{verify}' accepts chains only: "
-            "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
-        )
-    return draw
-
-
 def _drafters(draft: str) -> tuple[DraftMethod, ...]:
     if AUTO_DRAFT in (re.split("[,:]", part)[0].strip() for part in draft.split("+")):
         raise ConfigurationError(
@@ -190,6 +178,21 @@ def _only(specs: list[Spec], kind: str, text: str) -> Spec:
     if len(specs) > 1:
         raise ConfigurationError(f"{kind} '{text}' names {len(specs)} methods: name one")
     return specs[0]
+
+
+def require_fit(methods: Methods, target: LoadedModel) -> None:
+    """Check that a target can be used with the drafters; loads nothing.
+
+    Raises:
+        ConfigurationError: it scores chains only, has not the layers, or no such drafter works with its kind.
+    """
+    if methods.traits.branches and not target.model.supports_trees:
+        raise ConfigurationError(
+            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
+        )
+    if is_encoder_decoder_target(target):
+        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
+    require_layers(methods.traits.features, target)
 
 
 def build_parts(
@@ -228,13 +231,7 @@ def build_parts(
     if methods.planner.wants_costs:
         most = 1 + methods.planner.default_nodes
         methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
-    if methods.traits.branches and not target.model.supports_trees:
-        raise ConfigurationError(
-            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
-        )
-    if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
-    require_layers(methods.traits.features, target)
+    require_fit(methods, target)
 
     read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from draftree.arguments import (
     Messages,
@@ -22,18 +22,18 @@ from draftree.arguments import (
     one_params,
     require_count,
     require_one_conversation,
-    require_single,
-    require_text,
 )
 from draftree.async_beams import AsyncBeamSearching, BeamWork
 from draftree.async_prompts import AsyncPromptEncoder
+from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
+from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
 
@@ -43,7 +43,7 @@ MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncBeamSearching):
+class AsyncLLM(AsyncBeamSearching, AsyncStreams):
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -123,7 +123,7 @@ class AsyncLLM(AsyncBeamSearching):
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
-        decoder_prompt: Prompt | None = None,
+        **decoder: Unpack[DecoderOptions],
     ) -> Submission:
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
@@ -136,7 +136,7 @@ class AsyncLLM(AsyncBeamSearching):
             request_id: name of the request in records and errors; None for a new one.
             trace: whether updates hold a record of every round of their sequence.
             owner: whose text it is, for drafters that learn; None to leave it out.
-            decoder_prompt: as for `LLM.generate`.
+            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `LLM.generate`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -147,7 +147,8 @@ class AsyncLLM(AsyncBeamSearching):
 
         def make() -> list[WritingSequence]:
             with self._encoding:
-                ids, start = self._llm.prompts.encode(prompt), self._llm.prompts.encode_decoder_prompt(decoder_prompt)
+                start = self._llm.prompts.encode_start(decoder)
+                ids = self._llm.prompts.encode(prompt, source_lang=decoder.get("source_lang"))
                 told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
                 return requests.sequences(ids, given, draft=draft, priority=priority, decoder_prompt=start, **told)
 
@@ -173,6 +174,7 @@ class AsyncLLM(AsyncBeamSearching):
         draft: str | None = None,
         priority: int = 0,
         wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
     ) -> list[Completion]:
         """Generate the n completions of one prompt. Cancelling the task aborts them.
 
@@ -182,12 +184,15 @@ class AsyncLLM(AsyncBeamSearching):
             draft: as for `submit`.
             priority: as for `submit`.
             wait: as for `submit`.
+            **decoder: as for `submit`.
 
         Raises:
             DraftreeError: as `submit`.
             GenerationError: the request failed during generation; its `completions` holds the finished texts.
         """
-        async with await self.submit(prompt, params, draft=draft, priority=priority, wait=wait) as submission:
+        async with await self.submit(
+            prompt, params, draft=draft, priority=priority, wait=wait, **decoder
+        ) as submission:
             async for _ in submission:
                 pass
         return submission.completions()
@@ -200,6 +205,7 @@ class AsyncLLM(AsyncBeamSearching):
         draft: str | None = None,
         priority: int = 0,
         wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
     ) -> list[Completion]:
         """Answer one conversation with the model's chat template. Cancelling the task aborts the request.
 
@@ -209,65 +215,14 @@ class AsyncLLM(AsyncBeamSearching):
             draft: as for `submit`.
             priority: as for `submit`.
             wait: as for `submit`.
+            **decoder: as for `LLM.chat`.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
             DraftreeError: as `generate`.
         """
         require_one_conversation(messages)
-        return await self.generate(messages, params, draft=draft, priority=priority, wait=wait)
-
-    async def stream(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        wait: bool = True,
-    ) -> AsyncGenerator[str, None]:
-        """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
-
-        Args:
-            prompt: as for `submit`.
-            params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `submit`.
-            priority: as for `submit`.
-            wait: as for `submit`.
-
-        Raises:
-            DraftreeError: as `generate`.
-        """
-        require_text(one_params(params))
-        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait)
-        try:
-            async for update in updates:
-                text = "".join(piece.text for piece in update.pieces)
-                if text:
-                    yield text
-        finally:
-            await updates.aclose()
-
-    async def stream_updates(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        wait: bool = True,
-    ) -> AsyncGenerator[Update, None]:
-        """Stream as `stream`, with token ids, and with accepted and picked text distinguished.
-
-        The last update's sequence is finished; `completion_of` converts it to a completion.
-        """
-        given = one_params(params)
-        require_single(given)
-        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait) as submission:
-            async for update in submission:
-                if update.sequence.error is not None and update.is_last:
-                    raise update.sequence.error
-                yield update
+        return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

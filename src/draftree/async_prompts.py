@@ -24,13 +24,15 @@ class AsyncPromptEncoder:
     def __init__(self, encoder: PromptEncoder, lock: AbstractContextManager[Any]) -> None:
         self._encoder, self._lock = encoder, lock
 
-    async def encode(self, prompt: Prompt | Messages) -> list[int]:
+    async def encode(self, prompt: Prompt | Messages, *, source_lang: str | None = None) -> list[int]:
         """Return the token ids of a prompt; messages are formatted by the model's chat template.
+
+        `source_lang` is as in `DecoderOptions`.
 
         Raises:
             InvalidRequestError: an invalid prompt.
         """
-        return await self._run(self._encoder.encode, prompt)
+        return await self._run(self._encoder.encode, prompt, source_lang=source_lang)
 
     async def encode_chat(
         self,

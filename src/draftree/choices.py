@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from draftree.assembly import Methods, build_parts, choose_methods, model_reader
+from draftree.assembly import Methods, build_parts, choose_methods, model_reader, require_fit
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
@@ -23,7 +23,6 @@ from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
-from draftree.loading.targets import require_layers
 from draftree.models.base import LanguageModel
 from draftree.planners.wrappers.routed import RoutedPlanner
 from draftree.text.tokenizer import Tokenizer
@@ -87,11 +86,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
             raise ConfigurationError(f"a planner needs a drafter: '{plan}'")
         return
     methods = choose_methods(candidate.draft, verify, plan)
-    if methods.traits.branches and not loaded.model.supports_trees:
-        raise ConfigurationError(f"'{loaded.name}' scores chains only")
-    if is_encoder_decoder_target(loaded):
-        require_drafter(candidate.draft, runs_model=methods.traits.runs_model)
-    require_layers(methods.traits.features, loaded)
+    require_fit(methods, loaded)
     for name in methods.draft_models:
         resolve_model(name, fetch=False)
 

@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
 
 from draftree.arguments import (
     Messages,
     Params,
     Prompt,
     limits_of,
-    one_params,
     params_for,
     prompt_list,
-    require_single,
-    require_text,
 )
 from draftree.beams import BeamSearching
 from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
-from draftree.completion import Completion, completion_of, completions_of
+from draftree.completion import Completion, completions_of
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
 from draftree.drafters import NO_DRAFT
@@ -40,9 +36,9 @@ from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.progress import write_all
-from draftree.prompts import PromptEncoder, encoder_of
+from draftree.prompts import DecoderOptions, PromptEncoder, encoder_of
 from draftree.requests import Requests
-from draftree.sampling.params import SamplingParams
+from draftree.streaming import Streams
 from draftree.text.tokenizer import Tokenizer
 from draftree.transcription import Transcriber, Transcribes
 from draftree.verifiers.base import Promise
@@ -50,7 +46,7 @@ from draftree.verifiers.base import Promise
 logger = logging.getLogger(__name__)
 
 
-class LLM(BeamSearching, Transcribes):
+class LLM(BeamSearching, Streams, Transcribes):
     """A model for generation, accelerated by a drafter. Not thread-safe; use `AsyncLLM` for concurrent requests.
 
     Args:
@@ -205,9 +201,9 @@ class LLM(BeamSearching, Transcribes):
         params: Params = None,
         *,
         draft: str | None = None,
-        decoder_prompt: Prompt | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
+        **decoder: Unpack[DecoderOptions],
     ) -> list[Completion]:
         """Generate completions for prompts, as one batch.
 
@@ -215,9 +211,11 @@ class LLM(BeamSearching, Transcribes):
             prompts: texts or lists of token ids, one or several; the sources of an encoder-decoder model.
             params: sampling parameters, for all or one for each prompt.
             draft: one of `drafts`, or "none" for plain decoding; None for the default.
-            decoder_prompt: what the decoder continues, such as the token of a target language.
             on_update: called with every piece of text as it is verified.
             progress: whether to show a progress bar; None: on a terminal, for several texts without `on_update`.
+            **decoder: of encoder-decoder models, for all prompts. `decoder_prompt`: what the decoder continues, a text
+                or token ids. `source_lang`, `target_lang`: languages of source and text, codes of the model's
+                multilingual tokenizer; the target language's token comes before `decoder_prompt`.
 
         Returns:
             The n completions of every prompt, in the order of the prompts.
@@ -226,8 +224,9 @@ class LLM(BeamSearching, Transcribes):
             InvalidRequestError: an invalid prompt or parameter; nothing has been generated then.
             GenerationError: requests failed during generation; its `completions` holds the others.
         """
-        ids = [self._prompts.encode_prompt(prompt) for prompt in prompt_list(prompts)]
-        given = {"draft": draft, "decoder_prompt": self._prompts.encode_decoder_prompt(decoder_prompt)}
+        given = {"draft": draft, "decoder_prompt": self._prompts.encode_start(decoder)}
+        spoken = decoder.get("source_lang")
+        ids = [self._prompts.encode_prompt(prompt, source_lang=spoken) for prompt in prompt_list(prompts)]
         return self._written(ids, params, given, on_update=on_update, progress=progress)
 
     def chat(
@@ -238,6 +237,7 @@ class LLM(BeamSearching, Transcribes):
         draft: str | None = None,
         on_update: Callable[[Update], None] | None = None,
         progress: bool | None = None,
+        **decoder: Unpack[DecoderOptions],
     ) -> list[Completion]:
         """Answer one conversation, or several as one batch, with the model's chat template.
 
@@ -247,51 +247,16 @@ class LLM(BeamSearching, Transcribes):
             draft: as for `generate`.
             on_update: as for `generate`.
             progress: as for `generate`.
+            **decoder: `decoder_prompt` and `target_lang` as for `generate`; the conversation is the source.
 
         Raises:
             InvalidRequestError: malformed messages, or a model without a chat template.
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        ids = [self._prompts.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self._written(ids, params, {"draft": draft}, on_update=on_update, progress=progress)
-
-    def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
-    ) -> Generator[str, None, Completion]:
-        """Generate one text and yield its pieces as they are verified; close the generator to stop early.
-
-        Streams that are read alternately are decoded as one batch.
-
-        Args:
-            prompt: a text, token ids, or the messages of a conversation.
-            params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `generate`.
-
-        Returns:
-            The completion, as the value of the finished generator.
-        """
-        require_text(one_params(params))
-        with closing(self.stream_updates(prompt, params, draft=draft)) as updates:
-            while True:
-                try:
-                    update = next(updates)
-                except StopIteration as end:
-                    done: Completion = end.value
-                    return done
-                for piece in update.pieces:
-                    yield piece.text
-
-    def stream_updates(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, draft: str | None = None
-    ) -> Generator[Update, None, Completion]:
-        """Stream as `stream`, with token ids, and with accepted and picked text distinguished."""
-        given = one_params(params)
-        require_single(given)
-        (sequence,) = self._requests.sequences(self._prompts.encode(prompt), given, draft=draft)
-        yield from self._engine.stream(sequence)
-        if sequence.error is not None:
-            raise sequence.error
-        return completion_of(sequence, prompt_index=0)
+        given = {"draft": draft, "decoder_prompt": self._prompts.encode_start(decoder)}
+        spoken = decoder.get("source_lang")
+        ids = [self._prompts.encode_chat(one, source_lang=spoken) for one in conversations]  # type: ignore[arg-type]
+        return self._written(ids, params, given, on_update=on_update, progress=progress)
 
     def _written(self, ids: list[list[int]], params: Params, given: dict[str, Any], **show: Any) -> list[Completion]:
         make, each = self._requests.sequences, params_for(params, len(ids))

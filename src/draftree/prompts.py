@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from draftree.arguments import Messages, Prompt, is_id, is_row, require_one_prompt, shown_value
 from draftree.core.errors import InvalidRequestError, blaming
+from draftree.engine.openings import DecoderPrompt, WholeStart
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
+from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of requests to encoder-decoder models; None is as left out. Causal models refuse them.
+
+    Attributes:
+        decoder_prompt: what the decoder continues, a text or token ids, after its start token.
+        source_lang: language of the source, if it is a text: a code of the model's multilingual tokenizer.
+        target_lang: language of the text to be written: the token of the language follows the decoder's start token,
+            and `decoder_prompt` follows it.
+    """
+
+    decoder_prompt: Prompt | None
+    source_lang: str | None
+    target_lang: str | None
+
+
+def require_decoder_options(decoder: DecoderOptions) -> None:
+    """Raise TypeError for an option of another name, as a call of a function with it does."""
+    unknown = sorted(decoder.keys() - DecoderOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
 
 
 class PromptEncoder:
@@ -19,23 +43,36 @@ class PromptEncoder:
         tokenizer: the target's tokenizer, None if it has none.
         vocab_size: number of token ids of the model.
         allow_control_tokens: whether control tokens in messages are encoded as such.
+        decoder_start: tokens before every text of an encoder-decoder model; None for causal models.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, *, allow_control_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        *,
+        allow_control_tokens: bool = False,
+        decoder_start: Sequence[int] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._decoder_start = decoder_start
         self.allow_control_tokens = allow_control_tokens
 
-    def encode(self, prompt: Prompt | Messages) -> list[int]:
+    def encode(self, prompt: Prompt | Messages, *, source_lang: str | None = None) -> list[int]:
         """Encode a text, a list of token ids, or the messages of a conversation.
+
+        Args:
+            prompt: the prompt.
+            source_lang: as in `DecoderOptions`; for texts only.
 
         Raises:
             InvalidRequestError: an empty or malformed prompt.
         """
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            return self.encode_chat(prompt)  # type: ignore[arg-type]
+            return self.encode_chat(prompt, source_lang=source_lang)  # type: ignore[arg-type]
         require_one_prompt(prompt)
-        return self.encode_prompt(prompt)  # type: ignore[arg-type]
+        return self.encode_prompt(prompt, source_lang=source_lang)  # type: ignore[arg-type]
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encode a text, which may be empty.
@@ -68,12 +105,16 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        source_lang: str | None = None,
     ) -> list[int]:
         """Encode a conversation with the model's chat template; the other arguments as `Tokenizer.apply_chat_template`.
+
+        A language of the source is refused.
 
         Raises:
             InvalidRequestError: malformed messages, no template, or control tokens in a message that cannot be spelled.
         """
+        self._require_text(source_lang, kind="a conversation")
         with blaming("messages"):
             return self._chat_tokenizer.apply_chat_template(
                 messages,
@@ -124,8 +165,12 @@ class PromptEncoder:
             raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
         return self.tokenizer
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
+    def encode_prompt(self, prompt: Prompt, *, source_lang: str | None = None) -> list[int]:
         """Encode a text, or check a list of token ids.
+
+        Args:
+            prompt: the prompt.
+            source_lang: as in `DecoderOptions`.
 
         Raises:
             InvalidRequestError: an empty prompt, or ids outside the vocabulary.
@@ -136,8 +181,9 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
-                ids = self.tokenizer.encode(prompt) if prompt else []
+                ids = self._encode_source(prompt, source_lang) if prompt else []
             elif is_row(prompt):
+                self._require_text(source_lang, kind="token ids")
                 ids = list(prompt)
             else:
                 raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
@@ -145,17 +191,64 @@ class PromptEncoder:
                 raise InvalidRequestError("the prompt is empty: give at least one character or token")
             return self._checked_ids(ids, "prompt")
 
-    def encode_decoder_prompt(self, prompt: Prompt | None) -> list[int] | None:
-        """Encode the text that a decoder continues, without the tokens that a tokenizer adds around a prompt.
+    def _encode_source(self, text: str, source_lang: str | None) -> list[int]:
+        assert self.tokenizer is not None
+        if source_lang is None:
+            return self.tokenizer.encode(text)
+        self._require_encoder("source_lang")
+        return self.tokenizer.encode_in(source_lang, text)
 
-        None stays None.
+    def _require_encoder(self, param: str) -> Sequence[int]:
+        """Return the decoder's start tokens."""
+        if self._decoder_start is None:
+            raise InvalidRequestError(
+                f"{param} is for encoder-decoder models, and this model is causal: give the whole text as prompt",
+                param=param,
+            )
+        return self._decoder_start
+
+    def _require_text(self, source_lang: str | None, *, kind: str) -> None:
+        if source_lang is not None:
+            self._require_encoder("source_lang")
+            raise InvalidRequestError(
+                f"source_lang was given with {kind}, and states the language of a text: give a text, or leave it out",
+                param="source_lang",
+            )
+
+    def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
+        """Return what the decoder continues by `decoder_prompt` and `target_lang`; None for the model's own start.
+
+        A text is encoded without the tokens that a tokenizer adds around a prompt. In models whose start token is
+        itself the token of a language, such as mBART, the target language takes its place.
 
         Raises:
-            InvalidRequestError: no tokenizer, an empty text, or ids that are no token ids.
+            InvalidRequestError: a causal model, no tokenizer, an empty text, ids that are no token ids, or an unknown
+                language.
         """
-        if prompt is None:
-            return None
-        ids = self.encode_text(prompt, add_special_tokens=False) if isinstance(prompt, str) else list(prompt)
+        require_decoder_options(decoder)
+        prompt, target_lang = decoder.get("decoder_prompt"), decoder.get("target_lang")
+        given = None if prompt is None else self._decoder_ids(prompt)
+        if target_lang is None:
+            return given
+        start = self._require_encoder("target_lang")
+        if self.tokenizer is None:
+            raise InvalidRequestError(
+                "target_lang needs a tokenizer, and this model has none: give the token of the language as "
+                "decoder_prompt",
+                param="target_lang",
+            )
+        languages = self.tokenizer.languages
+        token = language_token(languages, target_lang, param="target_lang", name=self.tokenizer.name)
+        if start and start[-1] in languages.values():
+            return WholeStart([*start[:-1], token, *(given or ())])
+        return [token, *(given or ())]
+
+    def _decoder_ids(self, prompt: Prompt) -> list[int]:
+        self._require_encoder("decoder_prompt")
+        if not isinstance(prompt, str) and not is_row(prompt):
+            ids: list[Any] = []
+        else:
+            ids = self.encode_text(prompt, add_special_tokens=False) if isinstance(prompt, str) else list(prompt)
         if not ids or not all(map(is_id, ids)):
             raise InvalidRequestError(
                 f"decoder_prompt is {shown_value(prompt)}: give a text or token ids, at least one",
@@ -179,5 +272,11 @@ class PromptEncoder:
 
 def encoder_of(model: LanguageModel, tokenizer: Tokenizer | None, *, allow_control_tokens: bool) -> PromptEncoder:
     """Return the encoder of a model's prompts, which are sources if it is an encoder-decoder model."""
-    size = model.source_vocab_size if isinstance(model, EncoderDecoder) else model.vocab_size
-    return PromptEncoder(tokenizer, size, allow_control_tokens=allow_control_tokens)
+    if not isinstance(model, EncoderDecoder):
+        return PromptEncoder(tokenizer, model.vocab_size, allow_control_tokens=allow_control_tokens)
+    return PromptEncoder(
+        tokenizer,
+        model.source_vocab_size,
+        allow_control_tokens=allow_control_tokens,
+        decoder_start=model.rules.start_ids,
+    )

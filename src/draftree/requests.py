@@ -14,7 +14,7 @@ from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, b
 from draftree.core.noise import Noise
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
-from draftree.engine.openings import Opening, Prompt, opening_of
+from draftree.engine.openings import DecoderPrompt, Opening, Prompt, opening_of
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.source import EncoderDecoder, FeatureSource
@@ -78,7 +78,7 @@ class Requests:
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
-        decoder_prompt: Sequence[int] | None = None,
+        decoder_prompt: DecoderPrompt | None = None,
     ) -> list[WritingSequence]:
         """Create the n sequences of a request.
 

@@ -99,5 +99,5 @@ def test_with_a_grammar_both_hold(draft: str | None) -> None:
 
 
 def test_a_grammar_without_an_allowed_token_fails_the_request_with_a_message() -> None:
-    with pytest.raises(NonFiniteLogitsError, match="left no token"):
+    with pytest.raises(NonFiniteLogitsError, match="no token agrees with allowed_token_ids and regex; change one"):
         write(None, regex="[0-9]{4}", allowed_token_ids=list(range(20, 30)))

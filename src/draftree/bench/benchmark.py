@@ -26,7 +26,7 @@ from draftree.bench.peer import PeerWriter
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, OURS, PEER, Record
 from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped
-from draftree.bench.settings import load_for, require_positive
+from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel
@@ -38,7 +38,7 @@ from draftree.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class BenchSettings:
+class BenchSettings(ExecutionSettings):
     """The methods and prompts of a benchmark.
 
     Attributes:
@@ -53,12 +53,6 @@ class BenchSettings:
         temperature: 0 selects the most likely token.
         seed: seed of every text.
         repeats: number of repetitions of each text.
-        dtype: dtype of all models.
-        device: device of all models.
-        kernels: kernels: "auto", "native", "torch" or "graphs".
-        quantization: of the target's weights; None for no quantization.
-        threads: CPU threads; None keeps torch's own choice.
-        trust_remote_code: whether Python code in the folders of the models may run.
         batch: number of concurrent prompts.
         peer: whether transformers runs the same jobs for comparison.
     """
@@ -74,12 +68,6 @@ class BenchSettings:
     temperature: float = 0.0
     seed: int = 0
     repeats: int = 3
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
     batch: int = 1
     peer: bool = False
 

@@ -16,7 +16,7 @@ import torch
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, PassRecord
 from draftree.bench.runner import collector_off
-from draftree.bench.settings import load_for, require_positive
+from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.speeds import read_bandwidth
 from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_after
 from draftree.core.errors import ConfigurationError
@@ -28,7 +28,7 @@ QUANTIZED_BYTES = {"int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class PassSettings:
+class PassSettings(ExecutionSettings):
     """The passes to time.
 
     Attributes:
@@ -36,24 +36,12 @@ class PassSettings:
         rows: numbers of tokens per pass; 1 is always included.
         prefix: committed tokens before them.
         repeats: passes of each kind that count.
-        dtype: of the model.
-        device: of the model.
-        kernels: what computes passes: "auto", "native", "torch" or "graphs".
-        quantization: of the weights; None for as they come.
-        threads: of torch; None leaves its own choice.
-        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefix: int = 256
     repeats: int = 20
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "prefix", "repeats", "threads")

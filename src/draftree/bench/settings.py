@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -44,6 +45,27 @@ class RunsModel(NamesModel, Protocol):
     @property
     def threads(self) -> int | None:
         """CPU threads; None keeps torch's own choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSettings:
+    """How the models of a job are loaded and run.
+
+    Attributes:
+        dtype: dtype of all models.
+        device: device of all models.
+        kernels: kernels of passes: "auto", "native", "torch" or "graphs".
+        quantization: of the target's weights; None for no quantization.
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the folders of the models may run.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
 
 
 def require_positive(settings: object, *names: str) -> None:

@@ -98,6 +98,8 @@ def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
         InvalidRequestError: the message names the line.
     """
     option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
+    if option is None and task.decoder.get("source_lang") is not None:
+        option = "--source-lang"
     conversation = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if conversation is not None and option is not None:
         raise InvalidRequestError(
@@ -139,9 +141,11 @@ def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, 
         else:
             task = dataclasses.replace(request.task, text=str(prompt.prompt)).decided(llm)
             chat = bool(task.chat)
-            ids = llm.prompts.encode(task.messages if chat else task.text)
-        params = fitted_to_context(request.params, llm, ids) if request.fits_context else request.params
-        return chat, llm.requests.sequences(ids, params)
+            given = task.messages if chat else task.text
+            ids = llm.prompts.encode(given, source_lang=task.decoder.get("source_lang"))
+        decoder = request.task.decoder
+        params = fitted_to_context(request.params, llm, ids, decoder) if request.fits_context else request.params
+        return chat, llm.requests.sequences(ids, params, decoder_prompt=llm.prompts.encode_start(decoder))
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{prompt.place}: {error}") from error
 

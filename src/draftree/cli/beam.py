@@ -17,20 +17,11 @@ from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace
 from draftree.beam.tree_svg import tree_svg
 from draftree.cli.flags import sampling_flags
-from draftree.cli.options import (
-    AsJson,
-    Chat,
-    Device,
-    Dtype,
-    Kernels,
-    Model,
-    Quantization,
-    System,
-    Threads,
-    TrustRemoteCode,
-)
+from draftree.cli.made import takes
+from draftree.cli.options import AsJson, Chat, Model, System
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
+from draftree.cli.running import Execution, execution_of
 from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
@@ -104,6 +95,24 @@ SvgStep = Annotated[
     ),
 ]
 
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
+        "runners-up, model:NAME, or several joined by '+'.",
+        metavar="METHOD",
+        rich_help_panel=PANEL,
+    ),
+]
+DecoderPrompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Text that the decoder of an encoder-decoder model continues, such as a language token.",
+        metavar="TEXT",
+        rich_help_panel=PANEL,
+    ),
+]
+
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the keyword `given` of a typer function by the flags of `BeamSearchParams` that the user gave."""
@@ -121,7 +130,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
             value, source = values.pop(flag.name), context.get_parameter_source(flag.name)
             if source is not None and source.name != "DEFAULT":
                 given[flag.name] = flag.value(value)
-        command(context, **values, given=given)
+        command(context=context, **values, given=given)
 
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -129,6 +138,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @takes_search
+@takes("execution", execution_of)
 def beam(
     context: typer.Context,
     model: Model,
@@ -140,14 +150,11 @@ def beam(
     length_bounds: Bounds = None,
     svg: Svg = None,
     svg_step: SvgStep = None,
+    draft: Draft = None,
+    decoder_prompt: DecoderPrompt = None,
     chat: Chat = None,
     system: System = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
     as_json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
@@ -163,18 +170,9 @@ def beam(
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.report import dump
-    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.cli.writing import fetch_and_load
 
-    setup = Setup(
-        model,
-        None,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
-    )
+    setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))
     task = task.decided(llm)
     if force_phrase:
@@ -182,17 +180,23 @@ def beam(
         params = dataclasses.replace(params, force_words_ids=phrases)
     trace = BeamTrace()
     start = time.perf_counter()
-    (result,) = llm.beam_search(task.messages if task.chat else task.text, params, on_step=trace if svg else None)
+    (result,) = llm.beam_search(
+        task.messages if task.chat else task.text,
+        params,
+        draft=draft,
+        decoder_prompt=decoder_prompt,
+        on_step=trace if svg else None,
+    )
     seconds = time.perf_counter() - start
     if svg is not None:
-        draw(svg, trace, llm.tokenizer, task.text, step=svg_step)
+        write_svg(svg, trace, llm.tokenizer, task.text, step=svg_step)
     if as_json:
         say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
     else:
         show(result, seconds)
 
 
-def draw(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
+def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
     """Write the picture of a search."""
     text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
     try:
@@ -229,6 +233,9 @@ def to_json(result: BeamResult) -> dict[str, Any]:
     return {
         "prompt_tokens": len(result.prompt_token_ids),
         "num_steps": result.num_steps,
+        "num_passes": result.num_passes,
+        "num_drafted": result.num_drafted,
+        "num_used": result.num_used,
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in result.hypotheses],
     }
 
@@ -240,4 +247,5 @@ def show(result: BeamResult, seconds: float) -> None:
         note(f"--- {number}: score {found.score:.4f}, {len(found.tokens)} tokens, {found.finish_reason}{lacks} ---")
         text = " ".join(map(str, found.tokens)) if found.text is None else found.text
         say(text if text.endswith("\n") else text + "\n")
-    note(f"{result.num_steps} steps, {seconds:.2f} s")
+    drafts = f" ({result.num_used} of {result.num_drafted} drafted nodes used)" if result.num_drafted else ""
+    note(f"{result.num_steps} steps in {result.num_passes} passes{drafts}, {seconds:.2f} s")

@@ -12,19 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from draftree.cli.completion import complete_draft, complete_model
+from draftree.cli.made import takes
 from draftree.cli.options import (
     OUTPUT,
     RUNNING,
     SPECULATION,
     AsJson,
-    Device,
-    Dtype,
-    Kernels,
-    Quantization,
-    Threads,
-    TrustRemoteCode,
     Verify,
 )
+from draftree.cli.running import Execution, execution_of
 
 if TYPE_CHECKING:
     from draftree.doctor.records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
@@ -74,33 +70,30 @@ Measure = Annotated[
 ]
 
 
+@takes("execution", execution_of)
 def doctor(
     model: Subject = None,
     *,
     draft: Draft = None,
     verify: Verify = "coupled",
     length: Length = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
     measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
     """Report how a model runs on this machine, and why."""
     if model is None:
-        given = {"--draft": draft, "--verify": verify, "--length": length, "--dtype": dtype, "--kernels": kernels}
-        refuse_given(
-            given
-            | {
-                "--quantization": quantization,
-                "--measure": measure,
-                "--trust-remote-code": trust_remote_code,
-            },
-            "it needs a model: name one",
-        )
+        given = {
+            "--draft": draft,
+            "--verify": verify,
+            "--length": length,
+            "--dtype": execution.dtype,
+            "--kernels": execution.kernels,
+            "--quantization": execution.quantization,
+            "--measure": measure,
+            "--trust-remote-code": execution.trust_remote_code,
+        }
+        refuse_given(given, "it needs a model: name one")
     elif draft is None:
         refuse_given({"--verify": verify}, "it needs a drafter: name one with --draft")
     from draftree.bench.settings import apply_threads
@@ -111,18 +104,13 @@ def doctor(
         model=model or "",
         draft=draft,
         verify=verify,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+        **execution.values,
         length=length,
         measure=measure,
     )
     settings.methods()
     apply_threads(settings.threads)
-    machine = examine_machine(device)
+    machine = examine_machine(execution.device)
     if not as_json:
         show("Machine", machine_lines(machine))
     elif model is None:

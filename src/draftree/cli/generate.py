@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.decoder import decoder_of
 from draftree.cli.flags import takes_sampling
 from draftree.cli.made import takes
 from draftree.cli.options import (
@@ -29,6 +30,7 @@ from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Screen, Setup
+    from draftree.prompts import DecoderOptions
 
 __all__ = ["generate"]
 
@@ -64,6 +66,7 @@ Record = Annotated[
 
 @takes_sampling
 @takes("how", how_of)
+@takes("decoder", decoder_of)
 def generate(
     context: typer.Context,
     model: Model,
@@ -71,6 +74,7 @@ def generate(
     *,
     prompts: Prompts = None,
     how: How,
+    decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
     stream: Stream = None,
@@ -93,7 +97,7 @@ def generate(
     if prompts is not None:
         require_alone(prompt, stream=stream, compare=compare, record=record)
     batch = None if prompts is None else read_prompts(prompts)
-    task = Task(read_prompt(prompt) if batch is None else "", system, chat)
+    task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.lossy import announce_lossy

@@ -9,13 +9,13 @@ from typing import Any
 
 __all__ = ["takes"]
 
-Command = Callable[..., None]
+Command = Callable[..., Any]
 
 
 def takes(
     name: str, make: Callable[..., Any], *, fixed: Mapping[str, Any] | None = None, **defaults: Any
 ) -> Callable[[Command], Command]:
-    """Replace a parameter of a typer function by the parameters of another function, whose result it gets.
+    """Replace a parameter of a function by the parameters of another function, whose result it gets.
 
     Args:
         name: the parameter; the others take its place in the help.
@@ -37,9 +37,9 @@ def takes(
         whole = [each for key, one in own.items() for each in (added if key == name else [one])]
 
         @functools.wraps(command)
-        def with_options(**given: Any) -> None:
+        def with_options(**given: Any) -> Any:
             options = {one.name: given.pop(one.name) for one in added}
-            command(**given, **{name: make(**options, **values)})
+            return command(**given, **{name: make(**options, **values)})
 
         # positional parameters first: typer takes their order from the signature
         ordered = sorted(whole, key=lambda one: one.kind is inspect.Parameter.KEYWORD_ONLY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,6 +15,7 @@ from draftree.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from draftree.llm import LLM
+    from draftree.prompts import DecoderOptions
     from draftree.sampling.params import SamplingParams
 
 __all__ = ["Request", "Task", "fitted_to_context", "read_prompt"]
@@ -30,11 +31,13 @@ class Task:
         text: the prompt.
         system: system message of the conversation.
         chat: whether it is a message; None decides by the model: True if it has a chat template.
+        decoder: options of encoder-decoder models.
     """
 
     text: str
     system: str | None = None
     chat: bool | None = None
+    decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
 
     def decided(self, llm: LLM) -> Task:
         """Return the same task with `chat` decided.
@@ -52,14 +55,14 @@ class Task:
                 "--allow-control-tokens was given, but this model has no chat template, and in a plain prompt control "
                 "tokens are always encoded as such: leave --allow-control-tokens out"
             )
-        return Task(self.text, self.system, chat)
+        return dataclasses.replace(self, chat=chat)
 
     def fitted(self, params: SamplingParams, llm: LLM) -> SamplingParams:
         """Return the parameters with `max_tokens` limited to the context; `chat` must be decided."""
         if llm.tokenizer is None or params.max_tokens is None:
             return params
         ids = llm.prompts.encode_chat(self.messages) if self.chat else llm.tokenizer.encode(self.text)
-        return fitted_to_context(params, llm, ids)
+        return fitted_to_context(params, llm, ids, self.decoder)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -88,10 +91,19 @@ class Request:
         return Request(task, task.fitted(self.params, llm) if self.fits_context else self.params, fits_context=False)
 
 
-def fitted_to_context(params: SamplingParams, llm: LLM, ids: Sequence[int]) -> SamplingParams:
-    """Return the parameters with `max_tokens` limited to the context after the prompt."""
+def fitted_to_context(
+    params: SamplingParams, llm: LLM, ids: Sequence[int], decoder: DecoderOptions | None = None
+) -> SamplingParams:
+    """Return the parameters with `max_tokens` limited to the context after the prompt, or the decoder's prompt."""
+    from draftree.engine.openings import decoder_tokens
+    from draftree.models.source import EncoderDecoder
+
     most = params.truncate_prompt_tokens or -1
-    room = llm.model.max_length - (len(ids) if most == -1 else min(most, len(ids)))
+    if isinstance(llm.model, EncoderDecoder):
+        count = len(decoder_tokens(llm.model, llm.prompts.encode_start(decoder or {})))
+    else:
+        count = len(ids) if most == -1 else min(most, len(ids))
+    room = llm.model.max_length - count
     # without any room the request itself is refused with a message
     if params.max_tokens is None or room < 1:
         return params

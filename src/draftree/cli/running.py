@@ -1,13 +1,14 @@
-"""How a model is run: the options that commands with one model and its drafter share."""
+"""How a model is run: the options that commands with one model share, and those of its drafter."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftree.cli.made import takes
 from draftree.cli.options import (
     RUNNING,
     AllowControlTokens,
@@ -27,7 +28,7 @@ from draftree.drafters import AUTO_DRAFT
 if TYPE_CHECKING:
     from draftree.cli.writing import Setup
 
-__all__ = ["Exact", "How", "how_of"]
+__all__ = ["Exact", "Execution", "How", "execution_of", "how_of"]
 
 Exact = Annotated[
     bool,
@@ -40,29 +41,61 @@ Exact = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """The options as given; their names are those of `Setup`."""
+class Execution:
+    """The options as given; their names are those of `Setup` and of all settings that name a model."""
+
+    dtype: str
+    device: str
+    kernels: str
+    quantization: str | None
+    threads: int | None
+    trust_remote_code: bool
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def setup(self, model: str, **others: Any) -> Setup:
+        """Return the setup of a model, with other fields of `Setup`; imports torch."""
+        from draftree.cli.writing import Setup
+
+        return Setup(model, **self.values, **others)
+
+
+def execution_of(
+    *,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    quantization: Quantization = None,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> Execution:
+    """Return the options of a command."""
+    return Execution(
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How(Execution):
+    """The options of a command whose drafter the user names."""
 
     draft: str
     verify: str
     plan: str | None
     learn: str | None
     allow_control_tokens: bool
-    device: str
-    dtype: str
-    kernels: str
-    quantization: str | None
-    threads: int | None
     exact: bool
-    trust_remote_code: bool
-
-    def setup(self, model: str) -> Setup:
-        """Return the setup of a model; imports torch."""
-        from draftree.cli.writing import Setup
-
-        return Setup(model, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
 
+@takes("execution", execution_of)
 def how_of(
     *,
     draft: Draft = AUTO_DRAFT,
@@ -70,26 +103,16 @@ def how_of(
     plan: Plan = None,
     learn: Learn = None,
     allow_control_tokens: AllowControlTokens = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
+    execution: Execution,
     exact: Exact = False,
-    trust_remote_code: TrustRemoteCode = False,
 ) -> How:
     """Return the options of a command."""
     return How(
+        **execution.values,
         draft=draft,
         verify=verify,
         plan=plan,
         learn=learn,
         allow_control_tokens=allow_control_tokens,
-        device=device,
-        dtype=dtype,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
         exact=exact,
-        trust_remote_code=trust_remote_code,
     )

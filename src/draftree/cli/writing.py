@@ -237,9 +237,9 @@ def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen:
     start = time.perf_counter()
     try:
         if task.chat:
-            completions = llm.chat(task.messages, params, on_update=show)
+            completions = llm.chat(task.messages, params, on_update=show, **task.decoder)
         else:
-            completions = llm.generate(task.text, params, on_update=show)
+            completions = llm.generate(task.text, params, on_update=show, **task.decoder)
         seconds = time.perf_counter() - start
     finally:
         if screen is not None and sys.stdout is not None:

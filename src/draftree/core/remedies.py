@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 
-__all__ = ["MANIFEST", "get_again"]
+__all__ = ["MANIFEST", "MODELS", "WORK", "get_again"]
 
 MANIFEST = "draftree.json"
 """Present in every folder of the cache; records the origin of the model."""
+MODELS, WORK = "models", "work"
+"""Folders of the cache: complete model folders; locks and unfinished model folders."""
 HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
 
 
@@ -21,6 +23,14 @@ def get_again(folder: Path) -> str:
         source = json.loads((folder / MANIFEST).read_text("utf-8"))["source"]
     except (OSError, ValueError, KeyError, TypeError):
         return "copy the model again from its origin"
+    if not _is_in_cache(folder):
+        return "it was copied from a cache of models: copy it again from there"
     if isinstance(source, list):
         return f"run 'draftree models get {folder.name}'"
     return f"run 'draftree models remove {folder.name}', then name '{source}' again"
+
+
+def _is_in_cache(folder: Path) -> bool:
+    """Return whether a folder of models is in a cache, which has a folder for unfinished work beside that of models."""
+    models = folder.absolute().parent
+    return models.name == MODELS and (models.parent / WORK).is_dir()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import Methods, choose_methods
-from draftree.bench.settings import require_positive
+from draftree.bench.settings import ExecutionSettings, require_positive
 from draftree.bench.speeds import Speeds
 from draftree.engine.memory import SlotEstimate
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
@@ -15,19 +15,13 @@ from draftree.text.vocab import VocabularyComparison
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorSettings:
+class DoctorSettings(ExecutionSettings):
     """The subject of a diagnosis.
 
     Attributes:
         model: name of the model, in any supported form.
         draft: a drafter's spec; None for plain decoding.
         verify: the verifier.
-        dtype: dtype of all models.
-        device: device of all models.
-        kernels: kernels: "auto", "native" or "torch".
-        quantization: of the target's weights; None for no quantization.
-        threads: CPU threads; None keeps torch's own choice.
-        trust_remote_code: whether Python code in the folders of the models may run.
         length: tokens per slot; None means 2048, or the context length if that is less.
         measure: whether speeds and passes are measured.
     """
@@ -35,12 +29,6 @@ class DoctorSettings:
     model: str
     draft: str | None = None
     verify: str = "coupled"
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
     length: int | None = None
     measure: bool = False
 

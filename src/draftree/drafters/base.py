@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
+from draftree.core.types import Budget, DraftPart, Verdict
 from draftree.drafters import DRAFTERS
 from draftree.drafters.learning.store import LearningStore
 from draftree.models.base import LanguageModel, Slot
@@ -102,6 +102,10 @@ class DraftTraits:
         nodes: number of nodes of a tree of that depth; more than the depth if it branches.
         branches: whether a node may have two children.
         gives_confidence: whether it estimates token probabilities and stops below `Budget.min_confidence`.
+        is_calibrated: whether its scores are fitted to measured acceptance; it then stops below `Budget.min_survival`.
+        greedy_rates: acceptance of each level given that the level before was accepted, measured on greedy texts before
+            it was loaded, such as by its training; empty if unknown.
+        sampled_rates: the same for texts sampled with a temperature.
         works_ahead: whether nodes are drafted for their picks and not for acceptance; planners that maximize
             acceptance would cut them.
         runs_model: whether drafting runs passes of a model.
@@ -118,6 +122,9 @@ class DraftTraits:
     nodes: int
     branches: bool = False
     gives_confidence: bool = False
+    is_calibrated: bool = False
+    greedy_rates: tuple[float, ...] = ()
+    sampled_rates: tuple[float, ...] = ()
     works_ahead: bool = False
     runs_model: bool = False
     reads_predictions: bool = False
@@ -125,6 +132,19 @@ class DraftTraits:
     wants_picks: bool = False
     features: tuple[int, ...] = ()
     learns: bool = False
+
+    def part(self, name: str) -> DraftPart:
+        """Return the facts that a planner needs."""
+        return DraftPart(
+            name,
+            self.depth,
+            self.nodes,
+            self.runs_model,
+            self.gives_confidence,
+            self.is_calibrated,
+            self.greedy_rates,
+            self.sampled_rates,
+        )
 
 
 NO_DRAFTS = DraftTraits(draws=frozenset(), depth=0, nodes=0)

@@ -15,6 +15,20 @@ Prompt = Sequence[int] | FeatureSource
 
 
 @dataclass(frozen=True, slots=True)
+class WholeStart:
+    """A decoder's prompt that is complete: the model's start token is not put before it.
+
+    Attributes:
+        tokens: token ids.
+    """
+
+    tokens: Sequence[int]
+
+
+DecoderPrompt = Sequence[int] | WholeStart
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """The beginning of a text.
 
@@ -31,14 +45,14 @@ class Opening:
     rules: DecodingRules | None = None
 
 
-def opening_of(target: LanguageModel, prompt: Prompt, decoder_prompt: Sequence[int] | None = None) -> Opening:
+def opening_of(target: LanguageModel, prompt: Prompt, decoder_prompt: DecoderPrompt | None = None) -> Opening:
     """Return the beginning of a request's text.
 
     Args:
         target: the model.
         prompt: token ids or features; the source of an encoder-decoder model.
-        decoder_prompt: tokens that the decoder continues, after its start token, which may be left out; None for the
-            model's forced first token, if it has one.
+        decoder_prompt: tokens that the decoder continues, after its start token, which may be left out, or a whole
+            start; None for the model's forced first token, if it has one.
 
     Raises:
         InvalidRequestError: the prompt is not what the model reads, or is too long.
@@ -63,17 +77,20 @@ def opening_of(target: LanguageModel, prompt: Prompt, decoder_prompt: Sequence[i
             param="prompt",
         )
     rules = target.rules
-    return Opening(_decoder_tokens(target, decoder_prompt), source, length, rules)
+    return Opening(decoder_tokens(target, decoder_prompt), source, length, rules)
 
 
-def _decoder_tokens(target: EncoderDecoder, given: Sequence[int] | None) -> Sequence[int]:
+def decoder_tokens(target: EncoderDecoder, prompt: DecoderPrompt | None) -> Sequence[int]:
+    """Return the tokens that the decoder continues; arguments as for `opening_of`."""
     start = target.rules.start_ids
-    if given is None:
+    if prompt is None:
         return target.rules.prompt
+    given = prompt.tokens if isinstance(prompt, WholeStart) else prompt
     outside = [token for token in given if not 0 <= token < target.vocab_size]
     if outside:
         raise InvalidRequestError(
             f"decoder_prompt holds token {outside[0]}, but the vocabulary ends at {target.vocab_size - 1}",
             param="decoder_prompt",
         )
-    return given if tuple(given[: len(start)]) == start else (*start, *given)
+    is_whole = isinstance(prompt, WholeStart) or tuple(given[: len(start)]) == start
+    return given if is_whole else (*start, *given)

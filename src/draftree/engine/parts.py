@@ -64,19 +64,30 @@ class Parts:
         return Promise.SAME_TEXT if kept is Promise.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
 
 
-def agree(
-    drafter: str, draws: frozenset[Draw], verifier: str, accepts: frozenset[Draw], *, wants_distributions: bool = False
-) -> Draw:
-    """Return the least restrictive common draw; with `wants_distributions` one with a distribution, if there is one.
+def agree(drafter: str, traits: DraftTraits, verifier: str, rule: type[Verifier]) -> Draw:
+    """Return the least restrictive draw that drafter and rule have in common; if the rule can use distributions, one
+    with a distribution if there is one.
+
+    Args:
+        drafter: spec of the drafter.
+        traits: its static facts.
+        verifier: spec of the verifier.
+        rule: its class.
 
     Raises:
-        ConfigurationError: there is no common draw.
+        ConfigurationError: there is no common draw, or the drafter branches and the rule accepts chains only.
     """
-    for draw in reversed(PREFERENCE) if wants_distributions else PREFERENCE:
-        if draw in draws and draw in accepts:
-            return draw
-    gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (draws, accepts))
-    raise ConfigurationError(
-        f"drafter '{drafter}' supplies {gives} draws, but verifier '{verifier}' accepts {takes}: "
-        "use verifier 'coupled', which accepts all, or another drafter"
-    )
+    order = reversed(PREFERENCE) if rule.wants_distributions else PREFERENCE
+    draw = next((draw for draw in order if draw in traits.draws and draw in rule.accepts), None)
+    if draw is None:
+        gives, takes = (", ".join(sorted(draw.value for draw in side)) for side in (traits.draws, rule.accepts))
+        raise ConfigurationError(
+            f"drafter '{drafter}' supplies {gives} draws, but verifier '{verifier}' accepts {takes}: "
+            "use verifier 'coupled', which accepts all, or another drafter"
+        )
+    if rule.chains_only and traits.branches:
+        raise ConfigurationError(
+            f"drafter '{drafter}' drafts trees with branches, but verifier '{verifier}' accepts chains only: "
+            "draft a chain, or use verifier 'coupled', 'multistep', 'recursive' or 'traversal'"
+        )
+    return draw

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from draftree.core.errors import NonFiniteLogitsError
 from draftree.core.node_map import NodeMap
 from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.engine.failures import no_token_error
 from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.observing import Gain, observe, record
 from draftree.engine.parts import Parts
@@ -218,24 +218,15 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
         # computed once for the whole batch: by the rule if it walks along picks, else here
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
-    finite = distributions.finite([[0, *(node + 1 for node in verdict.path)] for verdict in found])
-    for turn, verdict, is_finite, own in zip(turns, found, finite, each, strict=True):
+    visited = [[0, *(node + 1 for node in verdict.path)] for verdict in found]
+    finite = distributions.finite(visited)
+    for turn, verdict, rows, is_finite, own in zip(turns, found, visited, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
             if turn.sequence.rounds is not None:
                 turn.picks = tuple(own.picks())
         else:
-            _fail(turn.sequence)
-
-
-def _fail(sequence: WritingSequence) -> None:
-    sequence.fail(
-        NonFiniteLogitsError(
-            f"request {sequence.request_id}: at position {len(sequence.history)} the model's logits are NaN or "
-            "infinite, or the sampling controls left no token: check weights and dtype (float16 overflows "
-            "where bfloat16 does not), or loosen the controls"
-        )
-    )
+            turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))
 
 
 def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceRecord:

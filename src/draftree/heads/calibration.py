@@ -27,6 +27,8 @@ CONFIDENCE = "confidence.json"
 FORMAT = 1
 MOST_SURE = 1e-6
 """Shares closer to 0 or 1 count as this far away."""
+ROUNDING = 1e-6
+"""Bound of rounding errors of logarithms of shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,19 @@ class Calibration:
         pairs = self.sampled if is_sampled else self.greedy
         slope, offset = pairs[min(level, len(pairs) - 1)]
         return _log_sigmoid(slope * _logit(math.exp(log_share)) + offset)
+
+    def least_log_share(self, probability: float, level: int, *, is_sampled: bool) -> float:
+        """Return a logarithm of a share that no token of at least this probability has less than.
+
+        Args:
+            probability: from 0 to 1.
+            level: as for `log_probability`.
+            is_sampled: as for `log_probability`.
+        """
+        pairs = self.sampled if is_sampled else self.greedy
+        slope, offset = pairs[min(level, len(pairs) - 1)]
+        least = _log_sigmoid((_logit(probability) - offset) / slope) - ROUNDING
+        return least if min(probability, math.exp(least)) > MOST_SURE else -math.inf
 
 
 def with_confidence(log_shares: Sequence[float], confidence: float) -> list[float]:

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from draftree.core.threads import single_threaded
-from draftree.heads.passes import HeadPasses, RowJob, RowResult
+from draftree.heads.passes import STATES, HeadPasses, RowJob, RowResult
 from draftree.models.base import Commit, Extend
 from draftree.models.kv.pool import SlotPool
 from draftree.models.kv.slots import KVSlot, LayerShape
 from draftree.models.memory import LOGIT_BYTES, Footprint
+from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
-
-STATES = -1
-"""Key of the states before the rows in the memory of the slots, beside the layers."""
 
 
 @final
@@ -77,6 +75,22 @@ class HeadDecoder:
                 memory.keys[STATES][slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
                 row += count
         self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
+        return found
+
+    @property
+    def grows_chains(self) -> bool:
+        """Whether there is `read_and_chain`."""
+        return self._passes.grows_chains
+
+    def read_and_chain(self, jobs: Sequence[RowJob], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
+        """Append rows as `read` does, and return chains after the last row of each job, whose rows are not kept."""
+        slots = [job.slot for job in jobs]
+        # rows of the chains need room: they are appended and dropped
+        lengths = [len(job.tokens) + len(search.noise) - 1 for job, search in zip(jobs, searches, strict=True)]
+        self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
+        nodes = [range(len(job.tokens)) for job in jobs]
+        found = self._passes.chains(self.pool.memory, slots, nodes, jobs, searches)
+        self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
         return found
 
     def extend(self, jobs: Sequence[RowJob]) -> RowResult:

@@ -12,7 +12,11 @@ from torch import Tensor
 from draftree.heads.base import FeatureHead
 from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+
+STATES = -1
+"""Key of the states before the rows in the memory of the slots, beside the layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,36 @@ class HeadPasses(ABC):
             nodes: for each job the tentative rows that are read.
             jobs: the rows, at least one.
         """
+
+    @property
+    def grows_chains(self) -> bool:
+        """Whether there is `chains`."""
+        return False
+
+    def chains(
+        self,
+        memory: KVMemory,
+        slots: Sequence[KVSlot],
+        nodes: Sequence[Sequence[int]],
+        jobs: Sequence[RowJob],
+        searches: Sequence[ChainSearch],
+    ) -> list[list[Choice]]:
+        """Run a pass over new rows, and grow a chain of first choices after the last row of each job.
+
+        Keys, values and states before the rows are stored. The memory has room for a row for every level but one after
+        those of each slot.
+
+        Args:
+            memory: as for `run`.
+            slots: as for `run`.
+            nodes: as for `run`.
+            jobs: the rows, with logits at the last one only.
+            searches: of each chain.
+
+        Returns:
+            The tokens of each chain; it ends early after a share that is too small, NaN or minus infinity.
+        """
+        raise NotImplementedError("chains grow level by level")
 
 
 def requested_rows(jobs: Sequence[RowJob]) -> list[int]:

@@ -12,6 +12,7 @@ from draftree.completion import Completion, CompletionStats, stats_of
 from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import Update
+from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import api_error
 from draftree.serve.params import named_error
@@ -31,6 +32,7 @@ class JobOptions:
         drops_text: whether only the prompt is wanted; the generated token is not counted.
         names: body field of a library parameter, where it differs.
         owner: whose texts they are, for drafters that learn.
+        decoder: options of encoder-decoder models.
     """
 
     draft: str | None = None
@@ -40,6 +42,7 @@ class JobOptions:
     drops_text: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     owner: str | None = ""
+    decoder: DecoderOptions = field(default_factory=DecoderOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Job:
                         request_id=options.request_id,
                         trace=options.trace,
                         owner=options.owner,
+                        **options.decoder,
                     )
                 )
         except BaseException as error:

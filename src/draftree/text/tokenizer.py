@@ -13,6 +13,7 @@ from draftree.core.trust import refusal
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.literal import LiteralEncoder
 from draftree.text.chat.messages import Messages, conversation_of, require_unicode
+from draftree.text.languages import language_token, languages_of, reading
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
@@ -82,6 +83,21 @@ class Tokenizer:
             )
         require_unicode(text, "The prompt")
         return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def encode_in(self, language: str, text: str) -> list[int]:
+        """Encode a text with the tokens that a multilingual model expects around a prompt in this language.
+
+        Raises:
+            InvalidRequestError: an unknown language, or a tokenizer without languages.
+        """
+        language_token(self.languages, language, param="source_lang", name=self.name)
+        with reading(self.backend, language):
+            return self.encode(text)
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """The token of each language of a multilingual tokenizer, by its code; empty for others."""
+        return languages_of(self.backend)
 
     def encode_literally(self, text: str) -> list[int]:
         """Encode plain text: a special token such as </s> in it is spelled."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.loading.resolve import resolve_model
 from draftree.train.batches import Batch
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
@@ -29,8 +27,9 @@ from draftree.train.loop import TrainingRun
 from draftree.train.preparing import Prepared, TrainingJob, prepare
 from draftree.train.run_state import Progress
 from draftree.train.settings import TrainSettings
+from draftree.train.student import StudentOptions, new_student
 
-__all__ = ["StudentOptions", "train_student"]
+__all__ = ["train_student"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -43,36 +42,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StudentOptions:
-    """What the student looks like.
-
-    Attributes:
-        start: name of a model that training starts from; None for a new one of the sizes below.
-        hidden: width.
-        layers: number of layers.
-        heads: number of attention heads.
-        intermediate: inner width of perceptrons; None for 8/3 of the width, rounded up to 32.
-    """
-
-    start: str | None = None
-    hidden: int = 256
-    layers: int = 4
-    heads: int = 4
-    intermediate: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "intermediate"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
-        if self.hidden % (2 * self.heads):
-            raise ConfigurationError(
-                f"hidden is {self.hidden} and heads is {self.heads}: each head must have an even width, so hidden must "
-                "be a multiple of twice the heads"
-            )
 
 
 class StudentTrainee(TextTrainee):
@@ -136,7 +105,7 @@ def train_student(
     if settings.levels != 1:
         raise ConfigurationError(f"levels is {settings.levels}: a whole model has no states of its own to read; set 1")
     prepared = prepare(job)
-    student = new_student(prepared, settings, options)
+    student = new_student(prepared, settings.seed, options, note=note)
     vocabulary = DraftVocabulary.full(prepared.parts.vocab_size).to(prepared.processes.device)
     trainee = StudentTrainee(
         student, vocabulary, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings
@@ -164,59 +133,6 @@ def train_student(
         more={"student": {"start": options.start, "config": student.config.to_diff_dict()}},
     )
     return HeadResult(job.output, evaluation, tuple(notes))
-
-
-def new_student(prepared: Prepared, settings: TrainSettings, options: StudentOptions) -> Any:
-    """Return the student before training, in the dtype of computation.
-
-    Raises:
-        ConfigurationError: a given model has another vocabulary.
-    """
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    config = prepared.config
-    if options.start is not None:
-        student: Any = AutoModelForCausalLM.from_pretrained(
-            resolve_model(options.start), dtype=torch.float32, trust_remote_code=False
-        )
-        require_same_vocabulary(student, options.start, prepared)
-        longest = int(getattr(student.config, "max_position_embeddings", 0))
-        student.config.max_position_embeddings = max(longest, int(getattr(config, "max_position_embeddings", longest)))
-    else:
-        torch.manual_seed(settings.seed)
-        rope = getattr(config, "rope_parameters", None) or {}
-        inner = options.intermediate or 32 * -(-8 * options.hidden // 96)
-        student = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=prepared.parts.vocab_size,
-                hidden_size=options.hidden,
-                num_hidden_layers=options.layers,
-                num_attention_heads=options.heads,
-                num_key_value_heads=options.heads,
-                intermediate_size=inner,
-                max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
-                rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
-                tie_word_embeddings=True,
-                bos_token_id=getattr(config, "bos_token_id", None),
-                eos_token_id=getattr(config, "eos_token_id", None),
-                pad_token_id=getattr(config, "pad_token_id", None),
-            )
-        )
-    return student.to(device=prepared.processes.device, dtype=prepared.dtype)
-
-
-def require_same_vocabulary(student: Any, name: str, prepared: Prepared) -> None:
-    """Check that a given model has the target's vocabulary.
-
-    Raises:
-        ConfigurationError: it has another one.
-    """
-    width, wanted = student.get_output_embeddings().weight.shape[0], prepared.parts.vocab_size
-    if width != wanted:
-        raise ConfigurationError(
-            f"'{name}' has {width} tokens and the target {wanted}: a student needs the target's tokenizer; choose "
-            "another model, or leave out --from for a new one"
-        )
 
 
 def copy_tokenizer(prepared: Prepared, output: Path) -> None:

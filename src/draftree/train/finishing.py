@@ -65,6 +65,7 @@ def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluat
             "temperatures": list(data.temperatures),
             "seed": data.seed,
             "unseen_share": prepared.job.unseen_share,
+            "data_tokens": prepared.job.data_tokens,
             "prompts": [
                 {"name": one.name, "count": one.count, "sha256": one.sha256, "licence": one.licence}
                 for one in data.prompts

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.reading import DataFolder, TrainingData
 from draftree.train.data.texts import Text
 from draftree.train.errors import TrainingError
 from draftree.train.evaluate import Evaluation, evaluate
@@ -41,6 +41,14 @@ class Texts(Protocol):
     """Texts by number."""
 
     def __getitem__(self, index: int, /) -> Text: ...
+
+
+@runtime_checkable
+class ChangedTexts(Protocol):
+    """Texts with hidden states that are computed at each access, from stored ones."""
+
+    def stored(self, index: int) -> Text:
+        """Return a text with its hidden states as they are stored."""
 
 
 class TextTrainee(ABC):
@@ -77,15 +85,15 @@ class TextTrainee(ABC):
         self._module, self.vocabulary = module, vocabulary
         self._data, self._settings, self._category, self._token_weights = data, settings, category, token_weights
         self._device = parts.output.device
-        self._seen, self.lengths = self._usable(seen)
-        self._unseen, self._unseen_lengths = self._usable(unseen)
+        self._seen, self.lengths, self._chains = self._usable(seen)
+        self._unseen, self._unseen_lengths, _ = self._usable(unseen)
         if not self._seen:
             raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
         self._rows = TargetRows(parts, vocabulary, settings.temperature)
-        self._kept_rows: Path | None = None
+        self._unkept: list[tuple[Path, range]] = []
 
     def keep_rows(self, data: TrainingData) -> None:
-        """Read the target's distributions from the data's folder, or write them there once all are computed.
+        """Read the target's distributions from the data's folders, or write them there once all are computed.
 
         They take a third of the time of the first epoch, and are equal in all runs with the same data and vocabulary.
 
@@ -93,39 +101,53 @@ class TextTrainee(ABC):
             data: the data of the run.
 
         Raises:
-            TrainingError: the file is damaged.
+            TrainingError: a file is damaged.
         """
+        for folder in data.folders:
+            path = folder.path / DISTRIBUTIONS / f"{self._digest(folder)}.safetensors"
+            if path.is_file():
+                self._rows.load(path, folder.texts.start)
+            # a file of a run on fewer texts of the same data lacks some
+            own = [number for number in self._seen if number in folder.texts]
+            if data.recipe.top_k is None and not self._rows.has(own):
+                self._unkept.append((path, folder.texts))
+
+    def _digest(self, folder: DataFolder) -> str:
         facts = hashlib.blake2b(digest_size=8)
-        for value in (self._rows.digest(), self._settings.max_length, *(one.sha256 for one in data.manifest.shards)):
+        sums = [shard.sha256 for shard in folder.manifest.shards]
+        for value in (self._rows.digest(), self._settings.max_length, *sums):
             facts.update(str(value).encode())
-        path = data.folder / DISTRIBUTIONS / f"{facts.hexdigest()}.safetensors"
-        if path.is_file():
-            self._rows.load(path)
-        elif data.recipe.top_k is None:
-            self._kept_rows = path
+        return facts.hexdigest()
 
     def _write_rows(self) -> None:
-        if self._kept_rows is None or len(self._rows) < len(self._seen):
+        if not self._unkept or len(self._rows) < len(self._seen) or not self._rows.has(self._seen):
             return
         try:
-            self._rows.save(self._kept_rows)
+            for path, texts in self._unkept:
+                self._rows.save(path, texts)
         except OSError as error:
             logger.warning("the target's distributions are not kept for other runs: %s", error)
-        self._kept_rows = None
+        self._unkept.clear()
 
     @property
     def module(self) -> nn.Module:
         """The drafter."""
         return self._module
 
-    def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        texts = [(number, cut(self._data[number], self._settings.max_length)) for number in numbers]
-        kept = [(number, text.num_rows) for number, text in texts if is_usable(text)]
-        return [number for number, _ in kept], [length for _, length in kept]
+    def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Return the texts with an answer, and their numbers of rows and of chains; one text is in memory at a time."""
+        found: tuple[list[int], list[int], list[int]] = ([], [], [])
+        read = self._data.stored if isinstance(self._data, ChangedTexts) else self._data.__getitem__
+        for number in numbers:
+            text = cut(read(number), self._settings.max_length)
+            if is_usable(text):
+                for kept, value in zip(found, (number, text.num_rows, text.num_rows - first_chain(text)), strict=True):
+                    kept.append(value)
+        return found
 
     def count(self, texts: Sequence[int]) -> int:
         """Return the number of predictions of texts of training."""
-        return sum(self.lengths[text] - first_chain(self._data[self._seen[text]]) for text in texts)
+        return sum(self._chains[text] for text in texts)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the batch of texts, given by their numbers in the data."""

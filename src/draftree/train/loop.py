@@ -17,7 +17,7 @@ import torch
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.exhaustion import is_out_of_memory
 from draftree.train.batches import pack
-from draftree.train.checkpoints import load_checkpoint, save_checkpoint
+from draftree.train.checkpoints import load_checkpoint, require_same_run, save_checkpoint
 from draftree.train.errors import TrainingError
 from draftree.train.losses import Loss, loss_named
 from draftree.train.optimizer import MasterOptimizer, learning_rate
@@ -78,15 +78,11 @@ class TrainingRun:
         """Continue from the folder's checkpoint.
 
         Raises:
-            TrainingError: there is no checkpoint, or it is of other settings or of another drafter.
+            TrainingError: there is no checkpoint, or it is of other settings, other texts or another drafter.
         """
         path = self._folder / CHECKPOINT
         tensors, facts = load_checkpoint(path)
-        if facts.get("settings") != self._settings.digest():
-            raise TrainingError(
-                f"{path} was made with other settings: resume with the same ones (only the limits may change), or "
-                "start a new run in another folder"
-            )
+        require_same_run(path, facts, self._same())
         try:
             self._optimizer.load(tensors)
         except (KeyError, RuntimeError) as error:
@@ -235,13 +231,18 @@ class TrainingRun:
     def _save(self) -> None:
         self._saved_at = self._clock()
         if self._is_first:
-            facts = {"settings": self._settings.digest(), "state": asdict(self._state)}
+            facts = self._same() | {"state": asdict(self._state)}
             save_checkpoint(self._folder / CHECKPOINT, self._optimizer.state(), facts)
 
     def _load_best(self) -> None:
         self._processes.wait()
         if self._state.best_score >= 0:
             self._optimizer.load(load_checkpoint(self._folder / BEST)[0])
+
+    def _same(self) -> dict[str, Any]:
+        """Return what must be equal in a resumed run; the order of batches depends on the lengths of the texts."""
+        lengths = self._trainee.lengths
+        return {"settings": self._settings.digest(), "texts": [len(lengths), sum(lengths)]}
 
     @property
     def _is_first(self) -> bool:

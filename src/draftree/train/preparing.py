@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from draftree.bench.settings import apply_threads
+from draftree.bench.settings import apply_threads, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
@@ -30,25 +30,30 @@ class TrainingJob:
 
     Attributes:
         model: name of the target.
-        data: folder of its training data.
+        data: folders of its training data.
         output: folder of the result.
         resume: whether to continue the run in that folder.
         dtype: dtype of computation: "auto", "float32" or "bfloat16".
         device: device of a run in one process.
         threads: CPU threads; None keeps torch's own choice.
         unseen_share: share of the prompts that are not trained on.
+        data_tokens: least number of tokens of the texts of training that are used, the first ones; None for all.
         trust_remote_code: whether Python code in the target's folder may run.
     """
 
     model: str
-    data: Path
+    data: tuple[Path, ...]
     output: Path
     resume: bool = False
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
     unseen_share: float = UNSEEN_SHARE
+    data_tokens: int | None = None
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "data_tokens")
 
     @property
     def training(self) -> Path:
@@ -113,7 +118,7 @@ def prepare(job: TrainingJob) -> Prepared:
     processes = find_processes(resolve_device(job.device))
     device = processes.device
     dtype = resolve_dtype(job.dtype, device)
-    data = TrainingData(job.data)
+    data = TrainingData(*job.data)
     loaded = load_model(
         job.model,
         dtype=data.recipe.dtype,
@@ -126,12 +131,37 @@ def prepare(job: TrainingJob) -> Prepared:
     seen, unseen = data.split(job.unseen_share)
     if not seen or not unseen:
         raise ConfigurationError(
-            f"'{job.data}' has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
+            f"the data has {len(seen)} texts for training and {len(unseen)} unseen ones: make more data, or set "
             "another --unseen-share"
         )
+    seen = first_texts(data, seen, job.data_tokens)
     parts = TargetParts.of(loaded.model)
     parts = replace(parts, embedding=parts.embedding.to(dtype), output=parts.output.to(dtype))
     return Prepared(job, data, seen, unseen, loaded, transformers_config(loaded), parts, processes, dtype)
+
+
+def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) -> list[int]:
+    """Return the first texts that have so many tokens together.
+
+    Args:
+        data: the texts.
+        numbers: indices of texts.
+        tokens: least number of their tokens, prompts included; None for all texts.
+
+    Raises:
+        ConfigurationError: the texts have fewer tokens.
+    """
+    if tokens is None:
+        return list(numbers)
+    total = 0
+    for place, number in enumerate(numbers):
+        total += data[number].num_rows
+        if total >= tokens:
+            return list(numbers[: place + 1])
+    raise ConfigurationError(
+        f"data_tokens is {tokens:,} and the texts of training have {total:,} tokens: leave --data-tokens out to use "
+        "all of them, or make more data with 'draftree train data'"
+    )
 
 
 def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
@@ -142,8 +172,8 @@ def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
     """
     if data.recipe.fingerprint != loaded.model.fingerprint:
         raise ConfigurationError(
-            f"'{data.folder}' was made with other weights ('{data.recipe.target}'): choose that model, or make data "
-            f"for '{loaded.name}' with 'draftree train data'"
+            f"'{data.folders[0].path}' was made with other weights ('{data.recipe.target}'): choose that model, or "
+            f"make data for '{loaded.name}' with 'draftree train data'"
         )
 
 

@@ -68,18 +68,23 @@ class TargetRows:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def save(self, path: Path) -> None:
-        """Write the kept distributions of all texts so far; an interruption leaves no file."""
+    def has(self, keys: Sequence[int]) -> bool:
+        """Return whether the distributions of all these texts are kept."""
+        return self._kept.keys() >= set(keys)
+
+    def save(self, path: Path, keys: range) -> None:
+        """Write the kept distributions of those texts whose keys are in a range; an interruption leaves no file."""
         tensors = {
-            f"{key}/{name}": value
+            f"{key - keys.start}/{name}": value
             for key, kept in self._kept.items()
+            if key in keys
             for name in ("ids", "log_p", "log_outside")
             if (value := getattr(kept, name)) is not None
         }
         save_checkpoint(path, tensors, {})
 
-    def load(self, path: Path) -> None:
-        """Read distributions that `save` wrote.
+    def load(self, path: Path, first: int) -> None:
+        """Read distributions that `save` wrote, for texts whose keys begin at `first`.
 
         Raises:
             TrainingError: the file is damaged.
@@ -88,7 +93,8 @@ class TargetRows:
         for name, value in load_checkpoint(path)[0].items():
             key, _, field = name.partition("/")
             found.setdefault(int(key), {})[field] = value
-        self._kept = {key: KeptRows(one.get("ids"), one["log_p"], one["log_outside"]) for key, one in found.items()}
+        for number, one in found.items():
+            self._kept[first + number] = KeptRows(one.get("ids"), one["log_p"], one["log_outside"])
 
     def digest(self) -> str:
         """Return a hash of what the distributions depend on besides the texts."""

@@ -13,7 +13,7 @@ from draftree.assembly import choose_methods
 from draftree.bench.benchmark import prompts_of, tokenizer_of
 from draftree.bench.provenance import now
 from draftree.bench.runner import Prompt
-from draftree.bench.settings import load_for, require_positive
+from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import SHIPPED, read_workload
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
@@ -36,7 +36,7 @@ MIN_TEXTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTuneSettings:
+class DraftTuneSettings(ExecutionSettings):
     """Settings of a search.
 
     Attributes:
@@ -48,12 +48,6 @@ class DraftTuneSettings:
         max_tokens: tokens per text.
         minutes: duration after which no new text is begun.
         seed: seed of the sampled texts.
-        dtype: dtype of the model.
-        device: device of the model.
-        kernels: kernels of its passes.
-        quantization: of its weights; None for no quantization.
-        threads: CPU threads; None keeps torch's own choice.
-        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -64,12 +58,6 @@ class DraftTuneSettings:
     max_tokens: int = 96
     minutes: float = 10.0
     seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "limit", "threads")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from draftree.bench.benchmark import prompts_of, tokenizer_of
-from draftree.bench.settings import load_for, require_positive
+from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
@@ -39,7 +39,7 @@ SIDES = ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
-class TuneSettings:
+class TuneSettings(ExecutionSettings):
     """The settings of a search.
 
     Attributes:
@@ -50,12 +50,6 @@ class TuneSettings:
         max_tokens: tokens per text.
         k: draft length of each set; None for the drafter's default.
         seed: seed of the search.
-        dtype: dtype of the model.
-        device: device of the model.
-        kernels: kernels: "auto", "native" or "torch".
-        quantization: of its weights; None for no quantization.
-        threads: CPU threads; None keeps torch's own choice.
-        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -65,12 +59,6 @@ class TuneSettings:
     max_tokens: int = 48
     k: int | None = None
     seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "trials", "limit", "k", "threads")

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from draftree.core.errors import WeightsError
 from draftree.core.paths import expanded, home_folder
-from draftree.core.remedies import MANIFEST
+from draftree.core.remedies import MANIFEST, MODELS, WORK
 from draftree.weights.sums import sums_of
 
 __all__ = ["DISK_FULL", "Cache", "require_space"]
@@ -50,12 +50,12 @@ class Cache:
     @property
     def models(self) -> Path:
         """The folder of complete model folders."""
-        return self.root / "models"
+        return self.root / MODELS
 
     @property
     def work(self) -> Path:
         """The folder of locks and unfinished model folders; on the same file system as `models`."""
-        return self.root / "work"
+        return self.root / WORK
 
     def folder(self, name: str) -> Path:
         """Return the path of the model of that name, whether it exists or not."""

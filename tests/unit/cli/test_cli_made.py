@@ -10,7 +10,7 @@ import typer
 
 from draftree.cli.made import takes
 from draftree.cli.train.shared import budget_line, run_of
-from draftree.train.settings import Limits
+from draftree.train.settings import Limits, TrainSettings
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -66,7 +66,11 @@ def test_unknown_names_are_errors_of_the_program() -> None:
     ],
 )
 def test_the_budget_of_a_training_is_printed(limits: Limits, words: str) -> None:
-    assert words in budget_line(limits)
+    assert words in budget_line(TrainSettings(limits))
+
+
+def test_no_early_end_is_announced_without_patience() -> None:
+    assert budget_line(TrainSettings(Limits(steps=5), patience=None)) == "training for up to 5 updates"
 
 
 def test_a_training_without_a_limit_has_an_hour(tmp_path) -> None:

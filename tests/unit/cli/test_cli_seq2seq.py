@@ -11,6 +11,7 @@ from cli_samples import Generate, generating
 from draftree import LLM, SamplingParams
 from seq2seq_samples import sample, written_model
 from serving import tiny_tokenizer
+from translators import CODES, saved, translated
 
 GREEDY = ["--temperature", "0", "--max-tokens", "12", "--dtype", "float32"]
 
@@ -48,3 +49,37 @@ def test_a_model_of_sound_is_refused_with_the_way_to_use_it(generate: Generate, 
     status, _, errors = generate(str(tmp_path), "x", *GREEDY)
     assert status != 0
     assert "transcribe" in errors
+
+
+def test_the_decoder_prompt_of_one_prompt_and_of_a_file(generate: Generate, folder: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    wanted = LLM(folder, dtype="float32").generate(["a fox", "b"], params, decoder_prompt="The ")
+    status, out, _ = generate(str(folder), "a fox", "--no-chat", "--json", "--decoder-prompt", "The ", *GREEDY)
+    assert status == 0
+    assert json.loads(out)["token_ids"] == list(wanted[0].token_ids)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a fox\nb\n")
+    given = ["--prompts", str(prompts), "--no-chat", "--json", "--decoder-prompt", "The ", *GREEDY]
+    status, out, _ = generate(str(folder), *given)
+    assert status == 0
+    assert [json.loads(line)["token_ids"] for line in out.splitlines()] == [list(one.token_ids) for one in wanted]
+
+
+def test_languages_of_a_translation(generate: Generate, tmp_path: Path) -> None:
+    source, target = CODES["nllb"]
+    made = saved("nllb", tmp_path)
+    wanted = translated("nllb", "the fox", source=target, target=source, length=12)
+    given = ["the fox", "--json", "--source-lang", target, "--target-lang", source, *GREEDY]
+    status, out, _ = generate(str(made), *given)
+    assert status == 0
+    assert json.loads(out)["token_ids"] == wanted
+    status, _, errors = generate(str(made), "the fox", "--target-lang", "de", *GREEDY)
+    assert status != 0
+    assert "target_lang" in errors
+
+
+def test_the_context_of_the_decoder_limits_the_default_length(generate: Generate, tmp_path: Path) -> None:
+    made = saved("nllb", tmp_path)
+    status, out, _ = generate(str(made), "a" * 50, "--json", "--temperature", "0", "--dtype", "float32", "--ignore-eos")
+    assert status == 0
+    assert len(json.loads(out)["token_ids"]) == 63

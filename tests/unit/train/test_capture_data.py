@@ -47,7 +47,7 @@ def test_texts_are_those_of_plain_decoding_with_their_states(tmp_path: Path) -> 
     capture = capture_of(features="0,1")
     manifest = capture.run(tmp_path / "data")
     data = TrainingData(tmp_path / "data")
-    assert manifest == data.manifest
+    assert manifest == data.folders[0].manifest
     assert manifest.complete
     assert len(data) == manifest.num_texts == 12
     assert data.num_tokens == sum(text.num_rows for text in data)
@@ -101,7 +101,8 @@ def test_an_interrupted_capture_continues_with_the_same_bytes(
     wanted = contents(tmp_path / "whole")
     assert len(wanted) >= 4
     step, runs = Engine.step, 0
-    while not (tmp_path / "cut" / "manifest.json").exists() or not TrainingData(tmp_path / "cut").manifest.complete:
+    cut = tmp_path / "cut"
+    while not (cut / "manifest.json").exists() or not TrainingData(cut).folders[0].manifest.complete:
         runs += 1
         left = 10 + 7 * runs
 
@@ -117,8 +118,8 @@ def test_an_interrupted_capture_continues_with_the_same_bytes(
             capture_of(**settings).run(tmp_path / "cut")
         except KeyboardInterrupt:
             data = TrainingData(tmp_path / "cut")
-            assert not data.manifest.complete
-            assert len(list(data)) == data.manifest.num_texts
+            assert not data.folders[0].manifest.complete
+            assert len(list(data)) == data.folders[0].manifest.num_texts
         assert runs < 30
     assert runs >= 4
     assert contents(tmp_path / "cut") == wanted
@@ -150,7 +151,7 @@ def test_a_kill_while_a_file_is_written_is_survived(
             capture_of(**settings).run(folder)
         monkeypatch.setattr(writing, victim, original)
         (folder / "shard-00000.safetensors.part").write_bytes(b"left over")
-        assert TrainingData(folder).manifest.num_texts >= 0, "what is there is sound"
+        assert TrainingData(folder).folders[0].manifest.num_texts >= 0, "what is there is sound"
         capture_of(**settings).run(folder)
         assert contents(folder) == wanted
 
@@ -160,7 +161,7 @@ def test_a_complete_folder_grows_to_a_larger_limit(tmp_path: Path) -> None:
     first = TrainingData(tmp_path / "grown")
     assert 60 <= first.num_tokens < 60 + 40
     again = capture_of(limit_tokens=60).run(tmp_path / "grown")
-    assert again == first.manifest, "nothing is added to a complete folder"
+    assert again == first.folders[0].manifest, "nothing is added to a complete folder"
     capture_of(limit_tokens=150).run(tmp_path / "grown")
     capture_of(limit_tokens=150).run(tmp_path / "whole")
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
@@ -263,7 +264,7 @@ def test_damaged_data_are_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no training data"):
         TrainingData(tmp_path)
     capture_of(limit_tokens=40).run(tmp_path / "data")
-    shard = tmp_path / "data" / TrainingData(tmp_path / "data").manifest.shards[0].file
+    shard = tmp_path / "data" / TrainingData(tmp_path / "data").folders[0].manifest.shards[0].file
     content = bytearray(shard.read_bytes())
     content[-3] ^= 1
     shard.write_bytes(content)
@@ -280,3 +281,44 @@ def test_damaged_data_are_found(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(ConfigurationError, match="has version 2, and this program reads version 1"):
         TrainingData(tmp_path / "data")
+
+
+def test_folders_are_read_together(tmp_path: Path) -> None:
+    capture_of(features="0,1").run(tmp_path / "first")
+    capture_of(features="0,1", seed=1, temperatures=(0.5,)).run(tmp_path / "second")
+    one, other = (TrainingData(tmp_path / name) for name in ("first", "second"))
+    both = TrainingData(tmp_path / "first", tmp_path / "second")
+    assert len(both) == len(one) + len(other)
+    assert both.num_tokens == one.num_tokens + other.num_tokens
+    assert [folder.texts for folder in both.folders] == [range(len(one)), range(len(one), len(both))]
+    for text, wanted in zip(both, [*one, *other], strict=True):
+        assert torch.equal(text.tokens, wanted.tokens)
+        assert torch.equal(text.features, wanted.features)
+    assert both.prompt_ids() == one.prompt_ids() + other.prompt_ids()
+    assert torch.equal(both.counts(), one.counts() + other.counts())
+    assert both.recipe.prompts == one.recipe.prompts + other.recipe.prompts
+
+
+def test_folders_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    capture_of(features="0,1", limit_tokens=40).run(tmp_path / "first")
+    capture_of(features="1", limit_tokens=40).run(tmp_path / "second")
+    with pytest.raises(ConfigurationError, match=r"second' does not fit '.*first': features is .*, and was .* there"):
+        TrainingData(tmp_path / "first", tmp_path / "second")
+    with pytest.raises(ConfigurationError, match=r"first/../first' is given twice"):
+        TrainingData(tmp_path / "first", tmp_path / "first" / ".." / "first")
+    with pytest.raises(ConfigurationError, match="no folder of training data was given"):
+        TrainingData()
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    capture, refused = capture_of(), []
+
+    def other(progress: object) -> None:
+        with pytest.raises(ConfigurationError, match="another process writes data to"):
+            capture_of().run(tmp_path / "data")
+        refused.append(progress)
+
+    manifest = capture.run(tmp_path / "data", on_progress=other)
+    assert refused
+    assert manifest.complete
+    assert capture_of().run(tmp_path / "data") == manifest

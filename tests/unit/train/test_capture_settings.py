@@ -82,6 +82,7 @@ def test_the_writer_counts_what_is_not_closed(tmp_path: Path) -> None:
     writer.add(texts[0])
     assert (writer.num_texts, writer.next_prompt) == (1, 2)
     writer.save()
+    writer.close()
     assert [path.name for path in sorted((tmp_path / "copy").iterdir())] == [
         "manifest.json",
         "shard-00000-first-1.safetensors",
@@ -91,4 +92,4 @@ def test_the_writer_counts_what_is_not_closed(tmp_path: Path) -> None:
     assert again.skipped == {"no reason": 1}
     again.save(complete=True)
     assert isinstance(capture, Capture)
-    assert TrainingData(tmp_path / "copy").manifest.skipped == {"no reason": 1}
+    assert TrainingData(tmp_path / "copy").folders[0].manifest.skipped == {"no reason": 1}

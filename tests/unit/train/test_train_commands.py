@@ -134,6 +134,16 @@ def test_training_continues_from_a_head(model: Path, data: Path, head: Path, tmp
     assert read_log(output / "training" / "log.jsonl")[0]["levels"][0]["loss"] < first
 
 
+def test_training_reads_several_folders(model: Path, data: Path, tmp_path: Path) -> None:
+    more = write_data(model, tmp_path / "more", count=40, temperatures=("0.5",))
+    output = tmp_path / "second"
+    arguments = ["--data", str(data), "--data", str(more), "--output", str(output), *OPTIONS]
+    arguments[arguments.index("120")] = "5"
+    assert run(["train", "head", str(model), *arguments]) == 0
+    recipe = json.loads((output / "recipe.json").read_text())
+    assert recipe["data"]["tokens"] == TrainingData(data, more).num_tokens
+
+
 def test_data_of_another_target_is_refused(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

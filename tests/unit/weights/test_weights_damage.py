@@ -147,10 +147,18 @@ def test_the_remedy_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any
     hub = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     assert get_again(hub) == "run 'hf download some/model --force-download'"
     assert get_again(tmp_path) == "copy the model again from its origin"
-    converted = tmp_path / "gguf-x"
+    converted = cache.folder("gguf-x")
     converted.mkdir()
     (converted / "draftree.json").write_text('{"source": "x.gguf"}')
     assert get_again(converted) == "run 'draftree models remove gguf-x', then name 'x.gguf' again"
+
+
+def test_a_copy_of_a_folder_of_the_cache_is_no_name_of_a_model(tmp_path: Path, entry: Any, cache: Cache) -> None:
+    copied = shutil.copytree(cache.folder(entry.name), tmp_path / "models" / "mine")
+    assert get_again(copied) == "it was copied from a cache of models: copy it again from there"
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="it was copied from a cache of models: copy it again from there"):
+        load_model(copied)
 
 
 def test_the_command_that_checks(

@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from draftree.cli.bench.options import COMPARED, HOW, Output, listed, write_and_show
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode, require_new
+from draftree.cli.made import takes
+from draftree.cli.options import Model, require_new
+from draftree.cli.running import Execution, execution_of
 
 
+@takes("execution", execution_of)
 def passes(
     model: Model,
     *,
@@ -18,12 +21,7 @@ def passes(
     ] = "1,2,4,8,16,32,64",
     prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
     output: Output = None,
 ) -> None:
     """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
@@ -37,12 +35,7 @@ def passes(
         rows=counts,
         prefix=prefix,
         repeats=repeats,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+        **execution.values,
     )
     header, records = measure(settings, fetch=resolve_with_bar)
     write_and_show(output, header, (("pass", record) for record in records))

@@ -24,7 +24,9 @@ from draftree.cli.bench.options import (
     show_results,
 )
 from draftree.cli.completion import complete_draft, complete_plan, complete_verify
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode, require_new
+from draftree.cli.made import takes
+from draftree.cli.options import Model, require_new
+from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ Record = Annotated[
 ]
 
 
+@takes("execution", execution_of)
 def run(
     model: Model,
     *,
@@ -94,12 +97,7 @@ def run(
     seed: Seed = 0,
     repeats: Repeats = 3,
     batch: Batch = 1,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
     output: Output = None,
     record: Record = None,
 ) -> None:
@@ -121,12 +119,7 @@ def run(
         temperature=temperature,
         seed=seed,
         repeats=repeats,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+        **execution.values,
         batch=batch,
         peer=peer,
     )

@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.options import (
-    RUNNING,
-    SPECULATION,
-    Device,
-    Dtype,
-    Kernels,
-    Model,
-    Quantization,
-    Threads,
-    TrustRemoteCode,
-)
+from draftree.cli.made import takes
+from draftree.cli.options import RUNNING, SPECULATION, Model
 from draftree.cli.prompt_files import FilePrompt, read_prompts
 from draftree.cli.render import note, say
+from draftree.cli.running import Execution, execution_of
 from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
 
@@ -41,6 +33,7 @@ LINE_SECONDS = 60.0
 """Seconds between lines of progress without a terminal."""
 
 
+@takes("execution", execution_of)
 def data(
     model: Model,
     *,
@@ -125,12 +118,7 @@ def data(
             rich_help_panel=SPECULATION,
         ),
     ] = NO_DRAFT,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
 ) -> None:
     """Let a model answer prompts and store its hidden states, for 'draftree train'.
 
@@ -138,7 +126,7 @@ def data(
     """
     require_sound(model)
     named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
-    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.cli.writing import fetch_and_load
     from draftree.train.data.capture import Capture
     from draftree.train.data.settings import CaptureSettings
 
@@ -155,16 +143,7 @@ def data(
         shard_megabytes=shard_megabytes,
     )
     sets = [set_of(name, own) for name, own in named]
-    setup = Setup(
-        model,
-        draft,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
-    )
+    setup = execution.setup(model, draft=draft)
     loaded = fetch_and_load(setup)
     capture = Capture(setup.over(loaded), loaded, sets, settings)
     prepare(capture, settings, output)

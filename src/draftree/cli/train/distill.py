@@ -27,7 +27,7 @@ def distill(
         str | None,
         typer.Option(
             "--from",
-            help="Start from this model, which has the target's tokens; a new one if not given.",
+            help="Start from this model; other tokens become the target's. A new one if not given.",
             metavar="MODEL",
             rich_help_panel=STUDENT,
         ),
@@ -41,6 +41,14 @@ def distill(
             help="Inner width of its perceptrons; 8/3 of the width if not given.", metavar="N", rich_help_panel=STUDENT
         ),
     ] = None,
+    kept_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Layers of the given model that stay, evenly spaced; all if not given.",
+            metavar="N",
+            rich_help_panel=STUDENT,
+        ),
+    ] = None,
     weight_decay: Annotated[
         float, typer.Option(help="Weight decay of matrices.", metavar="X", rich_help_panel=o.RECIPE)
     ] = 0.1,
@@ -49,9 +57,10 @@ def distill(
 
     Ctrl-C keeps the last checkpoint, and --resume continues.
     """
-    from draftree.train.distill import StudentOptions, train_student
+    from draftree.train.distill import train_student
+    from draftree.train.student import StudentOptions
 
-    chosen = StudentOptions(start, hidden, layers, heads, intermediate)
+    chosen = StudentOptions(start, hidden, layers, heads, intermediate, kept_layers)
     settings = dataclasses.replace(run.settings, weight_decay=weight_decay)
     result = train(run, lambda: train_student(run.job, settings, chosen, report=Lines(), note=note))
     say_trained(result)

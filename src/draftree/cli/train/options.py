@@ -12,6 +12,7 @@ from draftree.cli.options import Device, Model, Threads, TrustRemoteCode
 __all__ = [
     "BatchTokens",
     "Data",
+    "DataTokens",
     "Decay",
     "Depth",
     "Device",
@@ -42,7 +43,14 @@ __all__ = [
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
 
-Data = Annotated[Path, typer.Option(help="Folder of 'draftree train data'.", metavar="FOLDER", rich_help_panel=FILES)]
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        help="Folder of 'draftree train data'; repeatable for data of one target.",
+        metavar="FOLDER",
+        rich_help_panel=FILES,
+    ),
+]
 Output = Annotated[Path, typer.Option(help="New folder of the result.", metavar="FOLDER", rich_help_panel=FILES)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.", rich_help_panel=FILES)]
 Minutes = Annotated[
@@ -131,6 +139,14 @@ Patience = Annotated[
         help="End after so many evaluations without a better acceptance length; 0 for no early end.",
         metavar="N",
         rich_help_panel=EVALUATION,
+    ),
+]
+DataTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
+        metavar="N",
+        rich_help_panel=FILES,
     ),
 ]
 UnseenShare = Annotated[

@@ -8,15 +8,20 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.options import RUNNING, Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
+from draftree.cli.made import takes
+from draftree.cli.options import RUNNING, Model
 from draftree.cli.render import note, say
+from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
-from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
 
 __all__ = ["prompts"]
 
+PROGRESS = 1000
+"""Messages between two lines of progress."""
 
+
+@takes("execution", execution_of)
 def prompts(
     model: Model,
     *,
@@ -29,12 +34,7 @@ def prompts(
     batch: Annotated[
         int, typer.Option(help="Messages that are drawn at a time.", metavar="N", rich_help_panel=RUNNING)
     ] = 64,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
 ) -> None:
     """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
 
@@ -45,38 +45,23 @@ def prompts(
         raise ConfigurationError(f"'{output}' exists: name a new file")
     if not output.parent.is_dir():
         raise ConfigurationError(f"the folder '{output.parent}' does not exist")
-    from draftree.cli.writing import Setup, fetch_and_load
-    from draftree.train.data.magpie import magpie_prompts
+    from draftree.cli.writing import fetch_and_load
+    from draftree.train.data.magpie import MessageSettings, magpie_prompts
     from draftree.train.data.manifest import write_atomically
 
-    setup = Setup(
-        model,
-        NO_DRAFT,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+    settings = MessageSettings(
+        number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
     )
+    setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))
     reported = [0]
 
     def show(done: int) -> None:
-        if done - reported[0] >= 1000:
+        if done - reported[0] >= PROGRESS:
             reported[0] = done
             note(f"{done:,} of {number:,} messages")
 
-    found = magpie_prompts(
-        llm,
-        number,
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        seed=seed,
-        batch=batch,
-        on_progress=show,
-    )
+    found = magpie_prompts(llm, settings, on_progress=show)
     lines = [
         json.dumps({"id": f"magpie-{place}", "category": "magpie", "prompt": text}, ensure_ascii=False)
         for place, text in enumerate(found, 1)

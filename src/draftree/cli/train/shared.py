@@ -17,7 +17,7 @@ from draftree.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from draftree.train.head import HeadOptions, HeadResult
     from draftree.train.preparing import TrainingJob
-    from draftree.train.settings import Limits, TrainSettings
+    from draftree.train.settings import TrainSettings
 
 __all__ = ["Run", "budget_line", "head_of", "layers_of", "run_of", "say_trained", "say_use", "train"]
 
@@ -38,6 +38,7 @@ def run_of(
     model: o.Model,
     *,
     data: o.Data,
+    data_tokens: o.DataTokens = None,
     output: o.Output,
     resume: o.Resume = False,
     minutes: o.Minutes = None,
@@ -99,13 +100,14 @@ def run_of(
     )
     job = TrainingJob(
         model=model,
-        data=data,
+        data=tuple(data),
         output=output,
         resume=resume,
         dtype=dtype,
         device=device,
         threads=threads,
         unseen_share=unseen_share,
+        data_tokens=data_tokens,
         trust_remote_code=trust_remote_code,
     )
     return Run(job, settings)
@@ -182,7 +184,7 @@ def layers_of(text: str | None) -> tuple[int, ...] | None:
 
 def train(run: Run, work: Callable[[], T]) -> T:
     """Print the budget and train; Ctrl-C ends the program with the last checkpoint kept."""
-    note(budget_line(run.settings.limits))
+    note(budget_line(run.settings))
     with stopping():
         return work()
 
@@ -199,8 +201,12 @@ def say_use(run: Run, folder: Path, draft: str) -> None:
     say(f"{folder}: draftree generate {run.job.model} --draft {draft}\n")
 
 
-def budget_line(limits: Limits) -> str:
+def budget_line(settings: TrainSettings) -> str:
     """Return the budget in words."""
+    limits = settings.limits
     named = ((limits.minutes, "minutes"), (limits.steps, "updates"), (limits.tokens, "predictions"))
     parts = [f"{value:,g} {unit}" if unit == "minutes" else f"{value:,} {unit}" for value, unit in named if value]
-    return f"training for up to {' or '.join(parts)}; it ends earlier if the acceptance stops rising (--patience)"
+    line = f"training for up to {' or '.join(parts)}"
+    if settings.patience is None:
+        return line
+    return f"{line}; it ends earlier if the acceptance stops rising (--patience)"

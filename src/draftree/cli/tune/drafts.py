@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.options import Device, Dtype, Kernels, Quantization, Threads, TrustRemoteCode
+from draftree.cli.made import takes
 from draftree.cli.render import is_terminal, note, say
+from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Model = Annotated[
 ]
 
 
+@takes("execution", execution_of)
 def drafts(
     model: Model = None,
     *,
@@ -91,12 +93,7 @@ def drafts(
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove the kept results of MODEL.", rich_help_panel=KEPT)
     ] = False,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.
 
@@ -114,20 +111,15 @@ def drafts(
     from draftree.tune.drafts import DraftSearch, DraftTuneSettings
 
     settings = DraftTuneSettings(
-        model,
-        prompts,
-        tuple(draft),
-        tuple(temperature) or (0.0, 0.8),
-        limit,
-        max_tokens,
-        minutes,
-        seed,
-        dtype,
-        device,
-        kernels,
-        quantization,
-        threads,
-        trust_remote_code,
+        model=model,
+        prompts=prompts,
+        drafts=tuple(draft),
+        temperatures=tuple(temperature) or (0.0, 0.8),
+        limit=limit,
+        max_tokens=max_tokens,
+        minutes=minutes,
+        seed=seed,
+        **execution.values,
     )
     search = DraftSearch(settings, fetch=resolve_with_bar)
     announce(search, minutes)

@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.options import Device, Dtype, Kernels, Model, Quantization, Threads, TrustRemoteCode
+from draftree.cli.made import takes
+from draftree.cli.options import Model
 from draftree.cli.render import note
+from draftree.cli.running import Execution, execution_of
 
 if TYPE_CHECKING:
     from draftree.loading.layer_sets import LayerSet
@@ -24,6 +26,7 @@ INTERRUPTED = 130
 NOT_KEPT = 1
 
 
+@takes("execution", execution_of)
 def layers(
     model: Model,
     *,
@@ -55,12 +58,7 @@ def layers(
             "--keep-anyway", help="Store the best set even if plain decoding is faster.", rich_help_panel=SEARCH
         ),
     ] = False,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    kernels: Kernels = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    trust_remote_code: TrustRemoteCode = False,
+    execution: Execution,
 ) -> None:
     """Search the sublayers that --draft layer-skip omits; Ctrl-C keeps the results, and a new run continues.
 
@@ -77,12 +75,7 @@ def layers(
         max_tokens=max_tokens,
         k=k,
         seed=seed,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-        quantization=quantization,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
+        **execution.values,
     )
     search = LayerSearch(settings, fetch=resolve_with_bar)
     if search.kernels_note is not None:

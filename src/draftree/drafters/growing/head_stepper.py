@@ -27,9 +27,10 @@ from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.drafters.growing.unread import MAX_UNREAD, Rows, Unread, common_length, drop_before, first_rows
 from draftree.heads.decoding import HeadDecoder
-from draftree.heads.passes import HeadPasses, RowJob, RowResult
+from draftree.heads.passes import HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
+from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
 
 
@@ -174,6 +175,25 @@ class HeadStepper(Stepper[HeadedSequence]):
 
     def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
         """Read the unread rows of every sequence."""
+        jobs = self._last_jobs(states)
+        found = self._decoder.read(jobs)
+        self.answered = rows_of(found.states, found.requested)
+        before = self._decoder.recycle(self.answered)
+        for index, state in enumerate(states):
+            state.before = before[index : index + 1]
+        return found.logits
+
+    @property
+    def grows_chains(self) -> bool:
+        """Whether the passes grow chains."""
+        return self._decoder.grows_chains
+
+    def chains(self, states: Sequence[HeadedSequence], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
+        """Read the unread rows of every sequence, and grow chains in the same call; no tentative rows are left."""
+        return self._decoder.read_and_chain(self._last_jobs(states), searches)
+
+    def _last_jobs(self, states: Sequence[HeadedSequence]) -> list[RowJob]:
+        """Read unread rows but those of each sequence's last pass; return the jobs of that pass."""
         self._idle_rounds = 0
         for state in states:
             if not state.unread:
@@ -181,14 +201,12 @@ class HeadStepper(Stepper[HeadedSequence]):
                 last = len(state.positions) - 1
                 state.unread = [Unread(state.positions[last], self._decoder.before(state.slot, last))]
                 self._cut(state, last)
-        self._read(states, [state.unread[-1].end for state in states], leaves_last=True)
-        left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
-        found = self._read_next(left, wants_logits=True)
-        self.answered = rows_of(found.states, found.requested)
-        before = self._decoder.recycle(self.answered)
-        for index, state in enumerate(states):
-            state.before = before[index : index + 1]
-        return found.logits
+        while True:
+            left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
+            jobs = [(state, rows) for state, rows in left if rows.positions[-1] + 1 < state.end]
+            if not jobs:
+                return self._jobs(left, wants_logits=True)
+            self._decoder.read(self._jobs(jobs))
 
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -223,18 +241,14 @@ class HeadStepper(Stepper[HeadedSequence]):
         """Do as `keep`."""
         self.keep(states, [()] * len(states))
 
-    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int], *, leaves_last: bool = False) -> None:
-        """Read unread rows below these positions; with `leaves_last`, all but those of each sequence's last pass."""
+    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> None:
+        """Read unread rows below these positions."""
         while True:
             going = [(state, self._next_rows(state, end)) for state, end in zip(states, ends, strict=True)]
-            jobs = [
-                (state, rows)
-                for state, rows in going
-                if rows is not None and not (leaves_last and rows.positions[-1] + 1 == state.end)
-            ]
+            jobs = [(state, rows) for state, rows in going if rows is not None]
             if not jobs:
                 return
-            self._read_next(jobs)
+            self._decoder.read(self._jobs(jobs))
 
     def _next_rows(self, state: HeadedSequence, end: int) -> Rows | None:
         """Return the next rows below a position that one pass can read, of one window."""
@@ -243,8 +257,8 @@ class HeadStepper(Stepper[HeadedSequence]):
         first = state.unread[0].first
         return first_rows(state.unread, min(end, first + PREFILL_ROWS, (first // self._block + 1) * self._block))
 
-    def _read_next(self, next_rows: Sequence[tuple[HeadedSequence, Rows]], *, wants_logits: bool = False) -> RowResult:
-        """Read rows of sequences in one pass, with logits after the last of each if they are wanted."""
+    def _jobs(self, next_rows: Sequence[tuple[HeadedSequence, Rows]], *, wants_logits: bool = False) -> list[RowJob]:
+        """Return a pass over rows, which count as read, with logits after the last of each sequence if wanted."""
         jobs = []
         is_mixed = len({rows.is_projected for _, rows in next_rows}) > 1
         for state, rows in next_rows:
@@ -252,14 +266,13 @@ class HeadStepper(Stepper[HeadedSequence]):
             # windows begin at multiples of a block, so that they depend on the text only
             self._drop_before(state, (positions[0] // self._block - 1) * self._block)
             drop_before(state.unread, positions[-1] + 1)
-            tokens: list[int] = state.view.history.tokens[positions].tolist()
+            following = state.view.history.since(positions[0])
+            tokens = [following[position - positions[0]] for position in positions]
             before = self._decoder.project(rows.hidden) if is_mixed and rows.is_projected else rows.hidden
             last = [len(positions) - 1] if wants_logits else ()
             jobs.append(RowJob(state.slot, tokens, positions, range(-1, len(tokens) - 1), before, last))
-        found = self._decoder.read(jobs)
-        for state, rows in next_rows:
-            state.positions.extend(rows.positions)
-        return found
+            state.positions.extend(positions)
+        return jobs
 
     def _drop_before(self, state: HeadedSequence, position: int) -> None:
         count = bisect.bisect_left(state.positions, position)

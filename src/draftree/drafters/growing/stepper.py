@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
+from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
 
 
@@ -87,6 +88,24 @@ class Stepper(ABC, Generic[StateT]):
             tokens: for each the new nodes' tokens, in the tree's vocabulary.
             parents: for each their parents, counted as they were fed; or -1 for the text's last token.
         """
+
+    @property
+    def grows_chains(self) -> bool:
+        """Whether there is `chains`."""
+        return False
+
+    def chains(self, states: Sequence[StateT], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
+        """Do as `catch_up`, and grow a chain of first choices after every text, with the choices of `catch_up` and
+        `feed`.
+
+        Args:
+            states: the sequences.
+            searches: how the tokens of each chain are chosen.
+
+        Returns:
+            The tokens of each chain; it ends early after a share that is too small, NaN or minus infinity.
+        """
+        raise NotImplementedError("chains grow level by level")
 
     def confidence(self) -> Sequence[float] | None:
         """Return own estimates for the rows of the last logits: the probability that the first child is the pick.

@@ -6,10 +6,8 @@ allows it; drawn children use random streams of their round and node.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,59 +18,14 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
+from draftree.drafters.growing.growing_tree import GrowingTree, least_shares
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
 from draftree.heads.calibration import Calibration, with_confidence
+from draftree.sampling.chains import ChainSearch
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
-
-
-@dataclass(slots=True)
-class _Growing:
-    """Growing tree of one sequence. Scores are cumulative log-probabilities, the drafter's estimate of survival."""
-
-    state: Stepped
-    budget: Budget
-    noise: Noise
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    distributions: list[Tensor] = field(default_factory=list)
-    ways: list[tuple[int, ...]] = field(default_factory=lambda: [()])
-    """Tokens on the path from the root to each node, for the root and every node."""
-    frontier: list[int] = field(default_factory=lambda: [ROOT])
-    unsure: set[int] = field(default_factory=set)
-    leaders: list[float] = field(default_factory=list)
-    """Heap of the highest scores so far, as many as the budget has nodes."""
-
-    def add(self, parent: int, token: int, score: float, *, confidence: float, distribution: Tensor | None) -> None:
-        if confidence < self.budget.min_confidence:
-            # kept, because dropping a draw would bias the distribution, but without children
-            self.unsure.add(len(self.tokens))
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.scores.append(score + self.score_of(parent))
-        self.ways.append((*self.ways[parent + 1], token))
-        if distribution is not None:
-            self.distributions.append(distribution)
-        if len(self.leaders) < self.budget.num_nodes:
-            heapq.heappush(self.leaders, self.scores[-1])
-        else:
-            heapq.heappushpop(self.leaders, self.scores[-1])
-
-    def score_of(self, node: int) -> float:
-        """Return the cumulative score; 0 for the root."""
-        return 0.0 if node == ROOT else self.scores[node]
-
-    def may_lead(self, score: float) -> bool:
-        """Return whether a new node with this score would be among the best; older ones win ties."""
-        return len(self.leaders) < self.budget.num_nodes or score > self.leaders[0]
-
-    def best(self, count: int) -> list[int]:
-        """Return the nodes with the highest scores, which include their parents."""
-        order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
-        return sorted(order[:count])
 
 
 class Growth:
@@ -147,27 +100,69 @@ class Growth:
         """Do as `observe` for trees in the model's own tokens, whose acceptance follows from the text."""
         self._stepper.follow(states, trees)
 
-    @torch.inference_mode()
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
         growing = [
-            _Growing(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
+            GrowingTree(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
             for state, budget in zip(states, budgets, strict=True)
         ]
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
+        if active and self._can_chain(active):
+            self._chain(active)
+        else:
+            self._grow_levels(active)
+        return [self._tree(g) for g in growing]
+
+    @torch.inference_mode()
+    def _grow_levels(self, active: Sequence[GrowingTree]) -> None:
         level = 0
         while active:
             self._choose(active, self._feed(active, level), self._shape.widths[level])
             level += 1
             active = [g for g in active if g.frontier and level < g.budget.depth]
-        return [self._tree(g) for g in growing]
 
     def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
-    def _feed(self, active: Sequence[_Growing], level: int) -> Logits:
+    def _can_chain(self, active: Sequence[GrowingTree]) -> bool:
+        """Whether the stepper grows all levels itself: one child a node, chosen by temperature and noise only."""
+        shape, is_mapped = self._shape, self._shares_noise and self._calibration is not None
+        if not self._stepper.grows_chains or not shape.is_chain or shape.num_best or self._draw is not Draw.FREE:
+            return False
+        if not is_mapped and self._asks_confidence(active):
+            return False
+        controls = [g.state.view.controls for g in active]
+        return not any(own.processors or own.filters for own in controls)
+
+    def _chain(self, active: Sequence[GrowingTree]) -> None:
+        """Add the nodes of chains that the stepper grows."""
+        found = self._stepper.chains([g.state for g in active], [self._search_of(g) for g in active])
+        for g, choices in zip(active, found, strict=True):
+            is_sampled = g.state.view.controls.temperature > 0
+            for level, (token, value) in enumerate(choices):
+                sure = 1.0
+                if self._shares_noise and self._calibration is not None:
+                    value = self._calibration.log_probability(value, level, is_sampled=is_sampled)
+                    sure = math.exp(value)
+                # also for NaN, as level by level
+                if not value > float("-inf"):
+                    break
+                g.add(level - 1, token, value, confidence=sure)
+                if level in g.unsure:
+                    break
+
+    def _search_of(self, g: GrowingTree) -> ChainSearch:
+        """Return how the tokens of a chain are chosen. Tokens that are too unsure are not followed."""
+        start, temperature = len(g.state.view.history), g.state.view.controls.temperature
+        levels = range(min(g.budget.depth, g.budget.num_nodes))
+        noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
+        if self._calibration is None or not self._shares_noise:
+            return ChainSearch(noise, [-math.inf] * len(noise))
+        return ChainSearch(noise, least_shares(g.budget, len(noise), self._calibration, is_sampled=temperature > 0))
+
+    def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
         if level == 0:
             return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
@@ -181,7 +176,7 @@ class Growth:
             [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
         )
 
-    def _choose(self, active: Sequence[_Growing], logits: Logits, width: int) -> None:
+    def _choose(self, active: Sequence[GrowingTree], logits: Logits, width: int) -> None:
         """Add children of every frontier node; rows of logits are in the order of the frontiers."""
         rows = [
             DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
@@ -190,7 +185,7 @@ class Growth:
         with Distributions(logits, rows, overwrites=True) as distributions:
             self._add_children(active, distributions, width)
 
-    def _add_children(self, active: Sequence[_Growing], distributions: Distributions, width: int) -> None:
+    def _add_children(self, active: Sequence[GrowingTree], distributions: Distributions, width: int) -> None:
         num_best = self._shape.num_best
         tokens, values = self._candidates(active, distributions, width)
         mapped = self._mapped(active, values)
@@ -224,7 +219,7 @@ class Growth:
             self._advance(g, first)
 
     def _candidates(
-        self, active: Sequence[_Growing], distributions: Distributions, width: int
+        self, active: Sequence[GrowingTree], distributions: Distributions, width: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Return tokens and log-probabilities of the children, `width` for each row."""
         width = min(width, distributions.width)
@@ -238,7 +233,7 @@ class Growth:
             chosen = torch.tensor(draws, device=distributions.logits.device).T
         return chosen.tolist(), _log_probs(distributions.logits, chosen).tolist()
 
-    def _mapped(self, active: Sequence[_Growing], values: Sequence[Sequence[float]]) -> list[list[float]] | None:
+    def _mapped(self, active: Sequence[GrowingTree], values: Sequence[Sequence[float]]) -> list[list[float]] | None:
         """Return logarithms of the probabilities that children are picked, given that their parents are.
 
         Returns:
@@ -256,7 +251,7 @@ class Growth:
         return None if sure is None else [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
 
     def _confidence(
-        self, active: Sequence[_Growing], distributions: Distributions, tokens: list[list[int]]
+        self, active: Sequence[GrowingTree], distributions: Distributions, tokens: list[list[int]]
     ) -> list[list[float]]:
         """Return the drafter's probabilities of the children; 1 if no budget has a minimum confidence."""
         if not self._asks_confidence(active):
@@ -266,12 +261,14 @@ class Growth:
         return found
 
     @staticmethod
-    def _asks_confidence(active: Sequence[_Growing]) -> bool:
+    def _asks_confidence(active: Sequence[GrowingTree]) -> bool:
         return any(g.budget.min_confidence for g in active)
 
-    def _advance(self, g: _Growing, first: int) -> None:
+    def _advance(self, g: GrowingTree, first: int) -> None:
         """Make the new nodes that can have children the next frontier."""
         new = range(first, len(g.tokens))
+        if g.budget.min_survival and self._shares_noise and self._calibration is not None:
+            g.unsure.update(node for node in new if g.scores[node] < math.log(g.budget.min_survival))
         if self._shape.num_best is not None:
             if len(g.tokens) > g.budget.num_nodes:
                 kept = set(g.best(g.budget.num_nodes))
@@ -280,7 +277,7 @@ class Growth:
             new = range(0)
         g.frontier = [node for node in new if node not in g.unsure]
 
-    def _tree(self, g: _Growing) -> TokenTree:
+    def _tree(self, g: GrowingTree) -> TokenTree:
         distributions = torch.stack(g.distributions) if g.distributions else None
         tree = TokenTree(tuple(g.tokens), tuple(g.parents), tuple(g.scores), self._draw, distributions)
         if self._shape.num_best is None or len(tree) <= g.budget.num_nodes:

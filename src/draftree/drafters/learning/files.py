@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.locks import PathLock
 from draftree.drafters.learning.base import DamagedStateError, LearnedState
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: two processes are not kept from one file
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["LearnedFile", "prepare_folder"]
 
@@ -61,7 +56,7 @@ class LearnedFile:
     def __init__(self, folder: Path, name: str, *, scope: str, identity: str) -> None:
         self.path = folder / f"{name}-{scope}-{identity}.safetensors"
         self._header = {"format": FORMAT, "learner": name, "scope": scope, "identity": identity}
-        self._release = weakref.finalize(self, os.close, _locked(self.path.with_suffix(".lock")))
+        self._lock = _locked(self.path.with_suffix(".lock"))
 
     def read(self) -> LearnedState | None:
         """Return the stored state; None if there is no file.
@@ -116,23 +111,17 @@ class LearnedFile:
 
     def close(self) -> None:
         """Release the lock."""
-        self._release()
+        self._lock.release()
 
 
-def _locked(path: Path) -> int:
-    """Return the descriptor of a locked file."""
+def _locked(path: Path) -> PathLock:
     try:
-        found = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return PathLock(path)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"'{path.with_suffix('.safetensors')}' is in use by another engine: give each engine a folder of its own"
+        ) from error
     except OSError as error:
         raise ConfigurationError(
             f"'{path}' cannot be written ({error.strerror}): choose another folder for learned state"
         ) from error
-    try:
-        if fcntl is not None:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(found)
-        raise ConfigurationError(
-            f"'{path.with_suffix('.safetensors')}' is in use by another engine: give each engine a folder of its own"
-        ) from error
-    return found

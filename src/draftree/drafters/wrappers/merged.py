@@ -11,18 +11,16 @@ Source: merge-based tree construction of SpecInfer, arXiv 2305.09781, section 3;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.hidden import layers_of
 from draftree.core.joining import join, merge
 from draftree.core.node_map import NodeMap, first_levels
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.models.memory import Footprint, total
+from draftree.drafters.wrappers.several import SeveralDrafters, combined_traits
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class MergedSequence:
 
 
 @final
-class MergedDrafter(Drafter[MergedSequence]):
+class MergedDrafter(SeveralDrafters[MergedSequence]):
     """Merges the trees of several drafters, each drafted within the whole budget or its part of it.
 
     Args:
@@ -50,9 +48,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         clock: what `part_seconds` are read from.
     """
 
-    class Config:
-        """A merged drafter has no options of its own."""
-
     def __init__(
         self,
         drafters: Sequence[Drafter[Any]],
@@ -63,41 +58,20 @@ class MergedDrafter(Drafter[MergedSequence]):
         vocab_size: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._drafters = list(drafters)
+        super().__init__(drafters, traits, clock)
         self._names = list(names)
-        self._traits = list(traits)
-        self._features = self.describe(traits).features
         self._draw = draw
         self._vocab_size = vocab_size
-        self._clock = clock
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
         """Computed from the traits of the parts, which are all that there is to configure."""
-        return DraftTraits(
+        return combined_traits(
+            config,
             draws=_common_draws([part.draws for part in config]),
-            depth=max(part.depth for part in config),
             nodes=sum(part.nodes for part in config),
             branches=len(config) > 1 or config[0].branches,
-            gives_confidence=all(part.gives_confidence for part in config),
-            works_ahead=any(part.works_ahead for part in config),
-            runs_model=any(part.runs_model for part in config),
-            reads_predictions=any(part.reads_predictions for part in config),
-            reads_grammars=any(part.reads_grammars for part in config),
-            wants_picks=any(part.wants_picks for part in config),
-            features=tuple(dict.fromkeys(layer for part in config for layer in part.features)),
-            learns=any(part.learns for part in config),
         )
-
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in all parts."""
-        for drafter in self._drafters:
-            drafter.reserve(num_sequences, length)
-
-    @property
-    def footprint(self) -> Footprint:
-        """Of all parts together."""
-        return total(drafter.footprint for drafter in self._drafters)
 
     def open(self, sequence: SequenceView) -> MergedSequence:
         """A state of every part."""
@@ -121,12 +95,14 @@ class MergedDrafter(Drafter[MergedSequence]):
         )
 
     def draft(self, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """The merged trees, held to the budgets."""
-        parts, times = [], [self._clock()]
-        for index in range(len(self._drafters)):
-            parts.append(self._draft_part(index, states, budgets))
-            times.append(self._clock())
-        self.part_seconds = tuple(after - before for before, after in pairwise(times))
+        """The merged trees, held to the budgets. Drafters without a model draft first: others depend on their trees."""
+        parts: list[list[TokenTree]] = [[EMPTY] * len(states) for _ in self._drafters]
+        seconds = [0.0] * len(parts)
+        for index in sorted(range(len(parts)), key=lambda part: self._traits[part].runs_model):
+            start = self._clock()
+            parts[index] = self._draft_part(index, states, budgets, list(zip(*parts, strict=True)))
+            seconds[index] = self._clock() - start
+        self.part_seconds = tuple(seconds)
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.trees = [part[row] for part in parts]
@@ -139,9 +115,20 @@ class MergedDrafter(Drafter[MergedSequence]):
             merged.append(fitting.cut(whole.tree))
         return merged
 
-    def _draft_part(self, index: int, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def _draft_part(
+        self,
+        index: int,
+        states: Sequence[MergedSequence],
+        budgets: Sequence[Budget],
+        earlier: Sequence[Sequence[TokenTree]],
+    ) -> list[TokenTree]:
         held = [budget.of_part(index) for budget in budgets]
-        asked = [row for row, budget in enumerate(held) if budget.num_nodes and budget.depth]
+        conditions = [budget.conditions[index] if budget.conditions else None for budget in budgets]
+        asked = [
+            row
+            for row, (budget, condition) in enumerate(zip(held, conditions, strict=True))
+            if budget.num_nodes and budget.depth and (condition is None or condition.is_met(earlier[row]))
+        ]
         trees = [EMPTY] * len(states)
         if asked:
             drafter = self._drafters[index]
@@ -158,21 +145,12 @@ class MergedDrafter(Drafter[MergedSequence]):
             observation.state.trees, observation.state.maps = [], []
 
     def _of_part(self, index: int, whole: Observation[MergedSequence]) -> Observation[Any]:
-        traits, trees, verdict = self._traits[index], whole.state.trees, whole.verdict
+        trees, verdict = whole.state.trees, self.own_verdict(index, whole.verdict)
         tree = trees[index] if trees else EMPTY
-        if verdict is not None:
-            verdict = verdict if traits.wants_picks else replace(verdict, picks=())
-            if trees:
-                verdict = whole.state.maps[index].verdict_on_source(verdict)
-        hidden = None
-        if whole.hidden is not None and traits.features:
-            hidden = layers_of(whole.hidden, [self._features.index(layer) for layer in traits.features])
+        if verdict is not None and trees:
+            verdict = whole.state.maps[index].verdict_on_source(verdict)
+        hidden = self.own_hidden(index, whole.hidden)
         return Observation(whole.state.parts[index], whole.tokens_read, tree, verdict, hidden)
-
-    @property
-    def note(self) -> str:
-        """What the parts decided."""
-        return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
 
     def close(self, state: MergedSequence) -> None:
         """Close every part."""
@@ -184,11 +162,6 @@ class MergedDrafter(Drafter[MergedSequence]):
         """Check every part."""
         for index, drafter in enumerate(self._drafters):
             drafter.check_integrity([state.parts[index] for state in states if state.parts[index] is not None])
-
-    def forget(self) -> None:
-        """Let every part forget."""
-        for drafter in self._drafters:
-            drafter.forget()
 
 
 def _common_draws(draws: Sequence[frozenset[Draw]]) -> frozenset[Draw]:

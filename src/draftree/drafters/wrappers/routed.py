@@ -7,20 +7,18 @@ where a cached prefix has a state of another drafter, a new state is opened.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.hidden import layers_of
 from draftree.core.routing import PLAIN, Routed, rows_by_choice
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.models.memory import Footprint, total
+from draftree.drafters.wrappers.several import SeveralDrafters, combined_traits
 
 
 @final
-class RoutedDrafter(Drafter[Routed]):
+class RoutedDrafter(SeveralDrafters[Routed]):
     """Gives each sequence to one of several drafters.
 
     Args:
@@ -31,9 +29,6 @@ class RoutedDrafter(Drafter[Routed]):
         clock: clock of `part_seconds`: the parts of all drafters, one drafter after the other.
     """
 
-    class Config:
-        """A wrapper has no options of its own."""
-
     def __init__(
         self,
         drafters: Sequence[Drafter[Any]],
@@ -43,44 +38,19 @@ class RoutedDrafter(Drafter[Routed]):
         num_parts: Sequence[int],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._drafters = list(drafters)
+        super().__init__(drafters, traits, clock)
         self._index = dict(index)
         self._num_parts = list(num_parts)
-        self._clock = clock
-        whole = self.describe(traits)
-        self._strips_picks = [whole.wants_picks and not own.wants_picks for own in traits]
-        self._columns = [
-            None if own.features == whole.features else [whole.features.index(layer) for layer in own.features]
-            for own in traits
-        ]
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
         """What the loop must provide so that each drafter gets what it needs."""
-        return DraftTraits(
+        return combined_traits(
+            config,
             draws=frozenset().union(*(own.draws for own in config)),
-            depth=max(own.depth for own in config),
             nodes=max(own.nodes for own in config),
             branches=any(own.branches for own in config),
-            gives_confidence=all(own.gives_confidence for own in config),
-            works_ahead=any(own.works_ahead for own in config),
-            runs_model=any(own.runs_model for own in config),
-            reads_predictions=any(own.reads_predictions for own in config),
-            reads_grammars=any(own.reads_grammars for own in config),
-            wants_picks=any(own.wants_picks for own in config),
-            features=tuple(dict.fromkeys(layer for own in config for layer in own.features)),
-            learns=any(own.learns for own in config),
         )
-
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in all drafters: every sequence may choose any of them."""
-        for drafter in self._drafters:
-            drafter.reserve(num_sequences, length)
-
-    @property
-    def footprint(self) -> Footprint:
-        """Of all drafters together, since each reserves room for all sequences."""
-        return total(drafter.footprint for drafter in self._drafters)
 
     def open(self, sequence: SequenceView) -> Routed:
         """A state of the chosen drafter."""
@@ -132,17 +102,8 @@ class RoutedDrafter(Drafter[Routed]):
             self._drafters[choice].observe([self._own(choice, observations[row]) for row in rows])
 
     def _own(self, choice: int, whole: Observation[Routed]) -> Observation[Any]:
-        verdict, hidden, columns = whole.verdict, whole.hidden, self._columns[choice]
-        if verdict is not None and self._strips_picks[choice]:
-            verdict = replace(verdict, picks=())
-        if hidden is not None and columns is not None:
-            hidden = layers_of(hidden, columns) if columns else None
+        verdict, hidden = self.own_verdict(choice, whole.verdict), self.own_hidden(choice, whole.hidden)
         return Observation(whole.state.own, whole.tokens_read, whole.tree, verdict, hidden)
-
-    @property
-    def note(self) -> str:
-        """What the drafters decided."""
-        return "; ".join(drafter.note for drafter in self._drafters if drafter.note)
 
     def close(self, state: Routed) -> None:
         """Close the drafter's state."""
@@ -153,8 +114,3 @@ class RoutedDrafter(Drafter[Routed]):
         """Check every drafter."""
         for choice, drafter in enumerate(self._drafters):
             drafter.check_integrity([state.own for state in states if state.choice == choice])
-
-    def forget(self) -> None:
-        """Let every drafter forget."""
-        for drafter in self._drafters:
-            drafter.forget()

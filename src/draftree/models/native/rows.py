@@ -58,6 +58,11 @@ def plan_rows(
     return columns.rows([token for row in tokens for token in row], chunks)
 
 
+def place_of(numbers: array[int] | array[float]) -> int:
+    """Return the address of an array's numbers."""
+    return numbers.buffer_info()[0]
+
+
 class _Columns:
     """Columns of a pass while its rows are planned."""
 

@@ -88,7 +88,19 @@ class CPass(ctypes.Structure):
     )
 
 
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass)
+class CChain(ctypes.Structure):
+    """`Chain`."""
+
+    _fields_ = (
+        *((name, _size) for name in ("chains", "levels", "is_normed")),
+        *((name, _pointer) for name in ("depths", "keys", "least", "temperatures", "ids")),
+        *((name, _pointer) for name in ("slots", "places", "positions", "kept")),
+        ("kept_step", _size),
+        *((name, _pointer) for name in ("tokens", "shares", "counts")),
+    )
+
+
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass, CChain)
 
 
 def parse_layout(text: str) -> Layout:

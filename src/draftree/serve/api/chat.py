@@ -107,7 +107,12 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     params, names = chat_params(body)
     head = Head.of("chatcmpl", body, model)
     options = JobOptions(
-        draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
+        draft_of(body, model),
+        body.priority or 0,
+        request_id=head.id,
+        trace=body.reports.rounds,
+        names=names,
+        decoder=body.decoder,
     )
     encode = _encoder(body, model, plan.tools)
     async with running_job(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
 from draftree.core.errors import InvalidRequestError
+from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
+from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
@@ -103,6 +106,7 @@ async def running_job(
         ApiError: refused by the server or the engine.
     """
     server = server_of(request)
+    options, encode = _encoding(model, options, encode)
     require_choices(server.settings, params, options.names)
     places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
     if not server.has_one_key:
@@ -125,3 +129,22 @@ async def running_job(
                 if server.settings.log_prompts:
                     record.prompt = list(prompts)
                     record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
+
+
+Encode = Callable[[Any], Awaitable[Sequence[int]]]
+
+
+def _encoding(model: ServedModel, options: JobOptions, encode: Encode | None) -> tuple[JobOptions, Encode | None]:
+    """Let the language of the prompts be read when they are encoded: later they are token ids, which have none."""
+    spoken = options.decoder.get("source_lang")
+    if spoken is None:
+        return options, encode
+    if encode is not None:
+        raise invalid(
+            "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
+            "source_lang",
+        )
+    rest = DecoderOptions(
+        decoder_prompt=options.decoder.get("decoder_prompt"), target_lang=options.decoder.get("target_lang")
+    )
+    return replace(options, decoder=rest), partial(model.llm.prompts.encode, source_lang=spoken)

@@ -61,6 +61,7 @@ async def _running(body: CompletionBody, request: Request) -> AsyncIterator[tupl
         trace=body.reports.rounds,
         drops_text=bool(body.echo) and body.max_tokens == 0,
         names=names,
+        decoder=body.decoder,
     )
     async with running_job(request, model, prompts=prompts, params=params, options=options) as job:
         echoed: list[str] = []

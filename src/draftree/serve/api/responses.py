@@ -81,7 +81,12 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     params, names = _params(body, plan)
     head = Head.of("resp", body, model)
     options = JobOptions(
-        draft_of(body, model), body.priority or 0, request_id=head.id, trace=body.reports.rounds, names=names
+        draft_of(body, model),
+        body.priority or 0,
+        request_id=head.id,
+        trace=body.reports.rounds,
+        names=names,
+        decoder=body.decoder,
     )
     messages, encode = messages_of(body), partial(model.llm.prompts.encode_chat, tools=plan.tools)
     async with running_job(request, model, prompts=[messages], params=params, options=options, encode=encode) as job:

@@ -1,29 +1,24 @@
 /** Chat: a conversation of which every turn is sent again with the next one. */
 
-import { byId, el } from "./dom.js";
+import { el } from "./dom.js";
 import { withSystem } from "./state.js";
+import { View } from "./view.js";
 import { seedOf, write } from "./write.js";
 
 /** View of the conversation. */
-export class ChatView {
+export class ChatView extends View {
   /** @type {{role: string, content: string}[]} */
   #history = [];
-  #log = byId("log");
 
   /** @param {import("./write.js").Context} context */
   constructor(context) {
-    this.context = context;
-  }
-
-  /** @returns {boolean} whether there is no turn */
-  get isEmpty() {
-    return this.#log.childElementCount === 0;
+    super(context, "log");
   }
 
   /** Removes the conversation. */
   clear() {
     this.#history = [];
-    this.#log.replaceChildren();
+    super.clear();
   }
 
   /**
@@ -36,7 +31,7 @@ export class ChatView {
     const answer = turn("assistant", "Model");
     const card = el("div", { class: "panel card" });
     answer.append(card);
-    this.#log.append(question, answer);
+    this.host.append(question, answer);
     answer.scrollIntoView({ block: "nearest" });
     const history = [...this.#history, { role: "user", content: prompt }];
     const { state } = this.context;

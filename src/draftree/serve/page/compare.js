@@ -2,8 +2,9 @@
 
 import { speedBars } from "./chart.js";
 import { excerpt, verdict } from "./difference.js";
-import { byId, decimal, el } from "./dom.js";
+import { decimal, el } from "./dom.js";
 import { withSystem } from "./state.js";
+import { View } from "./view.js";
 import { seedOf, write } from "./write.js";
 
 const SIDES = [
@@ -15,24 +16,13 @@ const REPEATED =
   "This prompt was compared before. A drafter that keeps earlier answers, such as suffix, can copy them.";
 
 /** View of the two sides. */
-export class CompareView {
-  #host = byId("comparison");
+export class CompareView extends View {
   /** @type {Set<string>} prompts that were compared before */
   #sent = new Set();
 
   /** @param {import("./write.js").Context} context */
   constructor(context) {
-    this.context = context;
-  }
-
-  /** @returns {boolean} whether there is no comparison */
-  get isEmpty() {
-    return this.#host.childElementCount === 0;
-  }
-
-  /** Removes the comparison. */
-  clear() {
-    this.#host.replaceChildren();
+    super(context, "comparison");
   }
 
   /**
@@ -47,7 +37,7 @@ export class CompareView {
     const cards = SIDES.map(({ name }) => el("article", { class: "panel card side" }, el("h2", {}, name)));
     const result = el("div", { class: "panel verdict" }, el("strong", {}, "Writing…"));
     const echo = el("p", { class: "prompt-echo" }, prompt);
-    this.#host.replaceChildren(echo, result, el("div", { class: "sides" }, ...cards));
+    this.host.replaceChildren(echo, result, el("div", { class: "sides" }, ...cards));
     const drafter = state.draft === "none" ? "" : state.draft;
     const start = (side) => {
       const draft = side === 0 ? "none" : drafter;

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from draftree.prompts import DecoderOptions
+
 TokenId = Annotated[int, Field(ge=0)]
 Refused = dict[str, tuple[tuple[Any, ...], str]]
 """Field name to the values that ask for nothing, and what to do instead."""
@@ -171,12 +173,26 @@ class SamplingBody(Body):
     guided_grammar: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
 
+    decoder_prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        None, description="encoder-decoder models: what the decoder continues"
+    )
+    source_lang: str | None = Field(None, max_length=64, description="multilingual models: language of the prompt")
+    target_lang: str | None = Field(None, max_length=64, description="multilingual models: language of the text")
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
     priority: int | None = Field(None, description="lower numbers go first among the waiting requests of an API key")
     prediction: Prediction | None = None
     draft: str | None = Field(None, description="'none', or one of the model's loaded drafters")
     draftree: DraftreeOptions | None = None
+
+    @property
+    def decoder(self) -> DecoderOptions:
+        """The options of encoder-decoder models."""
+        return {
+            "decoder_prompt": self.decoder_prompt,
+            "source_lang": self.source_lang,
+            "target_lang": self.target_lang,
+        }
 
     @property
     def reports(self) -> DraftreeOptions:

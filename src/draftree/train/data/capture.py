@@ -166,7 +166,10 @@ class Capture:
         except BaseException:
             writer.save()
             raise
-        writer.save(complete=True)
+        else:
+            writer.save(complete=True)
+        finally:
+            writer.close()
         return writer.manifest
 
     def engine(self) -> tuple[StateCollector, Engine]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,12 @@ class Recipe:
         kind, _, count = self.teacher.partition(":")
         return int(count) if kind == "top-k" else None
 
-    def difference(self, other: Recipe) -> str:
-        """Return the first field that differs, with both values; empty if the recipes are equal."""
-        for entry in fields(self):
-            ours, theirs = getattr(self, entry.name), getattr(other, entry.name)
+    def difference(self, other: Recipe, names: Sequence[str] | None = None) -> str:
+        """Return the first of some fields (None: all) that differs, with both values; empty if there is none."""
+        for name in names or [entry.name for entry in fields(self)]:
+            ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                return f"{entry.name} is {_shown(ours)}, and was {_shown(theirs)}"
+                return f"{name} is {_shown(ours)}, and was {_shown(theirs)}"
         return ""
 
 

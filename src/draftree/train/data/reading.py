@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import final
@@ -22,57 +23,99 @@ OPEN_SHARDS = 64
 UNSEEN_SHARE = 0.05
 
 
+COMMON = ("fingerprint", "dtype", "quantization", "features", "num_layers", "hidden", "vocab", "teacher", "chat")
+"""Parts of a recipe that folders which are read together share."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """One folder of training data that is read together with others.
+
+    Attributes:
+        path: the folder.
+        manifest: its manifest.
+        texts: numbers of its texts among those of all folders.
+    """
+
+    path: Path
+    manifest: Manifest
+    texts: range
+
+
 @final
 class TrainingData:
-    """Texts of a folder of training data, as a sequence in the order of the prompts.
+    """Texts of one or several folders of training data, as a sequence: folder by folder, in the order of the prompts.
 
     Args:
-        folder: as written by 'draftree train data'.
+        folders: as written by 'draftree train data', of one target, with the same captured layers and teacher.
         verify: whether to compare the checksums of all shards first.
 
     Raises:
-        ConfigurationError: no training data, a missing or damaged shard, or another version of the format.
+        ConfigurationError: no training data, a missing or damaged shard, another version of the format, the same folder
+            twice, or folders that do not fit together.
     """
 
-    def __init__(self, folder: Path | str, *, verify: bool = True) -> None:
-        self.folder = Path(folder)
-        self.manifest = Manifest.read(self.folder)
-        for shard in self.manifest.shards if verify else ():
-            _verify(self.folder, shard)
-        self._places = [
-            (number, index) for number, shard in enumerate(self.manifest.shards) for index in range(shard.texts)
+    def __init__(self, *folders: Path | str, verify: bool = True) -> None:
+        if not folders:
+            raise ConfigurationError("no folder of training data was given")
+        self._places: list[tuple[DataFolder, int, int]] = []
+        self.folders: list[DataFolder] = []
+        for path in map(Path, folders):
+            self._add(path, verify)
+        self._tensors = lru_cache(OPEN_SHARDS)(shard_tensors)
+
+    def _add(self, path: Path, verify: bool) -> None:
+        manifest = Manifest.read(path)
+        if any(path.resolve() == other.path.resolve() for other in self.folders):
+            raise ConfigurationError(f"'{path}' is given twice: name each folder of training data once")
+        for other in self.folders[:1]:
+            difference = manifest.recipe.difference(other.manifest.recipe, COMMON)
+            if difference:
+                raise ConfigurationError(f"'{path}' does not fit '{other.path}': {difference} there")
+        for shard in manifest.shards if verify else ():
+            _verify(path, shard)
+        first = len(self._places)
+        folder = DataFolder(path, manifest, range(first, first + manifest.num_texts))
+        self.folders.append(folder)
+        self._places += [
+            (folder, number, index) for number, shard in enumerate(manifest.shards) for index in range(shard.texts)
         ]
-        self._tensors = lru_cache(OPEN_SHARDS)(self._read)
 
     @property
     def recipe(self) -> Recipe:
-        """What the data are: target, features, teacher, sampling."""
-        return self.manifest.recipe
+        """What the data are: target, features, teacher and sampling of the first folder, prompts of all."""
+        prompts = tuple(source for folder in self.folders for source in folder.manifest.recipe.prompts)
+        return replace(self.folders[0].manifest.recipe, prompts=prompts)
 
     @property
     def num_tokens(self) -> int:
         """Number of rows of all texts."""
-        return self.manifest.num_tokens
+        return sum(folder.manifest.num_tokens for folder in self.folders)
 
-    def _read(self, number: int) -> dict[str, Tensor]:
-        return shard_tensors(self.folder, self.manifest.shards[number])
+    def _shard(self, folder: DataFolder, number: int) -> dict[str, Tensor]:
+        return self._tensors(folder.path, folder.manifest.shards[number])
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, index: int) -> Text:
-        number, place = self._places[index]
-        return text_of(self._tensors(number), place)
+        folder, number, place = self._places[index]
+        return text_of(self._shard(folder, number), place)
 
     def __iter__(self) -> Iterator[Text]:
         return (self[index] for index in range(len(self)))
 
     def prompt_ids(self) -> list[int]:
-        """Return the prompt of each text."""
-        return [int(i) for number in range(len(self.manifest.shards)) for i in self._tensors(number)["prompt_ids"]]
+        """Return the prompt of each text: its index among the prompts of its folder."""
+        return [
+            int(prompt)
+            for folder in self.folders
+            for number in range(len(folder.manifest.shards))
+            for prompt in self._shard(folder, number)["prompt_ids"]
+        ]
 
     def split(self, unseen_share: float = UNSEEN_SHARE) -> tuple[list[int], list[int]]:
-        """Divide the texts by a hash of their prompt's id; the same prompt is on the same side in all folders.
+        """Divide the texts by a hash of their prompt's id: the same prompt of the same sets is on the same side always.
 
         Args:
             unseen_share: share of the prompts that are not trained on, at least 0 and below 1.

@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.locks import PathLock
 from draftree.train.data.manifest import MANIFEST, TEMPORARY, Manifest, Recipe, ShardEntry, sum_of, write_atomically
 from draftree.train.data.reading import shard_tensors
 from draftree.train.data.texts import Text, stacked, text_of
@@ -31,13 +32,17 @@ class ShardWriter:
         row_bytes: stored bytes per row.
 
     Raises:
-        ConfigurationError: the folder holds something else, or data of another recipe.
+        ConfigurationError: the folder holds something else, data of another recipe, or is written by another process.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, *, row_bytes: int) -> None:
         self._folder = folder
         self._limit = max(1, recipe.shard_bytes // row_bytes)
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = PathLock(folder)
+        except BlockingIOError as error:
+            raise ConfigurationError(f"another process writes data to '{folder}': wait until it ends") from error
         found = continued(folder, recipe)
         self.manifest = Manifest(recipe=recipe) if found is None else found
         if found is None:
@@ -100,6 +105,10 @@ class ShardWriter:
             self._close(complete=True)
         elif self.manifest.complete or self.manifest.next_prompt < self.next_prompt:
             self._store(self._unfinished_name())
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        self._lock.release()
 
     def _unfinished_name(self) -> str:
         return f"shard-{len(self._closed.shards):05}-first-{len(self._open)}.safetensors"

@@ -172,3 +172,39 @@ typedef struct {
 } Search;
 
 enum { MAX_COUNT = 64 /* largest count of a search */ };
+
+/* Chains of a head, one for each row of the first pass with logits.
+ *   levels        maximum number of tokens of a chain
+ *   is_normed     whether a row reads its parent's state after the final norm
+ *   depths        [chains], maximum number of tokens of each
+ *   keys          [chains][levels][2], of the noise, the second odd; NULL: no chain has noise
+ *   least         [chains][levels], logarithms of the shares that tokens need to be followed
+ *   temperatures  [chains], as in a search
+ *   ids           as in a search
+ *   slots, places, positions   [chains], of the row of the first token: slot, place and entry in the
+ *                 rotary tables
+ *   kept          [slot][place][hidden], states before the rows of the first pass, in the format of
+ *                 keys; slots lie kept_step numbers apart
+ *   tokens, shares   [chains][levels], tokens and logarithms of their shares of the row
+ *   counts        [chains], number of these */
+#define CHAIN_FIELDS(FIELD) \
+    FIELD(int64_t, chains) \
+    FIELD(int64_t, levels) \
+    FIELD(int64_t, is_normed) \
+    FIELD(const int64_t *, depths) \
+    FIELD(const uint32_t *, keys) \
+    FIELD(const double *, least) \
+    FIELD(const double *, temperatures) \
+    FIELD(const int32_t *, ids) \
+    FIELD(const int64_t *, slots) \
+    FIELD(const int64_t *, places) \
+    FIELD(const int64_t *, positions) \
+    FIELD(void *, kept) \
+    FIELD(int64_t, kept_step) \
+    FIELD(int64_t *, tokens) \
+    FIELD(double *, shares) \
+    FIELD(int64_t *, counts)
+
+typedef struct {
+    CHAIN_FIELDS(DECLARE)
+} Chain;

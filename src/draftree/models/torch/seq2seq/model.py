@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
-from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Slot
+from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot, LayerShape
@@ -70,6 +71,8 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         self._encoded: dict[Source, EncodedSource] = {}
         self._source_of: dict[int, EncodedSource] = {}
         """Source of each open slot, by its index."""
+        self._attended: list[np.ndarray] | None = None
+        """Cross-attention of each job of the current pass, if it is wanted."""
         shapes = self._probe()
         pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.MASKED)
         super().__init__(kind, num_layers=len(shapes), pool=pool)
@@ -214,6 +217,14 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         if layers:
             raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
+    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
+        """Run a pass, and return the last layer's cross-attention of each job."""
+        found = self._attended = []
+        try:
+            return self.run(pass_), found
+        finally:
+            self._attended = None
+
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
@@ -233,10 +244,13 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
             positions=rows[1],
             num_positions=max(positions) + 1,
             tables=self._tables,
+            keeps_weights=self._attended is not None,
         )
         given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
         with announced(current):
             logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
+        if self._attended is not None:
+            self._attended.extend(current.weights_of(order, counts))
         requested = requested_rows(jobs, order)
         if requested != list(range(len(tokens))):
             logits = logits[torch.tensor(requested, dtype=torch.long, device=self.device)]

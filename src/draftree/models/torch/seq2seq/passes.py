@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +54,7 @@ class DecoderPass:
         positions: position of each row, shape (rows,).
         num_positions: largest position plus one.
         tables: biases by distance.
+        keeps_weights: whether the weights of the last cross-attention are computed too.
     """
 
     layers: DecoderLayers
@@ -62,6 +64,9 @@ class DecoderPass:
     positions: Tensor
     num_positions: int
     tables: BiasTables
+    keeps_weights: bool = False
+    weights: list[Tensor] = field(default_factory=list, init=False)
+    """Of the rows of each source, shape (rows, source length)."""
     bias: Tensor | None = field(default=None, init=False)
 
     def positions_of(self) -> tuple[Tensor, Tensor]:
@@ -83,6 +88,8 @@ class DecoderPass:
             return self.inner.attend(layer_call(layer, query, scaling, given, bias), query, key, value)
         layer = self.layers.cross[module]
         call = layer_call(layer, query, scaling, given, None)
+        if self.keeps_weights and layer == len(self.layers.cross) - 1:
+            self._keep_weights(query, layer, call.scaling)
         mixed: Tensor | None = None
         for source, rows in self.sources:
             keys, values = source.layers[layer]
@@ -94,6 +101,37 @@ class DecoderPass:
             mixed[:, rows] = part
         assert mixed is not None, "a pass has rows"
         return mixed
+
+    def _keep_weights(self, query: Tensor, layer: int, scale: float) -> None:
+        for source, rows in self.sources:
+            keys, own = source.layers[layer][0].float(), query if rows is None else query[:, :, rows]
+            keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
+            scores = (own.float() * scale) @ keys.transpose(2, 3)
+            self.weights.append(scores.softmax(dim=-1).mean(dim=1)[0])
+
+    def weights_of(self, order: Sequence[int], counts: Sequence[int]) -> list[np.ndarray]:
+        """Return the weights of the jobs.
+
+        Args:
+            order: number of each job, in the order of the rows.
+            counts: number of rows of each job, in the same order.
+
+        Returns:
+            For each job its rows, shape (rows, source length), float32.
+        """
+        places = list(range(len(self.tokens)))
+        row_of = {}
+        for number, (_, rows) in enumerate(self.sources):
+            for index, row in enumerate(places if rows is None else rows.tolist()):
+                row_of[row] = (number, index)
+        weights = [own.cpu().numpy() for own in self.weights]
+        found: dict[int, np.ndarray] = {}
+        first = 0
+        for job, count in zip(order, counts, strict=True):
+            at = [row_of[row] for row in range(first, first + count)]
+            found[job] = weights[at[0][0]][[index for _, index in at]]
+            first += count
+        return [found[job] for job in sorted(found)]
 
 
 def rows_by_source(

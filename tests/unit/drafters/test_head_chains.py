@@ -1,0 +1,162 @@
+"""Chains that a head grows in one call in C are those of a call for each level, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from draftree.core.tree import Draw, TokenTree
+from draftree.core.types import Budget
+from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.drafters.growing.shapes import parse_shape
+from draftree.drafters.growing.tree_growth import Growth
+from draftree.heads.calibration import Calibration
+from draftree.heads.decoding import HeadDecoder
+from draftree.heads.native_passes import NativePasses
+from draftree.sampling.params import SamplingParams
+from head_samples import head_config, random_head, random_parts
+from head_texts import HeadText
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+SIZES: dict[str, Any] = {"hidden": 32, "target_hidden": 32, "head_dim": 16, "intermediate": 64, "max_length": 128}
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [(7 * i + i // 5) % 40 for i in range(150)])
+ROUNDS: tuple[tuple[int, ...], ...] = ((2, 0, 4), (0, 1, 1), (3, 4, 0), (1, 0, 2))
+"""Accepted tokens of each text by round."""
+CALIBRATION = Calibration(((1.3, 0.5), (0.8, -0.4)), ((0.6, 1.0), (1.1, -1.0)))
+KINDS = ["float32", "bfloat16", "int8"]
+SAMPLED = (SamplingParams(temperature=1.0), SamplingParams(temperature=0.6), SamplingParams())
+
+
+class Drafts:
+    """Three texts that draft together, with chains in one call or level by level."""
+
+    def __init__(self, variant: str = "eagle3", kind: str = "float32", *, in_one_call: bool, **growth: Any) -> None:
+        head = random_head(head_config(variant, **SIZES), scale=0.4)
+        head.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+        head.bind(random_parts(hidden=32))
+        self.passes = NativePasses(head, quantization="int8" if kind == "int8" else None)
+        self.stepper = HeadStepper(self.passes)
+        self.head, self.num_calls, self.in_one_call = head, 0, in_one_call
+        shape = parse_shape(growth.pop("tree", "chain"), growth.pop("k", 5))
+        options: dict[str, Any] = {"draw": Draw.FREE, "shares_noise": True, "calibration": CALIBRATION} | growth
+        self.growth = Growth(self.stepper, shape=shape, **options)
+
+    def grow(self, texts: list[HeadText], budgets: list[Budget]) -> list[TokenTree]:
+        read_and_chain = HeadDecoder.read_and_chain
+
+        def counted(decoder: HeadDecoder, *args: Any) -> Any:
+            self.num_calls += 1
+            return read_and_chain(decoder, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HeadDecoder, "read_and_chain", counted)
+            if not self.in_one_call:
+                patch.setattr(NativePasses, "grows_chains", False)
+            return self.growth.grow([text.state for text in texts], budgets)
+
+    def run(self, params: tuple[SamplingParams, ...], budgets: list[Budget]) -> list[TokenTree]:
+        """Return the trees of all rounds; one text is forked and one is drafted twice."""
+        texts = [
+            HeadText(self.stepper, self.head, list(tokens), params=own).read(len(tokens) // 2).read()
+            for tokens, own in zip(PROMPTS, params, strict=True)
+        ]
+        found = []
+        for accepted in ROUNDS:
+            trees = self.grow(texts, budgets)
+            found += trees
+            for text, tree, count in zip(texts, trees, accepted, strict=True):
+                path = range(min(count, len(tree)))
+                text.write([*(tree.tokens[node] for node in path), 11], list(path))
+            self.stepper.check_integrity([text.state for text in texts])
+        found += self.grow(texts[:1], budgets[:1]) + self.grow(texts[:1], budgets[:1])
+        self.stepper.keep([texts[0].state], [()])
+        # it starts with a state that a call has stored
+        other = [*texts[0].tokens[:-2], 9]
+        read = len(other) - 1
+        fork = HeadText(self.stepper, self.head, other, state=texts[0].state, read=read, params=params[0])
+        return found + self.grow([fork], budgets[:1])
+
+
+def both(
+    params: tuple[SamplingParams, ...] = SAMPLED, budgets: list[Budget] | None = None, **options: Any
+) -> tuple[list[TokenTree], list[TokenTree], int]:
+    """Trees grown in one call and level by level, and the number of calls."""
+    budgets = budgets or [Budget(5, 5), Budget(3, 5), Budget(5, 1)]
+    drafts = Drafts(in_one_call=True, **options)
+    found = drafts.run(params, budgets)
+    wanted = Drafts(in_one_call=False, **options).run(params, budgets)
+    assert sum(map(len, wanted)) > 12, "something is drafted"
+    return found, wanted, drafts.num_calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc"])
+def test_chains_are_those_of_a_call_for_each_level(variant: str, kind: str) -> None:
+    found, wanted, calls = both(variant=variant, kind=kind)
+    assert found == wanted
+    assert calls == len(ROUNDS) + 3
+
+
+def test_greedy_chains_without_shared_noise_or_calibration() -> None:
+    params = (SamplingParams(temperature=0.0),) * 3
+    for options in ({"shares_noise": False}, {"calibration": None}, {"shares_noise": False, "place": 2}):
+        for own in (params, SAMPLED):
+            found, wanted, calls = both(own, **options)
+            assert found == wanted
+            assert calls
+
+
+@pytest.mark.parametrize("least", [0.02, 0.3, 0.6, 0.99])
+def test_a_minimum_confidence_ends_chains_at_the_same_tokens(least: float) -> None:
+    budgets = [Budget(5, 5, least), Budget(4, 4, least), Budget(5, 5)]
+    found, wanted, calls = both(budgets=budgets)
+    assert found == wanted
+    assert calls
+    lengths = {len(tree) for tree in wanted[0::3]}
+    assert least in (0.02, 0.99) or len(lengths) > 1, "some chains end early"
+
+
+FALLBACKS: list[dict[str, Any]] = [
+    {"params": (SamplingParams(top_k=7), *SAMPLED[1:])},
+    {"params": (SamplingParams(temperature=0.9, top_p=0.6), *SAMPLED[1:])},
+    {"params": (SamplingParams(repetition_penalty=1.3), *SAMPLED[1:])},
+    {"params": (SamplingParams(logit_bias={7: 3.0}), *SAMPLED[1:])},
+    {"params": (SamplingParams(allowed_token_ids=list(range(3, 30))), *SAMPLED[1:])},
+    {"budgets": [Budget(5, 5, 0.1)] * 3, "calibration": None},
+    {"tree": "1-2-1"},
+    {"draw": Draw.IID},
+]
+
+
+@pytest.mark.parametrize("options", FALLBACKS, ids=range(len(FALLBACKS)))
+def test_what_c_does_not_cover_is_grown_level_by_level(options: dict[str, Any]) -> None:
+    found, wanted, calls = both(**options)
+    assert [(tree.tokens, tree.scores) for tree in found] == [(tree.tokens, tree.scores) for tree in wanted]
+    assert not calls
+
+
+def test_no_token_follows_scores_that_are_not_numbers() -> None:
+    drafts = Drafts(in_one_call=True)
+    text = HeadText(drafts.stepper, drafts.head, list(PROMPTS[0])).read()
+    for piece in text.state.unread:
+        piece.hidden.fill_(math.nan)
+    assert [len(tree) for tree in drafts.grow([text], [Budget(5, 5)])] == [0]
+    assert drafts.num_calls == 1
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_the_least_share_of_a_probability(level: int, is_sampled: bool) -> None:
+    for probability in (0.0, 1e-7, 0.01, 0.5, 0.97, 1.0):
+        least = CALIBRATION.least_log_share(probability, level, is_sampled=is_sampled)
+        for step in range(1, 2000):
+            share = math.log(step / 2000)
+            own = math.exp(CALIBRATION.log_probability(share, level, is_sampled=is_sampled))
+            assert share >= least or own < probability, "no share that is large enough is below"
+            if probability <= 0.97 and share < least - 1e-4:
+                assert own < probability
