@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from draftree.arguments import Messages, Prompt, prompt_list
+from draftree.beam.drafting.choice import beam_drafter
 from draftree.beam.loop import BeamSearch
 from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
@@ -14,6 +16,7 @@ from draftree.beam.result import BeamResult
 from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.openings import DecoderPrompt, opening_of
+from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
 from draftree.prompts import PromptEncoder
@@ -31,6 +34,7 @@ class BeamSearching:
     _prompts: PromptEncoder
     _requests: Requests
     _tokenizer: Tokenizer | None
+    kernels: str
 
     @property
     def model(self) -> LanguageModel:
@@ -42,6 +46,7 @@ class BeamSearching:
         prompts: AnyPrompt | Sequence[AnyPrompt],
         params: BeamParams = None,
         *,
+        draft: Any = None,
         decoder_prompt: Prompt | None = None,
         on_step: OnStep | None = None,
     ) -> list[BeamResult]:
@@ -51,6 +56,9 @@ class BeamSearching:
             prompts: texts, lists of token ids or conversations, one or several; the sources of an encoder-decoder
                 model. For models of speech, features as float arrays of shape (channels, frames).
             params: parameters, for all or one for each prompt.
+            draft: drafter of the next beams, which changes the number of passes and not the result: `ngram`, `suffix`,
+                `runners-up`, `model:NAME`, several joined by "+", or a loaded model; None for none. A model that a spec
+                names is loaded once.
             decoder_prompt: what the decoder of an encoder-decoder model continues, such as the token of a target
                 language; it is no part of the hypotheses.
             on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
@@ -66,8 +74,18 @@ class BeamSearching:
         openings = [self._opening(prompt, start) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
-        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, on_step=on_step)
+        drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self._draft_model)
+        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, drafter=drafter, on_step=on_step)
         return search.run(openings, _params(params, len(openings)))
+
+    def _draft_model(self, name: str) -> LanguageModel:
+        """Load a draft model in the target's dtype, or return the one that was loaded before."""
+        known: dict[str, LanguageModel] = self.__dict__.setdefault("_beam_draft_models", {})
+        if name not in known:
+            kernels = "torch" if self.kernels == "torch" else "auto"
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            known[name] = load_model(name, dtype=dtype, device=str(self.model.device), kernels=kernels).model
+        return known[name]
 
     def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None) -> BeamPrompt:
         given = FeatureSource(prompt) if _is_features(prompt) else self._prompts.encode(prompt)  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ SLOW = frozenset(
     {
         "test_async_ends",
         "test_audio",
+        "test_beam_attention",
+        "test_beam_drafts_native",
         "test_beam_seq2seq",
         "test_beam_transformers",
         "test_bench_cli",

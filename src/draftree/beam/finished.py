@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import Hypothesis
@@ -32,6 +35,18 @@ class LengthScore:
     def score(self, total: float, num_tokens: int, *, has_end: bool) -> float:
         """Return the score."""
         return total if total == 0.0 else float(total / self.length(num_tokens, has_end=has_end) ** self.penalty)
+
+
+def coverage(attention: Sequence[np.ndarray]) -> float:
+    """Return the logarithm of the attention that each position of the source got, up to 1 each; the sum of all.
+
+    Positions without any attention are left out, as in CTranslate2. Source: arXiv 1609.08144, equation 14.
+
+    Args:
+        attention: weights for each token, shape (source length,).
+    """
+    total = np.stack(attention).sum(axis=0, dtype=np.float64)
+    return float(np.log(np.minimum(total[total > 0], 1.0)).sum())
 
 
 @dataclass(slots=True)

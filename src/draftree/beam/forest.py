@@ -8,11 +8,14 @@ fork of the slot, where their own nodes are computed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
 
 from draftree.beam.opening import BeamPrompt, beam_prompt, open_slot
-from draftree.core.tree import ROOT
-from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel, Slot
+from draftree.beam.trunk import Row, Tip, Trunk
+from draftree.core.tree import ROOT, TokenTree
+from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel
 
 CHUNK = 512
 """Maximum number of tokens of a text that one pass computes: longer prompts take several passes."""
@@ -30,55 +33,6 @@ def capacity_for(width: int) -> int:
     return min(MAX_CAPACITY, NODES_PER_BEAM * width)
 
 
-@dataclass(slots=True, eq=False)
-class Trunk:
-    """One slot and its tree; nodes from `num_stored` on are computed by the next pass."""
-
-    slot: Slot
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    num_stored: int = 0
-
-    def add(self, parent: int, token: int) -> int:
-        """Append a node that is computed by the next pass."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        return len(self.tokens) - 1
-
-    def live(self, tips: Sequence[int]) -> list[int]:
-        """Return the nodes of the paths to these tips, ascending."""
-        found: set[int] = set()
-        for tip in tips:
-            node = tip
-            while node != ROOT and node not in found:
-                found.add(node)
-                node = self.parents[node]
-        return sorted(found)
-
-    def common(self, live: Sequence[int], tips: Sequence[int]) -> list[int]:
-        """Return the path from the root that the paths to all tips share; stored nodes only, and no tip."""
-        path: list[int] = []
-        ends = set(tips)
-        children: dict[int, list[int]] = {}
-        for node in live:
-            children.setdefault(self.parents[node], []).append(node)
-        node = ROOT
-        while len(below := children.get(node, [])) == 1:
-            node = below[0]
-            if node >= self.num_stored or node in ends:
-                break
-            path.append(node)
-        return path
-
-
-@dataclass(slots=True)
-class Tip:
-    """End of a live beam: a node of a trunk."""
-
-    trunk: Trunk
-    node: int
-
-
 class Forest:
     """The trunks of one text. Closes them when the text is finished.
 
@@ -93,73 +47,125 @@ class Forest:
         self.model = model
         self._capacity = capacity if model.supports_trees else 1
         self._length = length
-        self._is_started = False
+        self._is_read = False
+        self.num_reused = 0
         model.reserve(model.num_open + 1, length)
         self.trunks = [Trunk(open_slot(model, beam_prompt(prompt)))]
-        self.root = self._grown(self.trunks[0], beam_prompt(prompt).tokens)
-
-    @staticmethod
-    def _grown(trunk: Trunk, tokens: Sequence[int]) -> Tip:
-        node = ROOT
-        for token in tokens:
-            node = trunk.add(node, token)
-        return Tip(trunk, node)
+        self.root = Tip(self.trunks[0], self.trunks[0].grown(ROOT, beam_prompt(prompt).tokens))
 
     def jobs(self, chunk: int = CHUNK) -> list[tuple[Trunk, Extend]]:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
 
-        Rows of logits are requested for all tips, and not before the end of the prompt.
+        Rows of logits are requested for wanted nodes, and not before the end of the prompt.
 
         Args:
             chunk: maximum number of prompt tokens.
         """
-        whole = self._is_started or self.root.node - self.trunks[0].num_stored < chunk
+        whole = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
         for trunk in self.trunks:
             first = trunk.num_stored
             end = len(trunk.tokens) if whole else first + chunk
             if first == end:
                 continue
-            is_parent = set(trunk.parents)
-            tips = [node - first for node in range(first, end) if node not in is_parent]
+            wanted = sorted(node - first for node in trunk.wanted)
             held = end + trunk.slot.length
             if held > self._length:
                 self._length = max(held, self._length * 3 // 2)
                 self.model.reserve(self.model.num_open, self._length)
-            job = Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], tips if whole else ())
+            job = Extend(trunk.slot, trunk.tokens[first:end], trunk.parents[first:end], wanted if whole else ())
             jobs.append((trunk, job))
         return jobs
 
-    @staticmethod
-    def note(jobs: Sequence[tuple[Trunk, Extend]]) -> None:
-        """Record that the jobs have been run."""
-        for trunk, job in jobs:
+    def note(
+        self,
+        jobs: Sequence[tuple[Trunk, Extend]],
+        logits: Tensor,
+        first: int,
+        attention: Sequence[np.ndarray] | None = None,
+    ) -> int:
+        """Record that the jobs have been run.
+
+        Args:
+            jobs: the jobs.
+            logits: logits of the pass, shape (rows, vocab).
+            first: row of the first requested node.
+            attention: weights of cross-attention of each job; None if they are not wanted.
+
+        Returns:
+            The row after the last one.
+        """
+        for number, (trunk, job) in enumerate(jobs):
+            for place in job.logits_at or ():
+                weights = None if attention is None else attention[number][place]
+                trunk.rows[trunk.num_stored + place] = Row(logits, first, weights)
+                trunk.wanted.discard(trunk.num_stored + place)
+                first += 1
             trunk.num_stored += len(job.tokens)
+        self._is_read = self._is_read or self.root.node < self.trunks[0].num_stored
+        return first
 
     @property
     def is_complete(self) -> bool:
         """Whether every node is stored."""
         return all(trunk.num_stored == len(trunk.tokens) for trunk in self.trunks)
 
-    def advance(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
-        """Append a token to each of these beams; equal continuations share a node. Other beams end.
+    def extend(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
+        """Append a token to each of these beams; equal continuations share a node.
 
         Returns:
             The new ends, in the order of the continuations.
         """
-        self._is_started = True
-        known: dict[tuple[int, int, int], int] = {}
-        tips = []
+        tips, reused = [], set()
         for tip, token in continuations:
-            key = (id(tip.trunk), tip.node, token)
-            if key not in known:
-                known[key] = tip.trunk.add(tip.node, token)
-            tips.append(Tip(tip.trunk, known[key]))
+            node = tip.trunk.child(tip.node, token, is_wanted=True)
+            tips.append(Tip(tip.trunk, node))
+            if node in tip.trunk.rows:
+                reused.add((id(tip.trunk), node))
+        self.num_reused += len(reused)
+        return tips
+
+    @staticmethod
+    def grow(tip: Tip, token: int) -> Tip:
+        """Append a token that the next pass scores; returns its end."""
+        return Tip(tip.trunk, tip.trunk.child(tip.node, token, is_wanted=True))
+
+    @staticmethod
+    def graft(tip: Tip, tree: TokenTree, room: int, ends: Sequence[int] = ()) -> int:
+        """Append a drafted tree after a beam.
+
+        Args:
+            tip: end of the beam.
+            tree: the draft.
+            room: maximum number of new nodes; the first ones are taken.
+            ends: tokens that no beam contains; they and what follows them are left out.
+
+        Returns:
+            The number of new nodes.
+        """
+        nodes: list[int | None] = []
+        before = len(tip.trunk.tokens)
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            above = tip.node if parent == ROOT else nodes[parent]
+            if above is None or token in ends:
+                nodes.append(None)
+            elif (above, token) in tip.trunk.children or len(tip.trunk.tokens) - before < room:
+                nodes.append(tip.trunk.child(above, token, is_wanted=True))
+            else:
+                nodes.append(None)
+        return len(tip.trunk.tokens) - before
+
+    def advance(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
+        """Do as `extend` and `settle`. Other beams end."""
+        tips = self.extend(continuations)
         self.settle(tips)
         return tips
 
     def settle(self, tips: Sequence[Tip]) -> None:
-        """Close trunks without beams, split trunks that are too large, commit and drop nodes where that pays."""
+        """Close trunks without beams, split trunks that are too large, commit and drop nodes where that pays.
+
+        Scored nodes after the tips are kept, all other nodes of no live beam are dropped at some time.
+        """
         by_trunk: dict[int, list[Tip]] = {}
         for tip in tips:
             by_trunk.setdefault(id(tip.trunk), []).append(tip)
@@ -172,6 +178,7 @@ class Forest:
             else:
                 kept.append(trunk)
                 kept += self._settle(trunk, own)
+                trunk.own_rows()
         self.model.apply(edits)
         self.trunks = kept
 
@@ -181,24 +188,27 @@ class Forest:
         path = trunk.common(live, nodes)
         if len(live) - len(path) > self._capacity and len(set(nodes)) > 1:
             return self._split(trunk, tips, path)
+        below = trunk.scored_below(nodes)
+        fits = len(live) + len(below) - len(path) <= self._capacity
+        if fits:
+            live = sorted({*live, *below})
+        trunk.rows = {node: trunk.rows[node] for node in live if node in trunk.rows}
         stored = sum(node < trunk.num_stored for node in live)
         dead = trunk.num_stored - stored
-        if len(path) >= LONG_PATH or dead > max(FEW, DEAD_SHARE * stored) or not self.model.supports_trees:
+        if not fits or len(path) >= LONG_PATH or dead > max(FEW, DEAD_SHARE * stored) or not self.model.supports_trees:
             self._compact(trunk, tips, live, path)
+        elif len(live) - stored < len(trunk.tokens) - trunk.num_stored:
+            self._compact(trunk, tips, [*range(trunk.num_stored), *live[stored:]], ())
         return []
 
     def _compact(self, trunk: Trunk, tips: Sequence[Tip], live: Sequence[int], path: Sequence[int]) -> None:
         """Commit a path, and keep the other live nodes only."""
-        end = path[-1] if path else ROOT
         on_path = set(path)
         kept = [node for node in live if node not in on_path]
         stored = [node for node in kept if node < trunk.num_stored]
         if path or len(stored) < trunk.num_stored:
             self.model.apply([Commit(trunk.slot, list(path), stored)])
-        place = {end: ROOT} | {node: index for index, node in enumerate(kept)}
-        trunk.parents = [place[trunk.parents[node]] for node in kept]
-        trunk.tokens = [trunk.tokens[node] for node in kept]
-        trunk.num_stored = len(stored)
+        place = trunk.keep(kept, path[-1] if path else ROOT)
         for tip in tips:
             tip.node = place[tip.node]
 
@@ -207,32 +217,22 @@ class Forest:
         groups = sorted(self._groups(trunk, tips), key=lambda group: -len(trunk.live([tip.node for tip in group])))
         stay, moved = groups[0], groups[1:]
         depth = len(path)
-        tails = [[self._tail(trunk, tip.node, depth) for tip in group] for group in moved]
+        tails = [[(trunk.tail(tip.node, depth), tip.row) for tip in group] for group in moved]
         live = trunk.live([tip.node for tip in stay])
+        trunk.rows = {tip.node: tip.row for tip in stay if tip.row is not None}
         self._compact(trunk, stay, live, path)
         new = []
-        for group, tokens in zip(moved, tails, strict=True):
+        for group, ends in zip(moved, tails, strict=True):
             self.model.reserve(self.model.num_open + 1, self._length)
             twin = Trunk(self.model.apply([Fork(trunk.slot, trunk.slot.length)])[0])
-            known: dict[tuple[int, int], int] = {}
-            for tip, tail in zip(group, tokens, strict=True):
-                node = ROOT
-                for token in tail:
-                    key = (node, token)
-                    if key not in known:
-                        known[key] = twin.add(node, token)
-                    node = known[key]
-                tip.trunk, tip.node = twin, node
+            for tip, (tail, row) in zip(group, ends, strict=True):
+                tip.trunk, tip.node = twin, twin.grown(ROOT, tail)
+                if row is not None:
+                    twin.rows[tip.node] = row
+                    twin.wanted.discard(tip.node)
+            twin.own_rows()
             new.append(twin)
         return new
-
-    @staticmethod
-    def _tail(trunk: Trunk, node: int, depth: int) -> list[int]:
-        tokens = []
-        while node != ROOT:
-            tokens.append(trunk.tokens[node])
-            node = trunk.parents[node]
-        return tokens[::-1][depth:]
 
     def _groups(self, trunk: Trunk, tips: Sequence[Tip]) -> list[list[Tip]]:
         """Divide beams where their paths part, until each group is within the capacity or is one node."""

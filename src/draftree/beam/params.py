@@ -121,6 +121,12 @@ class BeamSearchParams:
         default=None, metadata={"help": "a language model whose log-probabilities are added (shallow fusion)"}
     )
     lm_weight: float = _field(1.0, "weight of the log-probabilities of lm_model")
+    coverage_penalty: float = _field(
+        0.0,
+        "for encoder-decoder models: this times the logarithm of the attention that each source token got, up to 1 "
+        "each, is added to a finished text's score",
+    )
+    return_attention: bool = _field(False, "for encoder-decoder models: return where each token attends in the source")
     match_source_len: bool = _field(False, "a text has at most as many tokens before its end as the prompt")
     length_bounds: Sequence[float] | None = _field(
         None, "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n"
@@ -137,6 +143,11 @@ class BeamSearchParams:
     def increments_may_be_positive(self) -> bool:
         """Whether a token can raise the cumulative score, so that no score bounds a continuation."""
         return min(self.unk_penalty, self.diversity_penalty, self.sibling_penalty, self.lm_weight) < 0
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether the weights of cross-attention are read."""
+        return self.return_attention or self.coverage_penalty > 0
 
     def limit(self, prompt_length: int) -> int:
         """Return the maximum number of generated tokens for a prompt of this length."""
@@ -234,6 +245,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "models": model_list,
     "lm_model": optional_model,
     "lm_weight": _ANY,
+    "coverage_penalty": _NOT_NEGATIVE,
+    "return_attention": flag,
     "match_source_len": flag,
     "length_bounds": length_bounds,
 }

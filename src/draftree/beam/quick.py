@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from draftree.beam.group import Beam, Columns
 from draftree.beam.strategies.beam import BeamStrategy
+from draftree.beam.trunk import gathered
 from draftree.sampling.logits import Logits, Top
 
 if TYPE_CHECKING:
     from draftree.beam.state import TextSearch
-
-Columns = tuple[list[float], list[int], list[float]]
-"""Scores, places and log-probabilities of candidates."""
 
 
 def is_quick(text: TextSearch) -> bool:
@@ -39,27 +38,35 @@ def is_quick(text: TextSearch) -> bool:
         params.allowed_trie is not None,
         params.prefix_allowed_tokens_fn is not None,
         text.opening.rules is not None,
+        params.reads_attention,
     )
     return not any(changes)
 
 
-def quick_columns(logits: Logits, texts: Sequence[TextSearch]) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates of the live beams of plain searches.
+def quick_columns(
+    logits: Logits, texts: Sequence[TextSearch], beams: Sequence[Sequence[Beam]]
+) -> tuple[list[list[Columns]], list[bool]]:
+    """Return the candidates of the scored beams of plain searches.
 
     Args:
-        logits: a row for each live beam, texts in order.
+        logits: of the last pass; rows of earlier passes are searched by the same implementation.
         texts: searches for which `is_quick` holds.
+        beams: scored beams of each text.
 
     Returns:
-        As `candidates.read`.
+        As `scoring.read`.
     """
-    counts = [min(text.strategy.num_candidates(text.params.beam_width, len(text.ends)), logits.width) for text in texts]
+    rows = [row for own in beams for beam in own if (row := beam.tips[0].row) is not None]
+    with logits.computing():
+        logits = logits.replaced(gathered(rows))
+    width = logits.width
+    counts = [min(text.strategy.num_candidates(text.params.beam_width, len(text.ends)), width) for text in texts]
     top = logits.top([None] * logits.num_rows, max(counts))
-    found, is_nan, row = [], [], 0
-    for text, count in zip(texts, counts, strict=True):
-        rows = slice(row, row + len(text.live))
-        row = rows.stop
-        columns, nan = _best(top, rows, [beam.score for beam in text.live], count, logits.width, text)
+    found, is_nan, first = [], [], 0
+    for text, own, count in zip(texts, beams, counts, strict=True):
+        places = slice(first, first + len(own))
+        first = places.stop
+        columns, nan = _best(top, places, [beam.score for beam in own], count, width, text)
         found.append([columns])
         is_nan.append(nan)
     return found, is_nan
@@ -71,6 +78,7 @@ def _best(
     """Return the best candidates of some rows: by score, rank of the parent, token."""
     tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
     logprobs = np.array([row[:count] for row in top.scores[rows]]) - np.array(top.totals[rows])[:, None]
+    logprobs = np.minimum(logprobs, 0.0)  # a score bounds its continuations, rounding included
     totals = (logprobs + np.array(scores)[:, None]).ravel()
     places = (tokens + width * np.arange(len(tokens))[:, None]).ravel()
     order = np.lexsort((places, -totals))

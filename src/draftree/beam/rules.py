@@ -16,7 +16,8 @@ from draftree.core.transfer import to_device
 from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
 
 if TYPE_CHECKING:
-    from draftree.beam.state import Beam, TextSearch
+    from draftree.beam.group import Beam
+    from draftree.beam.state import TextSearch
     from draftree.sampling.decoding_rules import DecodingRules
 
 

@@ -14,7 +14,8 @@ from draftree.core.transfer import to_device
 from draftree.sampling.ngram_blocking import ban_repeated_ngrams
 
 if TYPE_CHECKING:
-    from draftree.beam.state import Beam, TextSearch
+    from draftree.beam.group import Beam
+    from draftree.beam.state import TextSearch
 
 
 def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:

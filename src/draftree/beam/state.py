@@ -4,76 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from draftree.beam.candidates import Candidates
-from draftree.beam.finished import LengthScore, Pool
+from draftree.beam.finished import LengthScore, Pool, coverage
 from draftree.beam.fit import require_fit
-from draftree.beam.forest import Tip
+from draftree.beam.group import Beam, Columns, Division, Group, divide
+from draftree.beam.hooks import Decode, Hooks, OnStep
 from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
 from draftree.beam.strategies import of
 from draftree.beam.strategies.base import Candidate, StepInfo
+from draftree.beam.trunk import Tip
 from draftree.core.errors import GenerationError
 from draftree.core.transfer import to_device
-
-Decode = Callable[[Sequence[int]], str]
-"""Function from generated token ids to text."""
-
-OnStep = Callable[["TextSearch"], None]
-"""Function that is called with a search after each of its steps."""
-
-
-class Hooks(ABC):
-    """Rules from outside of the parameters."""
-
-    @abstractmethod
-    def process(self, text: TextSearch, logprobs: Tensor) -> Tensor:
-        """Return changed log-probabilities of a text's live beams, shape (beams, vocab)."""
-
-    @abstractmethod
-    def ends(self, text: TextSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
-        """Return whether each candidate ends, besides those with an end token."""
-
-
-@dataclass(slots=True, eq=False)
-class Beam:
-    """A text in progress.
-
-    Attributes:
-        tips: end of the beam in the forest of each model.
-        tokens: generated tokens.
-        score: cumulative log-probability.
-        logprobs: what each token added to it.
-        ranks: for each token the rank of the beam that it continued.
-        state: state of the strategy.
-        trie_node: node of the trie that the text has reached.
-    """
-
-    tips: list[Tip]
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
-    logprobs: tuple[float, ...] = ()
-    ranks: tuple[int, ...] = ()
-    state: Any = None
-    trie_node: int = 0
-
-
-@dataclass(slots=True)
-class Group:
-    """Beams that compete, and their finished hypotheses."""
-
-    width: int
-    beams: list[Beam]
-    pool: Pool
-    is_done: bool = False
 
 
 class TextSearch:
@@ -122,7 +70,9 @@ class TextSearch:
         self.groups = [
             Group(width, [], Pool(params, width, self.limit, lengths)) for width in self.strategy.group_widths()
         ]
-        self.num_steps = 0
+        self.last_candidates: list[tuple[tuple[int, ...], int]] = []
+        """Tokens of the parent, and token, of each candidate of the last step."""
+        self.num_steps = self.num_passes = self.num_drafted = self.num_used = 0
         self.error: GenerationError | None = None
         """Why the search has no result; None if there is no reason."""
         self.on_step: OnStep | None = None
@@ -153,65 +103,106 @@ class TextSearch:
         """Whether the search has ended."""
         return all(group.is_done for group in self.groups)
 
-    def select(self, logprobs: Tensor) -> list[Candidates]:
+    @property
+    def going(self) -> list[Group]:
+        """The groups that have not ended."""
+        return [group for group in self.groups if not group.is_done]
+
+    def ready(self) -> list[list[Beam]] | None:
+        """Return the scored beams of each live group with which a step may be possible; None if none is.
+
+        Without a bound every live beam must be scored. With it, a beam that is not scored may be worse than all
+        candidates that a step needs; `advance` decides that.
+        """
+        found = []
+        for group in self.going:
+            scored = [beam for beam in group.beams if beam.is_scored]
+            if len(scored) < len(group.beams):
+                best = max((beam.score for beam in scored), default=-math.inf)
+                if not self.has_bound or not best > self._best_unscored(group):
+                    return None
+            found.append(scored)
+        return found
+
+    @staticmethod
+    def _best_unscored(group: Group) -> float:
+        return max((beam.score for beam in group.beams if not beam.is_scored), default=-math.inf)
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether the score of a beam bounds the scores of its continuations, rounding included."""
+        params = self.params
+        is_exact = not params.models and not params.prefix_bias_beta and self._hooks is None
+        return is_exact and self.strategy.is_bounded and not params.increments_may_be_positive
+
+    def select(self, logprobs: Tensor, beams: Sequence[Sequence[Beam]]) -> list[Candidates]:
         """Return the candidates of each live group, on the device.
 
         Args:
-            logprobs: rows of the live beams after `shape`, shape (beams, vocab).
+            logprobs: rows of the beams after `shape`, shape (beams, vocab).
+            beams: scored beams of each live group, as returned by `ready`.
         """
-        going = [group for group in self.groups if not group.is_done]
-        step = StepInfo([group.beams for group in going], [group.width for group in going], self.end_ids, self.is_last)
+        step = StepInfo(beams, [group.width for group in self.going], self.end_ids, self.is_last)
         self.strategy.mask(logprobs, step)
         logprobs = self.strategy.score(logprobs, step)
         scores = to_device([beam.score for beam in step.beams], logprobs.device, dtype=logprobs.dtype)
         return self.strategy.select(logprobs, scores, step)
 
-    def advance(self, found: Sequence[tuple[list[float], list[int], list[float]]], vocab_size: int) -> None:
-        """Finish texts and choose the next beams.
+    def advance(self, found: Sequence[Columns], vocab_size: int, beams: Sequence[Sequence[Beam]]) -> bool:
+        """Finish texts and choose the next beams, unless a beam that is not scored could change the result.
 
         Args:
             found: scores, places and log-probabilities of the candidates of each live group.
             vocab_size: width of the rows.
+            beams: scored beams of each live group.
+
+        Returns:
+            Whether the step was made.
         """
-        going = [group for group in self.groups if not group.is_done]
-        for group, (scores, places, logprobs) in zip(going, found, strict=True):
-            candidates = [
-                Candidate(group.beams[place // vocab_size], place // vocab_size, place % vocab_size, score, logprob)
-                for score, place, logprob in zip(scores, places, logprobs, strict=True)
-                if score > -math.inf
-            ]
-            self._advance(group, self.strategy.arrange(candidates))
+        going, divisions = self.going, []
+        for group, columns, own in zip(going, found, beams, strict=True):
+            candidates = self.strategy.arrange(group.candidates(own, columns, vocab_size))
+            division = self._divide(group, candidates)
+            if len(own) < len(group.beams) and not division.lowest > self._best_unscored(group):
+                return False
+            divisions.append((candidates, division))
+        for group, (candidates, division) in zip(going, divisions, strict=True):
+            if candidates:
+                self._take(group, division)
+            else:
+                self._exhaust(group)
+        self.last_candidates = [(one.parent.tokens, one.token) for own, _ in divisions for one in own]
         self.num_steps += 1
         for group in going:
-            best = max((beam.score for beam in group.beams), default=-math.inf)
-            group.is_done = not group.beams or group.pool.is_final(best, self.num_steps)
+            group.is_done = not group.beams or group.pool.is_final(group.best, self.num_steps)
             if group.is_done:
                 group.beams = []
         if self.on_step is not None:
             self.on_step(self)
+        return True
 
-    def _advance(self, group: Group, candidates: Sequence[Candidate]) -> None:
-        if not candidates:
-            self._exhaust(group)
-            return
-        rule, width, last = self.params.eos_rule, group.width, self.is_last
-        survivors: list[Beam] = []
-        is_ended = None if self._hooks is None else self._hooks.ends(self, candidates)
-        room = width if self.strategy.is_ranked else len(candidates)
-        for place, candidate in enumerate(candidates):
-            if len(survivors) == room and rule != "any" and (rule == "walk" or place >= width):
-                break
-            reason = "stop" if is_ended is not None and is_ended[place] else self._end_reason(candidate)
-            may_finish = rule != "top_k" or place < width
-            if reason is not None and may_finish:
-                group.pool.add(self._hypothesis(self._beam(candidate), reason))
-            elif reason is None and len(survivors) < room and (may_finish or not last):
-                survivors.append(self._beam(candidate))
-                if last:
-                    group.pool.add(self._hypothesis(survivors[-1], "length"))
+    def _divide(self, group: Group, candidates: Sequence[Candidate]) -> Division:
+        is_ended = None if self._hooks is None or not candidates else self._hooks.ends(self, candidates)
+
+        def reason_of(place: int) -> str | None:
+            return "stop" if is_ended is not None and is_ended[place] else self._end_reason(candidates[place])
+
+        return divide(
+            candidates,
+            reason_of,
+            width=group.width,
+            rule=self.params.eos_rule,
+            is_last=self.is_last,
+            is_ranked=self.strategy.is_ranked,
+        )
+
+    def _take(self, group: Group, division: Division) -> None:
+        for candidate, reason in division.finished:
+            group.pool.add(self._hypothesis(self._beam(candidate), reason))
+        survivors = [self._beam(candidate) for candidate in division.going]
         if not self.strategy.is_ranked:
             survivors.sort(key=lambda beam: -beam.score)
-        group.beams = [] if last else survivors[:width]
+        group.beams = [] if self.is_last else survivors[: group.width]
 
     def _exhaust(self, group: Group) -> None:
         """Finish the live beams of a group in which no token is allowed."""
@@ -243,22 +234,31 @@ class TextSearch:
             candidate.score,
             (*parent.logprobs, candidate.logprob),
             (*parent.ranks, candidate.rank),
+            draft_tips=parent.draft_tips,
         )
         if self.params.allowed_trie is not None:
             beam.trie_node = self.params.allowed_trie.step(parent.trie_node, candidate.token)
+        row = parent.tips[0].row if self.params.reads_attention else None
+        if row is not None and row.attention is not None:
+            beam.attention = (*parent.attention, row.attention)
         self.strategy.on_select(parent, beam)
         return beam
 
     def _hypothesis(self, beam: Beam, reason: str) -> Hypothesis:
         has_end = beam.tokens[-1] in self.ends
+        score = self.groups[0].pool.lengths.score(beam.score, len(beam.tokens), has_end=has_end)
+        if self.params.coverage_penalty:
+            score += self.params.coverage_penalty * coverage(beam.attention)
+        weights = tuple(tuple(row.tolist()) for row in beam.attention) if self.params.return_attention else None
         return Hypothesis(
             tokens=beam.tokens,
-            score=self.groups[0].pool.lengths.score(beam.score, len(beam.tokens), has_end=has_end),
+            score=score,
             cumulative_logprob=beam.score,
             token_logprobs=beam.logprobs,
             beam_indices=beam.ranks,
             finish_reason=reason,
             constraints_met=self.strategy.meets_constraints(beam),
+            attention=weights,
         )
 
     def result(self) -> BeamResult:
@@ -277,7 +277,9 @@ class TextSearch:
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )
         best = [self._worded(hypothesis) for hypothesis in found[: self.params.num_return_sequences]]
-        return BeamResult(self.opening.shown, tuple(best), self.num_steps)
+        return BeamResult(
+            self.opening.shown, tuple(best), self.num_steps, self.num_passes, self.num_drafted, self.num_used
+        )
 
     def _worded(self, hypothesis: Hypothesis) -> Hypothesis:
         """Return a hypothesis with its text, and with what ended it."""

@@ -95,6 +95,24 @@ SvgStep = Annotated[
     ),
 ]
 
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
+        "runners-up, model:NAME, or several joined by '+'.",
+        metavar="METHOD",
+        rich_help_panel=PANEL,
+    ),
+]
+DecoderPrompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Text that the decoder of an encoder-decoder model continues, such as a language token.",
+        metavar="TEXT",
+        rich_help_panel=PANEL,
+    ),
+]
+
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the keyword `given` of a typer function by the flags of `BeamSearchParams` that the user gave."""
@@ -132,6 +150,8 @@ def beam(
     length_bounds: Bounds = None,
     svg: Svg = None,
     svg_step: SvgStep = None,
+    draft: Draft = None,
+    decoder_prompt: DecoderPrompt = None,
     chat: Chat = None,
     system: System = None,
     execution: Execution,
@@ -160,17 +180,23 @@ def beam(
         params = dataclasses.replace(params, force_words_ids=phrases)
     trace = BeamTrace()
     start = time.perf_counter()
-    (result,) = llm.beam_search(task.messages if task.chat else task.text, params, on_step=trace if svg else None)
+    (result,) = llm.beam_search(
+        task.messages if task.chat else task.text,
+        params,
+        draft=draft,
+        decoder_prompt=decoder_prompt,
+        on_step=trace if svg else None,
+    )
     seconds = time.perf_counter() - start
     if svg is not None:
-        draw(svg, trace, llm.tokenizer, task.text, step=svg_step)
+        write_svg(svg, trace, llm.tokenizer, task.text, step=svg_step)
     if as_json:
         say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
     else:
         show(result, seconds)
 
 
-def draw(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
+def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
     """Write the picture of a search."""
     text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
     try:
@@ -207,6 +233,9 @@ def to_json(result: BeamResult) -> dict[str, Any]:
     return {
         "prompt_tokens": len(result.prompt_token_ids),
         "num_steps": result.num_steps,
+        "num_passes": result.num_passes,
+        "num_drafted": result.num_drafted,
+        "num_used": result.num_used,
         "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in result.hypotheses],
     }
 
@@ -218,4 +247,5 @@ def show(result: BeamResult, seconds: float) -> None:
         note(f"--- {number}: score {found.score:.4f}, {len(found.tokens)} tokens, {found.finish_reason}{lacks} ---")
         text = " ".join(map(str, found.tokens)) if found.text is None else found.text
         say(text if text.endswith("\n") else text + "\n")
-    note(f"{result.num_steps} steps, {seconds:.2f} s")
+    drafts = f" ({result.num_used} of {result.num_drafted} drafted nodes used)" if result.num_drafted else ""
+    note(f"{result.num_steps} steps in {result.num_passes} passes{drafts}, {seconds:.2f} s")

@@ -25,10 +25,11 @@ from transformers import (
 from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from draftree.beam.hooks import Hooks
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import Hooks, TextSearch
+from draftree.beam.state import TextSearch
 from draftree.beam.strategies.base import Candidate
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.transfer import to_device

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import LanguageModel, Slot
+from draftree.models.base import LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.decoding_rules import DecodingRules
 
 
@@ -95,6 +95,19 @@ class EncoderDecoder(LanguageModel):
     @abstractmethod
     def source_length(self, source: Source) -> int:
         """Return the number of positions of a source after the encoder; each takes the memory of one token."""
+
+    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
+        """Run a pass, and return where its tokens attend to in their sources.
+
+        Returns:
+            The result; and for each job the weights of the last layer's cross-attention, the mean over its heads,
+            float32 of shape (tokens, source length). The weights of a token are those with which the next one is
+            predicted.
+
+        Raises:
+            UnsupportedModelError: the model does not return them.
+        """
+        raise UnsupportedModelError(f"{type(self).__name__} does not return the weights of its cross-attention")
 
     @property
     @abstractmethod

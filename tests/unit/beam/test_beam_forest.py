@@ -9,10 +9,11 @@ import pytest
 from beam_oracles import search
 from draftree.beam import forest as forests
 from draftree.beam import loop
-from draftree.beam.forest import Forest, Tip
+from draftree.beam.forest import Forest
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.state import TextSearch
+from draftree.beam.trunk import Tip
 from draftree.models.base import Commit, Edit, Pass, PassResult, Slot
 from draftree.models.table import TableLM, hashed
 
@@ -110,8 +111,8 @@ def test_equal_continuations_share_a_node() -> None:
     model = TableLM(hashed(5, 0))
     forest = Forest(model, [1, 2], capacity=9, length=20)
     jobs = forest.jobs()
-    model.run(Pass([job for _, job in jobs]))
-    forest.note(jobs)
+    logits = model.run(Pass([job for _, job in jobs])).logits.tensor()
+    assert forest.note(jobs, logits, 0) == 1
     root = forest.root
     first, second, third = forest.advance([(root, 3), (root, 3), (root, 4)])
     assert isinstance(first, Tip)

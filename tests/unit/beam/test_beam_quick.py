@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.beam import loop
+from draftree.beam import scoring
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
@@ -26,11 +26,11 @@ def both_ways(
         return BeamSearch(TableLM(table), end_ids=ends).run(PROMPTS, params)
 
     counted = []
-    real = loop.quick_columns
-    monkeypatch.setattr(loop, "quick_columns", lambda *args: counted.append(1) or real(*args))
+    real = scoring.quick_columns
+    monkeypatch.setattr(scoring, "quick_columns", lambda *args: counted.append(1) or real(*args))
     quick = run()
     assert counted, "the quick way was taken"
-    monkeypatch.setattr(loop, "is_quick", lambda text: False)
+    monkeypatch.setattr(scoring, "is_quick", lambda text: False)
     return quick, run()
 
 

@@ -43,6 +43,21 @@ def test_texts_and_scores_go_to_their_streams(base: str, capsys: pytest.CaptureF
     assert "score" not in captured.out
 
 
+def test_drafts_change_the_passes_only(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["beam", base, "abcabcabc", "--max-new-tokens", "12", "--dtype", "float32", "--num-return-sequences", "3"]
+    assert run([*line, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    for draft in ("ngram,min=1+runners-up", f"model:{base}"):
+        assert run([*line, "--draft", draft, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [one["tokens"] for one in found["hypotheses"]] == [one["tokens"] for one in plain["hypotheses"]]
+        assert found["num_drafted"] > 0
+    assert found["num_passes"] < found["num_steps"] == plain["num_steps"] == plain["num_passes"]
+    assert run([*line, "--draft", f"model:{base}"]) == 0
+    assert "drafted nodes used" in capsys.readouterr().err
+    assert run([*line, "--draft", "lookahead"]) == 2
+
+
 def test_phrases_are_contained(base: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["beam", base, "abc", "--force-phrase", "xyz", "--force-phrase", "qq", "--strict", "--max-new-tokens", "12"]
     assert run([*line, "--early-stopping", "never", "--beam-width", "6"]) == 0

@@ -12,8 +12,8 @@ from torch import Tensor
 from draftree.beam.candidates import Candidates
 
 if TYPE_CHECKING:
+    from draftree.beam.group import Beam
     from draftree.beam.params import BeamSearchParams
-    from draftree.beam.state import Beam
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ class Strategy(ABC):
 
     def __init__(self, params: BeamSearchParams) -> None:
         self.params = params
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a beam that is worse than all candidates that a step needs may be left out of the step."""
+        return False
 
     def group_widths(self) -> list[int]:
         """Return the number of beams of each group; groups are searched side by side, each with its own pool."""

@@ -12,7 +12,7 @@ from draftree.beam.candidates import Candidates, best_of_all
 from draftree.beam.strategies.base import StepInfo, Strategy
 
 if TYPE_CHECKING:
-    from draftree.beam.state import Beam
+    from draftree.beam.group import Beam
 
 
 @final
@@ -22,6 +22,11 @@ class DiverseGroups(Strategy):
     The penalty is `diversity_penalty` for each such beam (Hamming diversity), times 1 plus the discounted number of
     equal earlier tokens of the two groups if there is a discount. It stays in the cumulative score.
     """
+
+    @property
+    def is_bounded(self) -> bool:
+        """With a discount the tokens of all beams count."""
+        return self.params.eos_rule != "any" and not self.params.diversity_discount
 
     def group_widths(self) -> list[int]:
         """Return equal widths."""

@@ -18,6 +18,11 @@ class DiverseSiblings(Strategy):
     The first step is plain beam search. The penalty stays in the cumulative score.
     """
 
+    @property
+    def is_bounded(self) -> bool:
+        """Penalties act within a beam."""
+        return self.params.eos_rule != "any"
+
     def select(self, logprobs: Tensor, scores: Tensor, step: StepInfo) -> list[Candidates]:
         """Return the candidates of the only group."""
         count = self.num_candidates(step.widths[0], len(step.end_ids))

@@ -18,8 +18,8 @@ from draftree.core.errors import InvalidRequestError
 from draftree.core.transfer import to_device
 
 if TYPE_CHECKING:
+    from draftree.beam.group import Beam
     from draftree.beam.params import BeamSearchParams
-    from draftree.beam.state import Beam
 
 
 @final

@@ -161,7 +161,7 @@ class DecoderFunction:
         if after:
             hidden = own.norm(hidden)
         (query,) = cross.split(cross.queries.run(hidden if after else cross.norm(hidden)), 1)
-        mixed = current.cross.attend(index, LayerCall(index, cross.scaling, None, None, None), query)
+        mixed = current.attend_source(LayerCall(index, cross.scaling, None, None, None), query)
         hidden = hidden + cross.output.run(mixed.reshape(hidden.shape[0], -1))
         if after:
             hidden = cross.norm(hidden)

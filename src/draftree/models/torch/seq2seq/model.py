@@ -6,11 +6,17 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Slot
+=======
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
+>>>>>>> x-beamserve
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot, LayerShape
@@ -74,6 +80,8 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         self._encoded: dict[Source, EncodedSource] = {}
         self._source_of: dict[int, EncodedSource] = {}
         """Source of each open slot, by its index."""
+        self._attended: list[np.ndarray] | None = None
+        """Cross-attention of each job of the current pass, if it is wanted."""
         shapes = self._probe()
         self.function: DecoderFunction | None = decoder_function(model, self._decoder)
         """The decoder without its modules; None to run them."""
@@ -214,6 +222,14 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         if layers:
             raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
+    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
+        """Run a pass, and return the last layer's cross-attention of each job."""
+        found = self._attended = []
+        try:
+            return self.run(pass_), found
+        finally:
+            self._attended = None
+
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
@@ -233,13 +249,17 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
             positions=rows[1],
             num_positions=max(positions) + 1,
             tables=self._tables,
+            weighed=None if self._attended is None else list(zip(sources, counts, strict=True)),
         )
         requested = requested_rows(jobs, order)
         wanted = None
         if requested != list(range(len(tokens))):
             wanted = torch.tensor(requested, dtype=torch.long, device=self.device)
         with announced(current):
-            return RangeOutput(TensorLogits(self._scored(current, rows, wanted)))
+            logits = self._scored(current, rows, wanted)
+        if self._attended is not None:
+            self._attended.extend(current.weights_of(order))
+        return RangeOutput(TensorLogits(logits))
 
     def pack(self) -> None:
         """Use prepacked float32 weights in later passes; the modules of the decoder cannot run afterwards."""
