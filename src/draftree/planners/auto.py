@@ -2,8 +2,10 @@
 
 A drafter whose calls are cheap drafts first and its tree is pruned then: over the whole batch, the nodes of the highest
 survival are scored, as many as maximise expected tokens over expected seconds. One that runs a model drafts as many
-levels as its earlier levels suggest will pay, or none; each of several merged drafters is judged apart. What does not
-pay is tried again by one schedule with exponential back-off, whose trials cost at most a stated share of the time.
+levels as its earlier levels suggest will pay, or none; each of several merged drafters is judged apart. A head begins
+with the acceptance that its training measured; with calibrated scores it stops where a further level would cost more
+than it gains, and beside a lookup it drafts only where it adds enough. What does not pay is tried again by one schedule
+with exponential back-off, whose trials cost at most a stated share of the time.
 
 Source: goodput from measured cost, as SmartSpec, arXiv 2406.14066; best-first sizes, as OPT-Tree, arXiv 2406.17276,
 with calibrated chances in place of the drafter's own. Costs a few passes before the first round and some tens of
