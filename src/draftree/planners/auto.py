@@ -135,7 +135,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         expected = Depth(0, float(batch + self._others), curve[batch])
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         self._conditions = [[None] * batch for _ in self._plans]
-        for index in sorted(range(len(costly)), key=costly.__getitem__):
+        order = sorted(range(len(costly)), key=lambda part: (costly[part], self.parts[part].runs_model))
+        for index in order:
             plan, owns = self._plans[index], [state.parts[index] for state in states]
             if costly[index]:
                 gains = plan.gains(owns, self._round)
