@@ -10,13 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Slot
-=======
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
->>>>>>> x-beamserve
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot, LayerShape
