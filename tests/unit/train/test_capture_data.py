@@ -204,6 +204,19 @@ def test_the_top_teacher_is_that_of_the_logits(tmp_path: Path) -> None:
         assert torch.allclose(text.top.lse, logits.logsumexp(-1), atol=1e-4)
 
 
+def test_without_features_a_row_has_the_teacher_only(tmp_path: Path) -> None:
+    capture = capture_of(teacher="top-k:20", features="none", limit_tokens=80)
+    capture.run(tmp_path / "none")
+    capture_of(teacher="top-k:20", features="0", limit_tokens=80).run(tmp_path / "one")
+    assert capture.row_bytes == 4 + 20 * 6 + 4
+    for text, other in zip(TrainingData(tmp_path / "none"), TrainingData(tmp_path / "one"), strict=True):
+        assert text.features.shape == (text.num_rows, 0, other.features.shape[2])
+        assert torch.equal(text.tokens, other.tokens)
+        assert text.top is not None
+        assert other.top is not None
+        assert torch.equal(text.top.ids, other.top.ids)
+
+
 def test_prompts_that_cannot_be_answered_are_counted(tmp_path: Path) -> None:
     long = DataPrompt.of_text("fox " * 300)
     refused = DataPrompt(({"role": "wizard", "content": "Abracadabra"},))
