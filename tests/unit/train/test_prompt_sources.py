@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from draftree.cli.prompt_files import json_prompt
+from draftree.cli.train.data import is_own
 from draftree.core.errors import ConfigurationError
 from draftree.train.data.packages import licence_of, package_prompts
 from draftree.train.data.shipped.expansion import SLOT, Template, expanded
-from draftree.train.data.sources import is_own_source, prompt_set, shipped
+from draftree.train.data.sources import prompt_set, shipped
 
 NAME = "samplepack"
 SOURCE = '''"""A module with a long description that says what it is for, in several words and in more than one line.
@@ -140,8 +141,8 @@ def test_real_packages_give_the_same_prompts_twice() -> None:
 
 
 def test_names_of_sources() -> None:
-    assert is_own_source("expanded:5")
-    assert not is_own_source("prompts.jsonl")
+    assert is_own("expanded:5")
+    assert not is_own("prompts.jsonl")
     own = prompt_set("shipped").source
     assert (own.count, len(own.sha256)) == (len(lines()), 64)
     assert prompt_set("expanded:7").source.count == 7
