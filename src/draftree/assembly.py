@@ -15,7 +15,6 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
-from draftree.core.types import DraftPart
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
@@ -113,12 +112,11 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     planner_class, planner_config = PLANNERS.configure(planner_spec)
     traits = _traits(drafters)
     draw = agree(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
-    each = [(method.name, method.traits) for method in drafters]
     planner = planner_class(
         planner_config,
         default_depth=traits.depth,
         default_nodes=traits.nodes,
-        parts=[DraftPart(name, own.depth, own.nodes, own.runs_model, own.gives_confidence) for name, own in each],
+        parts=[method.traits.part(method.name) for method in drafters],
     )
     if drafters:
         require_effect(planner, plan=chosen_plan, draft=str(draft))
@@ -193,7 +191,7 @@ def require_fit(methods: Methods, target: LoadedModel) -> None:
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
+        require_drafter("+".join(method.name for method in methods.drafters), methods.traits)
     require_layers(methods.traits.features, target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -29,6 +30,9 @@ class Table:
         planning: seconds of the planner in a round.
         runs_model: whether the drafter runs a model.
         barren: drafts that are still empty, such as those of a lookup at the end of a prompt.
+        rates: acceptance of each level that was measured before.
+        slow: numbers of the rounds whose drafts take fifty times as long.
+        claims: acceptance of a level by the scores of the trees; None for trees without scores.
     """
 
     costs: dict[int, float]
@@ -42,6 +46,9 @@ class Table:
     planning: float = 0.0
     runs_model: bool = True
     barren: int = 0
+    rates: tuple[float, ...] = ()
+    slow: frozenset[int] = frozenset()
+    claims: float | None = None
     seconds: float = 0.0
     tokens: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -50,7 +57,14 @@ class Table:
 
     def __post_init__(self) -> None:
         parts = [
-            DraftPart(name, self.depth, self.depth * len(right), runs_model=self.runs_model)
+            DraftPart(
+                name,
+                self.depth,
+                self.depth * len(right),
+                runs_model=self.runs_model,
+                is_calibrated=self.claims is not None,
+                greedy_rates=self.rates,
+            )
             for name, right in self.right.items()
         ]
         nodes = sum(part.nodes for part in parts)
@@ -81,6 +95,7 @@ class Table:
             catching_up
             + max(max(depths(own[name].parents), default=0) if name in own else 0 for own, _ in drafted)
             * self.level[name]
+            * (50 if len(self.budgets) in self.slow else 1)
             for name in self.right
         )
         offered = [tree for _, tree in drafted]
@@ -116,11 +131,17 @@ class Table:
                 tokens += [1000 * (index + 1) + rank for rank in range(len(right))]
                 parents += [spine] * len(right)
                 spine = first
+                if self.claims is not None and self.claims ** (len(tokens) // len(right)) < budget.min_survival:
+                    break
+            scores = () if self.claims is None else self._scores(parents)
             if tokens:
-                own[name] = TokenTree(tuple(tokens), tuple(parents))
+                own[name] = TokenTree(tuple(tokens), tuple(parents), scores)
         if len(self.right) == 1:
             return own, next(iter(own.values()), EMPTY)
         return own, merge(list(own.values()), list(own)).tree if own else EMPTY
+
+    def _scores(self, parents: list[int]) -> tuple[float, ...]:
+        return tuple([level * math.log(self.claims or 1.0) for level in depths(parents)])
 
     def walk(self, offered: TokenTree, tree: TokenTree) -> SequenceRecord:
         path: list[int] = []

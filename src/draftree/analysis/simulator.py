@@ -12,15 +12,15 @@ learns from verdicts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftree.analysis.held import cut_to, depth_of
 from draftree.analysis.trace import Step, Trace, TracedRound
 from draftree.analysis.trace_costs import CostModel
-from draftree.core.node_map import NodeMap, first_levels, prune
-from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
+from draftree.core.node_map import NodeMap, prune
+from draftree.core.tree import EMPTY, TokenTree, depths, follow
 from draftree.core.types import MAX_NODES, Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
 
@@ -192,37 +192,20 @@ class Simulation:
             return EMPTY
         tree = script.drafted()
         self.counts["missing"] += tree is None
-        return EMPTY if tree is None else self._cut(tree, budget)
-
-    def _cut(self, tree: TokenTree, budget: Budget) -> TokenTree:
-        """Limit the tree to a budget, with the part of each merged drafter limited to its own."""
-        names = [part.name for part in self.trace.header.parts]
-        kept: list[int] = []
-        whole = set[int]()
-        for node, level in enumerate(depths(tree.parents)):
-            limit = budget.depth
-            if budget.part_depths and tree.sources:
-                limit = max(
-                    (d for n, d in zip(names, budget.part_depths, strict=True) if _is_by(tree.sources[node], n)),
-                    default=0,
-                )
-            if level <= min(limit, budget.depth) and (tree.parents[node] == ROOT or tree.parents[node] in whole):
-                kept.append(node)
-                if not budget.min_confidence or _confidence(tree, node) >= budget.min_confidence:
-                    whole.add(node)
-        held = NodeMap.keeping(tree.parents, kept).cut(tree)
-        return first_levels(held.parents, budget.num_nodes).cut(held)
+        return EMPTY if tree is None else cut_to(tree, budget, self.trace.header.parts)
 
     def _part_seconds(
         self, budgets: Sequence[Budget], trees: Sequence[TokenTree], one: TracedRound | None
     ) -> tuple[float, ...]:
         if one is not None:
             return one.part_seconds or (one.seconds["draft"],)
-        parts = range(len(self.trace.header.parts))
+        names = [part.name for part in self.trace.header.parts]
+        parts = range(len(names))
         planned = [max((b.of_part(p).depth if b.num_nodes else 0) for b in budgets) for p in parts]
-        deepest = max((max(depths(tree.parents), default=0) for tree in trees), default=0)
         return tuple(
-            self.costs.draft_seconds(part, min(depth, deepest)) if depth else 0.0
+            self.costs.draft_seconds(part, min(depth, max(depth_of(tree, names[part]) for tree in trees)))
+            if depth
+            else 0.0
             for part, depth in zip(parts, planned, strict=True)
         )
 
@@ -270,15 +253,3 @@ class Simulation:
         if not is_first:
             counts["seconds"] += record.total_seconds
             counts["tokens_after_first"] += sum(row.num_written for row in rows)
-
-
-def _confidence(tree: TokenTree, node: int) -> float:
-    """Return the drafter's own probability of a node given its parent; 1 if the tree has no scores."""
-    if not tree.scores:
-        return 1.0
-    parent = tree.parents[node]
-    return math.exp(tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]))
-
-
-def _is_by(names: Sequence[str], part: str) -> bool:
-    return any(name == part or name.startswith(f"{part}/") for name in names)

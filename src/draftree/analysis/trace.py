@@ -168,10 +168,15 @@ def read_trace(path: Path) -> Trace:
         draft=first["draft"],
         verify=first["verify"],
         plan=first["plan"],
-        parts=tuple(DraftPart(**part) for part in first["parts"]),
+        parts=tuple(_part_of(part) for part in first["parts"]),
         pass_seconds={int(rows): seconds for rows, seconds in first["pass_seconds"].items()},
     )
     return Trace(header, tuple(_round_of(line) for line in lines[1:]))
+
+
+def _part_of(entry: Mapping[str, Any]) -> DraftPart:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return DraftPart(**values)
 
 
 def _round_of(line: Mapping[str, Any]) -> TracedRound:

@@ -6,12 +6,13 @@ The order is total: score descending, then rank of the parent beam, then token i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftree.core.transfer import on_host
+from draftree.core.transfer import on_host, to_host
 
 
 class Candidates(NamedTuple):
@@ -92,3 +93,29 @@ def drawn(logprobs: Tensor, scores: Tensor, count: int, generator: torch.Generat
     count = min(count, int((weights > 0).sum()))
     places = torch.multinomial(weights, count, generator=generator).to(totals.device)
     return at_places(totals, logprobs, places)
+
+
+def read(
+    found: Sequence[Sequence[Candidates]], is_nan: Sequence[Tensor]
+) -> tuple[list[list[tuple[list[float], list[int], list[float]]]], list[bool]]:
+    """Read the candidates of all texts with one copy from the device.
+
+    Args:
+        found: candidates of the groups of each text.
+        is_nan: for each text a bool tensor without dimensions.
+
+    Returns:
+        Scores, places and log-probabilities for each group of each text; and the flags.
+    """
+    flat = [column.double() for groups in found for candidates in groups for column in candidates]
+    numbers = to_host(torch.cat((*flat, torch.stack(tuple(is_nan)).double())))
+    columns, start = [], 0
+    for groups in found:
+        own = []
+        for candidates in groups:
+            count = len(candidates.scores)
+            scores, places, logprobs = (numbers[start + k * count : start + (k + 1) * count] for k in range(3))
+            own.append((scores, [int(place) for place in places], logprobs))
+            start += 3 * count
+        columns.append(own)
+    return columns, [bool(number) for number in numbers[start:]]

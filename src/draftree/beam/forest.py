@@ -105,16 +105,19 @@ class Forest:
             node = trunk.add(node, token)
         return Tip(trunk, node)
 
-    def jobs(self) -> list[tuple[Trunk, Extend]]:
+    def jobs(self, chunk: int = CHUNK) -> list[tuple[Trunk, Extend]]:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
 
         Rows of logits are requested for all tips, and not before the end of the prompt.
+
+        Args:
+            chunk: maximum number of prompt tokens.
         """
-        whole = self._is_started or self.root.node - self.trunks[0].num_stored < CHUNK
+        whole = self._is_started or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
         for trunk in self.trunks:
             first = trunk.num_stored
-            end = len(trunk.tokens) if whole else first + CHUNK
+            end = len(trunk.tokens) if whole else first + chunk
             if first == end:
                 continue
             is_parent = set(trunk.parents)

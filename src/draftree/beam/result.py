@@ -18,6 +18,8 @@ class Hypothesis:
         finish_reason: "stop" after an end token or a stop string, "length" at the maximum length.
         constraints_met: whether all required phrases are contained; True without any.
         text: the decoded text without the end token; None without a tokenizer.
+        stop_reason: the stop string or stop token of the parameters that ended the text; None at the model's end of
+            text and at a limit.
     """
 
     tokens: tuple[int, ...]
@@ -28,6 +30,7 @@ class Hypothesis:
     finish_reason: str
     constraints_met: bool = True
     text: str | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)

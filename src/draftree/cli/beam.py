@@ -8,11 +8,14 @@ import inspect
 import time
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
+from draftree.beam.trace import BeamTrace
+from draftree.beam.tree_svg import tree_svg
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
 from draftree.cli.options import AsJson, Chat, Model, Prompt, System
@@ -23,6 +26,7 @@ from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
+    from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["beam"]
 
@@ -69,6 +73,19 @@ Bounds = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+Svg = Annotated[
+    Path | None,
+    typer.Option(help="Write the tree of the search as SVG.", metavar="FILE", rich_help_panel=PANEL),
+]
+SvgStep = Annotated[
+    int | None,
+    typer.Option(
+        help="With --svg: draw the state after this many steps; the end of the search if not given.",
+        metavar="N",
+        min=1,
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
@@ -105,6 +122,8 @@ def beam(
     early_stopping: Stopping = None,
     force_phrase: Phrases = None,
     length_bounds: Bounds = None,
+    svg: Svg = None,
+    svg_step: SvgStep = None,
     chat: Chat = None,
     system: System = None,
     execution: Execution,
@@ -113,6 +132,8 @@ def beam(
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
     given |= read_options(early_stopping, length_bounds)
+    if svg_step is not None and svg is None:
+        raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
     has_phrases = {"force_words_ids": [[0]]} if force_phrase else {}  # checked without a tokenizer
     params = BeamSearchParams.preset(preset, **given, **has_phrases)
     if chat is False and system is not None:
@@ -129,13 +150,25 @@ def beam(
     if force_phrase:
         phrases = [llm.prompts.encode_text(text, add_special_tokens=False) for text in force_phrase]
         params = dataclasses.replace(params, force_words_ids=phrases)
+    trace = BeamTrace()
     start = time.perf_counter()
-    (result,) = llm.beam_search(task.messages if task.chat else task.text, params)
+    (result,) = llm.beam_search(task.messages if task.chat else task.text, params, on_step=trace if svg else None)
     seconds = time.perf_counter() - start
+    if svg is not None:
+        draw(svg, trace, llm.tokenizer, task.text, step=svg_step)
     if as_json:
         say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
     else:
         show(result, seconds)
+
+
+def draw(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
+    """Write the picture of a search."""
+    text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
+    try:
+        path.write_text(tree_svg(trace, text_of, prompt=prompt, step=step), "utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--svg") from error
 
 
 def read_options(early_stopping: str | None, length_bounds: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from draftree.core.conditions import DraftCondition
 from draftree.core.tree import EMPTY, TokenTree
 
 MAX_NODES = 256
@@ -20,6 +21,10 @@ class Budget:
         min_confidence: a drafter does not expand a node whose probability under its own distribution is below this;
             the node itself is kept, since dropping it would bias verifiers that use the draft distribution.
         part_depths: levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all.
+        conditions: for each merged drafter what its draft must add to those of drafters without a model, which draft
+            before; None, or an empty tuple, for drafts in any case.
+        min_survival: a drafter with calibrated scores does not expand a node whose estimated survival is below this;
+            the node itself is kept.
         room: nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no
             draft; set by the loop.
     """
@@ -29,23 +34,25 @@ class Budget:
     min_confidence: float = 0.0
     part_depths: tuple[int, ...] = ()
     room: int = 0
+    min_survival: float = 0.0
+    conditions: tuple[DraftCondition | None, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
         """Return the budget with these limits applied."""
         nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
-        return Budget(nodes, levels, self.min_confidence, self.part_depths, self.room)
+        return replace(self, num_nodes=nodes, depth=levels)
 
     def in_room(self, room: int) -> Budget:
         """Return the budget for a sequence that has room for `room` drafted tokens."""
         nodes, depth = min(self.num_nodes, MAX_NODES), max(0, min(self.depth, room))
-        return Budget(nodes, depth, self.min_confidence, self.part_depths, min(room, MAX_NODES))
+        return replace(self, num_nodes=nodes, depth=depth, room=min(room, MAX_NODES))
 
     def of_part(self, part: int) -> Budget:
         """Return the share of one of several merged drafters."""
         if not self.part_depths:
             return self
         depth = min(self.depth, self.part_depths[part])
-        return replace(self, num_nodes=self.num_nodes if depth else 0, depth=depth, part_depths=())
+        return replace(self, num_nodes=self.num_nodes if depth else 0, depth=depth, part_depths=(), conditions=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,10 @@ class DraftPart:
         nodes: nodes of its tree at that depth.
         runs_model: whether each level is a pass of a model; otherwise drafting is nearly free at any depth.
         gives_confidence: whether it honours `Budget.min_confidence`.
+        is_calibrated: whether its scores are fitted probabilities, and it honours `Budget.min_survival`.
+        greedy_rates: acceptance of each level given that the level before was accepted, measured on greedy texts; empty
+            if unknown.
+        sampled_rates: the same for texts sampled with a temperature.
     """
 
     name: str
@@ -65,6 +76,9 @@ class DraftPart:
     nodes: int
     runs_model: bool = True
     gives_confidence: bool = True
+    is_calibrated: bool = False
+    greedy_rates: tuple[float, ...] = ()
+    sampled_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

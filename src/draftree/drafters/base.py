@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
+from draftree.core.types import Budget, DraftPart, Verdict
 from draftree.drafters import DRAFTERS
 from draftree.drafters.learning.store import LearningStore
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.memory import NOTHING, Footprint
+from draftree.models.source import Source
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class SequenceView:
         owner: whose text it is, such as the name of an API key, for drafters that learn from texts; None for a text
             that drafters neither learn from nor draft with what they learned.
         source: token ids of the source of an encoder-decoder model; empty for causal models.
+        encoded: the source itself, which may be of features; None for causal models.
     """
 
     history: History
@@ -58,6 +60,7 @@ class SequenceView:
     draft: str = ""
     owner: str | None = ""
     source: tuple[int, ...] = ()
+    encoded: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,14 @@ class DraftTraits:
         nodes: number of nodes of a tree of that depth; more than the depth if it branches.
         branches: whether a node may have two children.
         gives_confidence: whether it estimates token probabilities and stops below `Budget.min_confidence`.
+        is_calibrated: whether its scores are fitted to measured acceptance; it then stops below `Budget.min_survival`.
+        greedy_rates: acceptance of each level given that the level before was accepted, measured on greedy texts before
+            it was loaded, such as by its training; empty if unknown.
+        sampled_rates: the same for texts sampled with a temperature.
         works_ahead: whether nodes are drafted for their picks and not for acceptance; planners that maximize
             acceptance would cut them.
         runs_model: whether drafting runs passes of a model.
+        reads_sources: whether the models that it runs read the source of an encoder-decoder target.
         reads_predictions: whether it drafts from the prediction of a request.
         reads_grammars: whether it drafts from the grammar of a request only.
         wants_picks: whether verdicts passed to `observe` must have the target's pick at every node.
@@ -118,13 +126,30 @@ class DraftTraits:
     nodes: int
     branches: bool = False
     gives_confidence: bool = False
+    is_calibrated: bool = False
+    greedy_rates: tuple[float, ...] = ()
+    sampled_rates: tuple[float, ...] = ()
     works_ahead: bool = False
     runs_model: bool = False
+    reads_sources: bool = False
     reads_predictions: bool = False
     reads_grammars: bool = False
     wants_picks: bool = False
     features: tuple[int, ...] = ()
     learns: bool = False
+
+    def part(self, name: str) -> DraftPart:
+        """Return the facts that a planner needs."""
+        return DraftPart(
+            name,
+            self.depth,
+            self.nodes,
+            self.runs_model,
+            self.gives_confidence,
+            self.is_calibrated,
+            self.greedy_rates,
+            self.sampled_rates,
+        )
 
 
 NO_DRAFTS = DraftTraits(draws=frozenset(), depth=0, nodes=0)

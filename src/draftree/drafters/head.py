@@ -34,6 +34,7 @@ from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
+from draftree.heads.rates import read_rates
 from draftree.heads.shipped.catalogue import head_folder
 from draftree.heads.target_parts import TargetParts
 from draftree.models.base import LanguageModel
@@ -66,8 +67,12 @@ class HeadDrafter(GrowingDrafter):
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
-        """Return the traits of the shape, and the hidden states that the head reads; reads its `config.json` only."""
-        head = read_config(head_folder(config.path))
+        """Return the traits of the shape, the hidden states that the head reads and its measured acceptance.
+
+        Reads the JSON files of the folder only.
+        """
+        folder = head_folder(config.path)
+        head, rates = read_config(folder), read_rates(folder)
         shape = _shape(config, head)
         return DraftTraits(
             draws=shape.draws,
@@ -75,6 +80,9 @@ class HeadDrafter(GrowingDrafter):
             nodes=shape.num_nodes,
             branches=not shape.is_chain,
             gives_confidence=True,
+            is_calibrated=read_calibration(folder) is not None,
+            greedy_rates=rates.greedy,
+            sampled_rates=rates.sampled,
             runs_model=True,
             features=head.features,
             learns=head.kind in LEARNING_KINDS,

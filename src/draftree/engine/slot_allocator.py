@@ -143,7 +143,9 @@ class SlotAllocator:
         begin = self._take_over if self._takes_over(found) else self._copy
         begin(found, sequence)
         if sequence.plan_state is None:
-            sequence.plan_state = self._parts.planner.open_for(sequence.view.draft)
+            sequence.plan_state = self._parts.planner.open_for(
+                sequence.view.draft, is_sampled=sequence.controls.temperature > 0
+            )
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 

@@ -115,8 +115,21 @@ class NativePasses(HeadPasses):
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
     ) -> RowResult:
         """Run a pass over new rows; states are float32, projected ones with values of the head's dtype."""
-        given, requested = joined_before(jobs).float().contiguous(), requested_rows(jobs)
-        found = self._run(memory, slots, nodes, jobs, given=given, requested=requested)
+        tokens, end = [job.tokens for job in jobs], self._decoder.num_layers
+        requested = requested_rows(jobs)
+        given = joined_before(jobs).float().contiguous()
+        if jobs[0].is_projected:
+            part, features = LayerRange(0, end, keeps_hidden=True, capture=(0,)), given.flatten(1)
+        else:
+            part, features = LayerRange(0, end, hidden=given, keeps_hidden=True), None
+        found = self._decoder.run(
+            memory,
+            plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
+            requested,
+            layer_range=part,
+            features=features,
+            rope_positions=[position for job in jobs for position in job.positions],
+        )
         assert found.hidden is not None, "states are captured"
         before = given if found.captured is None else found.captured[:, 0]
         return RowResult(before, found.hidden, requested, self._answered(found))
@@ -126,7 +139,6 @@ class NativePasses(HeadPasses):
         """True."""
         return True
 
-    @torch.inference_mode()
     def chains(
         self,
         memory: KVMemory,
@@ -136,39 +148,21 @@ class NativePasses(HeadPasses):
         searches: Sequence[ChainSearch],
     ) -> list[list[Choice]]:
         """Run a pass over new rows, and grow chains after them in the same call."""
-        ids = None if self._subset is None else self._subset.address
-        chains = NativeChains(searches, ids=ids, is_normed=self._norms_output)
-        places = [slot.length + len(job.tokens) for slot, job in zip(slots, jobs, strict=True)]
-        chains.place(slots, places, [job.positions[-1] + 1 for job in jobs], memory.keys[STATES])
-        given = joined_before(jobs).float().contiguous()
-        self._run(memory, slots, nodes, jobs, given=given, requested=requested_rows(jobs), chains=chains)
-        return chains.choices()
-
-    def _run(
-        self,
-        memory: KVMemory,
-        slots: Sequence[KVSlot],
-        nodes: Sequence[Sequence[int]],
-        jobs: Sequence[RowJob],
-        *,
-        given: Tensor,
-        requested: Sequence[int],
-        chains: NativeChains | None = None,
-    ) -> RangeOutput:
-        tokens, end = [job.tokens for job in jobs], self._decoder.num_layers
-        if jobs[0].is_projected:
-            part, features = LayerRange(0, end, keeps_hidden=True, capture=(0,)), given.flatten(1)
-        else:
-            part, features = LayerRange(0, end, hidden=given, keeps_hidden=True), None
-        return self._decoder.run(
-            memory,
-            plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
-            requested,
-            layer_range=part,
-            features=features,
-            rope_positions=[position for job in jobs for position in job.positions],
-            chains=chains,
+        tokens, states, before = [job.tokens for job in jobs], memory.keys[STATES], joined_before(jobs)
+        if before.dtype != torch.float32 or not before.is_contiguous():
+            before = before.float().contiguous()
+        places = [slot.length + len(row) for slot, row in zip(slots, tokens, strict=True)]
+        chains = NativeChains(searches, slots, places, [job.positions[-1] + 1 for job in jobs])
+        structure = chains.structure
+        structure.ids = None if self._subset is None else self._subset.address
+        structure.is_normed = self._norms_output
+        structure.kept, structure.kept_step = states.data_ptr(), states.stride(0)
+        rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens))))
+        rope_positions = [position for job in jobs for position in job.positions]
+        self._decoder.grow_chains(
+            memory, rows, requested_rows(jobs), chains, before=before, rope_positions=rope_positions
         )
+        return chains.choices()
 
     def _answered(self, found: RangeOutput) -> Logits:
         columns = found.logits

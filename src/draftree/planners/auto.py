@@ -19,39 +19,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from draftree.core.conditions import DraftCondition
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
 from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
-from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, net_gains
+from draftree.planners.estimates.budgets import SequenceEstimates, budget_of, conditions_of, note_drafted
+from draftree.planners.estimates.cheap_drafts import Prices, net_gains
 from draftree.planners.estimates.choosing import Depth, choose_nodes
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts
 from draftree.planners.estimates.credit import Credit, Credits
 from draftree.planners.estimates.drafting import PartPlan
-from draftree.planners.estimates.levels import Levels, SequenceLevels
 from draftree.planners.estimates.reasons import sentence
 from draftree.planners.estimates.trials import TrialSchedule
 
 NOTHING = Budget(0, 0)
 MAX_ROWS = 1024
 """Rows up to which the cost of a pass is computed."""
-
-
-@dataclass(slots=True)
-class SequenceEstimates:
-    """Estimates for one sequence. Mutated every round.
-
-    Attributes:
-        acceptance: deviation of its nodes' acceptance from that of all sequences.
-        parts: its gains from each drafter.
-        length: tokens of the text as of the last round.
-    """
-
-    acceptance: SequenceAcceptance
-    parts: tuple[SequenceLevels, ...]
-    length: int = 0
 
 
 @final
@@ -77,7 +63,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         super().__init__(config, **draft)
         self._limit = min(self.default_nodes, config.nodes or self.default_nodes)
         self._passes = PassCosts()
-        self._acceptance = Acceptance(config.memory)
+        self._acceptance = Acceptance(config.memory, [part.name for part in self.parts if part.is_calibrated])
         self._plans = [PartPlan.of(part) for part in self.parts]
         self._credits = Credits(self.parts)
         self._row_trials = TrialSchedule()
@@ -88,6 +74,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._others = self._other_rows = 0
         """Sequences of the round that others plan, and their rows."""
         self._asked: list[list[int]] = []
+        self._conditions: list[list[DraftCondition | None]] = []
         self._scored: list[list[float]] | None = None
         self._round = 0
         self._next_decision = 0
@@ -106,10 +93,15 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._others, self._other_rows = num_sequences, num_rows
 
     def open(self) -> SequenceEstimates:
-        """Estimates without an observation: the sequence is planned by those of all others."""
+        """Estimates of a greedy sequence without an observation: it is planned by those of all others."""
+        return self.open_for("")
+
+    def open_for(self, draft: str, *, is_sampled: bool = False) -> SequenceEstimates:
+        """Estimates without an observation, of a greedy or a sampled sequence."""
         self._next_decision = 0
-        parts = tuple(SequenceLevels(Levels.of_depth(part.depth), RecentDrafts()) for part in self.parts)
-        return SequenceEstimates(SequenceAcceptance(), parts)
+        return SequenceEstimates(
+            SequenceAcceptance(), tuple([plan.open(is_sampled=is_sampled) for plan in self._plans])
+        )
 
     def budgets(self, states: Sequence[SequenceEstimates]) -> list[Budget]:
         """The depth of each drafter for every sequence."""
@@ -122,7 +114,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._scored, self._asked, self._is_row_trial = None, self._choose_depths(states, curve), False
         if not any(plan.depth for plan in self._plans):
             self._next_decision = self._round + min(AUTO.max_idle_rounds, *self._rounds_until_trials(states, curve))
-        return [self._budget(depths) for depths in zip(*self._asked, strict=True)]
+        pairs = zip(zip(*self._asked, strict=True), zip(*self._conditions, strict=True), strict=True)
+        return [budget_of(self._plans, depths, conditions, limit=self._limit) for depths, conditions in pairs]
 
     def _rounds_until_trials(self, states: Sequence[SequenceEstimates], curve: Sequence[float]) -> list[int]:
         batch, costly = len(states), self._costly(curve, len(states))
@@ -139,6 +132,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
         batch, costly = len(states), self._costly(curve, len(states))
         expected = Depth(0, float(batch + self._others), curve[batch])
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
+        self._conditions = [[None] * batch for _ in self._plans]
         for index in sorted(range(len(costly)), key=costly.__getitem__):
             plan, owns = self._plans[index], [state.parts[index] for state in states]
             if costly[index]:
@@ -151,12 +145,15 @@ class AutoPlanner(Planner[SequenceEstimates]):
                     whole,
                     curve,
                     expected,
-                    batch=batch,
+                    owns=owns,
                     catching_up=plan.costs.catching_up(unread),
                     planning=self._planning,
                     now=self._round,
                 )
                 asked[index] = plan.shares(gains, best.speed)
+                if best.levels and not plan.is_trial:
+                    least = (best.seconds - expected.seconds) * best.speed / batch
+                    self._conditions[index] = conditions_of(index, self._plans, asked, gains, least, states)
                 expected = best if best.levels else expected
             else:
                 asked[index] = plan.choose_cheap(owns, self._prices(plan, curve, batch), now=self._round)
@@ -180,18 +177,12 @@ class AutoPlanner(Planner[SequenceEstimates]):
     def _prices(self, plan: PartPlan, curve: Sequence[float], batch: int) -> Prices:
         return plan.prices(curve[batch], batch + self._others, planning=self._planning)
 
-    def _budget(self, asked: tuple[int, ...]) -> Budget:
-        asked = tuple(min(levels, self._limit) for levels in asked)
-        depth = max(asked)
-        return Budget(self._limit if depth else 0, depth, part_depths=asked if len(asked) > 1 else ())
-
     def trim(
         self, states: Sequence[SequenceEstimates], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:
         """The nodes that are worth a row; the likeliest one at least where a trial is due."""
-        ratio = self._plans[0].hit_ratio if len(self._plans) == 1 else 1.0
         survivals = [
-            [ratio * chance for chance in self._acceptance.survivals(state.acceptance, tree)]
+            [self._ratio(state) * chance for chance in self._acceptance.survivals(state.acceptance, tree)]
             for state, tree in zip(states, trees, strict=True)
         ]
         batch, curve = len(states), self._curve(len(states))
@@ -205,6 +196,10 @@ class AutoPlanner(Planner[SequenceEstimates]):
         self._scored = [[row[node] for node in nodes] for row, nodes in zip(survivals, kept, strict=True)]
         return [None if len(nodes) == len(tree) else nodes for nodes, tree in zip(kept, trees, strict=True)]
 
+    def _ratio(self, state: SequenceEstimates) -> float:
+        """Accepted first tokens over expected ones; 1 for merged drafters, whose nodes have several sources."""
+        return self._plans[0].levels_of(state.parts[0]).hit_ratio if len(self._plans) == 1 else 1.0
+
     def _must_score(self, curve: Sequence[float], batch: int) -> bool:
         """Whether a row is tried that is not expected to pay; without a verdict its estimate would stay as it is."""
         trials = [
@@ -216,6 +211,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
     def observe(self, states: Sequence[SequenceEstimates], record: RoundRecord) -> None:
         """Learn costs, acceptance and gains."""
         batch = len(states)
+        firsts = [not state.length for state in states]
         for state, row in zip(states, record.sequences, strict=True):
             state.length = row.prefix_length + row.num_written
         if self._is_idle and self._round % AUTO.idle_sample_rounds:
@@ -233,6 +229,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
             return
         if any(len(row.drafted) for row in record.sequences):
             self._can_prune = self._scored is not None
+        note_drafted(self._plans, self._credits, self._asked, self._conditions, states, record.sequences, firsts)
         self._observe_costs(states, record)
         self._observe_gains(states, record.sequences)
         for state, row in zip(states, record.sequences, strict=True):
@@ -249,7 +246,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
                 rows = [record.sequences[place] for place in places]
                 owns = [states[place].parts[index] for place in places]
                 unread = [max(0, row.prefix_length - own.num_read) for row, own in zip(rows, owns, strict=True)]
-                depth = max(self._credits.depth_of(index, row.drafted) for row in rows)
+                depth = max(states[place].drafted[index] for place in places)
                 plan.observe_costs(seconds[index], depth, unread=unread)
 
     def _places(self, index: int) -> list[int]:
@@ -270,10 +267,11 @@ class AutoPlanner(Planner[SequenceEstimates]):
                 continue
             own_credits = [credits[place][index] for place in places]
             hits = [self._credits.has_hit(index, rows[place].tree, rows[place].path) for place in places]
-            plan.observe(self._round, own_credits, sum(hits))
             owns = [states[place].parts[index] for place in places]
+            plan.observe(self._round, owns, own_credits, hits)
             for place, own, credit in zip(places, owns, own_credits, strict=True):
-                own.num_read = states[place].length
+                if credit.depth:
+                    own.num_read = states[place].length
                 if any(costly):  # otherwise no drafter is judged by it
                     own.levels.observe(self._round, [credit], plan.depth)
             prices = self._prices(plan, curve, batch)
@@ -287,7 +285,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
             survivals = self._acceptance.survivals(state.acceptance, row.tree)
         else:
             survivals = self._scored[place]
-        return self._credits.of(row.tree, survivals, costly=costly)
+        return self._credits.of(row.tree, survivals, costly=costly, drafted=row.drafted)
 
     def explain(self) -> str:
         """The costs and gains that the last budgets follow from."""

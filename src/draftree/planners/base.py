@@ -80,8 +80,13 @@ class Planner(ABC, Generic[State]):
     def open(self) -> State:
         """Return the state of a new sequence."""
 
-    def open_for(self, draft: str) -> State:
-        """State for a new sequence whose request chose this drafter; for planners of several drafters."""
+    def open_for(self, draft: str, *, is_sampled: bool = False) -> State:
+        """Return the state of a new sequence, for planners of several drafters or with other estimates for sampling.
+
+        Args:
+            draft: the drafter that the request chose.
+            is_sampled: whether the text is sampled with a temperature.
+        """
         return self.open()
 
     @abstractmethod

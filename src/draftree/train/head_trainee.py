@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,14 @@ class Texts(Protocol):
     """Texts by number."""
 
     def __getitem__(self, index: int, /) -> Text: ...
+
+
+@runtime_checkable
+class ChangedTexts(Protocol):
+    """Texts with hidden states that are computed at each access, from stored ones."""
+
+    def stored(self, index: int) -> Text:
+        """Return a text with its hidden states as they are stored."""
 
 
 class TextTrainee(ABC):
@@ -77,8 +85,8 @@ class TextTrainee(ABC):
         self._module, self.vocabulary = module, vocabulary
         self._data, self._settings, self._category, self._token_weights = data, settings, category, token_weights
         self._device = parts.output.device
-        self._seen, self.lengths = self._usable(seen)
-        self._unseen, self._unseen_lengths = self._usable(unseen)
+        self._seen, self.lengths, self._chains = self._usable(seen)
+        self._unseen, self._unseen_lengths, _ = self._usable(unseen)
         if not self._seen:
             raise TrainingError("no text of training has an answer: make more data with 'draftree train data'")
         self._rows = TargetRows(parts, vocabulary, settings.temperature)
@@ -126,14 +134,20 @@ class TextTrainee(ABC):
         """The drafter."""
         return self._module
 
-    def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        texts = [(number, cut(self._data[number], self._settings.max_length)) for number in numbers]
-        kept = [(number, text.num_rows) for number, text in texts if is_usable(text)]
-        return [number for number, _ in kept], [length for _, length in kept]
+    def _usable(self, numbers: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Return the texts with an answer, and their numbers of rows and of chains; one text is in memory at a time."""
+        found: tuple[list[int], list[int], list[int]] = ([], [], [])
+        read = self._data.stored if isinstance(self._data, ChangedTexts) else self._data.__getitem__
+        for number in numbers:
+            text = cut(read(number), self._settings.max_length)
+            if is_usable(text):
+                for kept, value in zip(found, (number, text.num_rows, text.num_rows - first_chain(text)), strict=True):
+                    kept.append(value)
+        return found
 
     def count(self, texts: Sequence[int]) -> int:
         """Return the number of predictions of texts of training."""
-        return sum(self.lengths[text] - first_chain(self._data[self._seen[text]]) for text in texts)
+        return sum(self._chains[text] for text in texts)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the batch of texts, given by their numbers in the data."""

@@ -40,6 +40,10 @@ class ScaledTexts:
         features = text.features[:, self._places]
         return replace(text, features=(features.float() / self.sizes).to(features.dtype))
 
+    def stored(self, index: int) -> Text:
+        """Return a text with all hidden states as they are stored."""
+        return self._data[index]
+
 
 @torch.no_grad()
 def feature_sizes(texts: Iterable[Text], places: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
 from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
+from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts, PassCosts
 from draftree.planners.estimates.drafting import PartPlan
 
@@ -94,9 +95,41 @@ def test_a_further_level_may_cost_less_than_the_first() -> None:
     for _ in range(200):  # everything is slower
         costs.observe(2.0, 2, unread=0)
     assert [costs.of(depth) for depth in range(5)] == pytest.approx([0.0, 1.6, 2.0, 2.4, 2.8], rel=1e-3)
-    costs.observe(6.0, 4, unread=0)
+    for _ in range(5):
+        costs.observe(6.0, 4, unread=0)
     assert costs.of(3) == pytest.approx(4.0, rel=1e-3)
     assert costs.of(5) == pytest.approx(7.5, rel=1e-3), "no further level costs more than the mean"
+
+
+def test_one_slow_draft_changes_the_cost_of_no_depth() -> None:
+    costs = DraftCosts()
+    costs.observe(0.9, 1, unread=0)
+    costs.observe(60.0, 4, unread=0)
+    assert costs.of(4) == pytest.approx(3.6)
+    for seconds in (1.0, 40.0, 1.0, 1.0, 1.0):
+        costs.observe(seconds, 1, unread=0)
+    assert costs.of(1) == pytest.approx(1.0)
+    assert costs.call == pytest.approx(1.0)
+
+
+def test_a_deeper_draft_never_costs_less_than_a_shallower_one() -> None:
+    costs = DraftCosts()
+    for _ in range(9):
+        costs.observe(1.0, 1, unread=0)
+    for _ in range(9):
+        costs.observe(0.5, 2, unread=0)
+    assert costs.of(2) >= costs.of(1)
+
+
+def test_a_depth_that_was_slow_long_ago_is_not_avoided_forever() -> None:
+    costs = DraftCosts()
+    costs.observe(1.0, 1, unread=0)
+    for _ in range(4):
+        costs.observe(50.0, 3, unread=0)
+    assert costs.of(3) > 20
+    for _ in range(2 * AUTO.cost_age):
+        costs.observe(1.0, 1, unread=0)
+    assert costs.of(3) < 4
 
 
 def test_costs_never_fall_with_the_depth() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from draftree.train.batches import collate
+from draftree.train.data.texts import Text
+from draftree.train.head_trainee import HeadTrainee
 from draftree.train.scaling import ScaledTexts, feature_sizes, fold, sizes_for, unfold
 from draftree.train.unroll import unroll
-from train_samples import FEATURES, perturbed, texts, tiny_head
+from train_samples import ANSWER, FEATURES, HIDDEN, perturbed, settings, target_parts, texts, tiny_head
 
 
 def test_scaled_hidden_states_have_size_one() -> None:
@@ -56,3 +58,23 @@ def test_elements_that_are_never_used_have_a_size() -> None:
     sizes = feature_sizes([replace(text, features=features)], [0])
     assert (sizes > 0).all()
     assert sizes[0, 3] < sizes[0].median()
+
+
+def test_a_trainee_does_not_compute_hidden_states_before_it_trains() -> None:
+    """Nor are those of all texts in memory at once: with 1.6 million tokens they had 6 GB."""
+    own = texts(12)
+
+    class Counted(ScaledTexts):
+        read = 0
+
+        def __getitem__(self, index: int) -> Text:
+            Counted.read += 1
+            return super().__getitem__(index)
+
+    data = Counted(own, [0, 1, 2], torch.ones(3, HIDDEN))
+    found = HeadTrainee(tiny_head(), target_parts(), data, range(10), range(10, 12), settings())
+    assert Counted.read == 0
+    assert found.lengths == [text.num_rows for text in own[:10]]
+    assert found.count([0, 1]) == 2 * ANSWER
+    found.batch([0, 1])
+    assert Counted.read == 2

@@ -201,9 +201,12 @@ class HeadStepper(Stepper[HeadedSequence]):
                 last = len(state.positions) - 1
                 state.unread = [Unread(state.positions[last], self._decoder.before(state.slot, last))]
                 self._cut(state, last)
-        self._read(states, [state.unread[-1].end for state in states], leaves_last=True)
-        left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
-        return self._jobs(left, wants_logits=True)
+        while True:
+            left = [(state, rows) for state in states if (rows := self._next_rows(state, state.end)) is not None]
+            jobs = [(state, rows) for state, rows in left if rows.positions[-1] + 1 < state.end]
+            if not jobs:
+                return self._jobs(left, wants_logits=True)
+            self._decoder.read(self._jobs(jobs))
 
     def feed(
         self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -238,15 +241,11 @@ class HeadStepper(Stepper[HeadedSequence]):
         """Do as `keep`."""
         self.keep(states, [()] * len(states))
 
-    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int], *, leaves_last: bool = False) -> None:
-        """Read unread rows below these positions; with `leaves_last`, all but those of each sequence's last pass."""
+    def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> None:
+        """Read unread rows below these positions."""
         while True:
             going = [(state, self._next_rows(state, end)) for state, end in zip(states, ends, strict=True)]
-            jobs = [
-                (state, rows)
-                for state, rows in going
-                if rows is not None and not (leaves_last and rows.positions[-1] + 1 == state.end)
-            ]
+            jobs = [(state, rows) for state, rows in going if rows is not None]
             if not jobs:
                 return
             self._decoder.read(self._jobs(jobs))
@@ -267,7 +266,8 @@ class HeadStepper(Stepper[HeadedSequence]):
             # windows begin at multiples of a block, so that they depend on the text only
             self._drop_before(state, (positions[0] // self._block - 1) * self._block)
             drop_before(state.unread, positions[-1] + 1)
-            tokens: list[int] = state.view.history.tokens[positions].tolist()
+            following = state.view.history.since(positions[0])
+            tokens = [following[position - positions[0]] for position in positions]
             before = self._decoder.project(rows.hidden) if is_mixed and rows.is_projected else rows.hidden
             last = [len(positions) - 1] if wants_logits else ()
             jobs.append(RowJob(state.slot, tokens, positions, range(-1, len(tokens) - 1), before, last))

@@ -18,7 +18,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.growing_tree import GrowingTree
+from draftree.drafters.growing.growing_tree import GrowingTree, least_shares
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
 from draftree.heads.calibration import Calibration, with_confidence
@@ -100,7 +100,6 @@ class Growth:
         """Do as `observe` for trees in the model's own tokens, whose acceptance follows from the text."""
         self._stepper.follow(states, trees)
 
-    @torch.inference_mode()
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
         depth = min(self._shape.depth, self._stepper.max_depth)
@@ -111,13 +110,17 @@ class Growth:
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
         if active and self._can_chain(active):
             self._chain(active)
-            active = []
+        else:
+            self._grow_levels(active)
+        return [self._tree(g) for g in growing]
+
+    @torch.inference_mode()
+    def _grow_levels(self, active: Sequence[GrowingTree]) -> None:
         level = 0
         while active:
             self._choose(active, self._feed(active, level), self._shape.widths[level])
             level += 1
             active = [g for g in active if g.frontier and level < g.budget.depth]
-        return [self._tree(g) for g in growing]
 
     def _noise(self, state: Stepped) -> Noise:
         noise = state.view.controls.noise
@@ -152,17 +155,12 @@ class Growth:
 
     def _search_of(self, g: GrowingTree) -> ChainSearch:
         """Return how the tokens of a chain are chosen. Tokens that are too unsure are not followed."""
-        start, temperature, least = (
-            len(g.state.view.history),
-            g.state.view.controls.temperature,
-            g.budget.min_confidence,
-        )
+        start, temperature = len(g.state.view.history), g.state.view.controls.temperature
         levels = range(min(g.budget.depth, g.budget.num_nodes))
         noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
-        if self._calibration is None or not least:
+        if self._calibration is None or not self._shares_noise:
             return ChainSearch(noise, [-math.inf] * len(noise))
-        bounds = [self._calibration.least_log_share(least, level, is_sampled=temperature > 0) for level in levels]
-        return ChainSearch(noise, bounds)
+        return ChainSearch(noise, least_shares(g.budget, len(noise), self._calibration, is_sampled=temperature > 0))
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
@@ -269,6 +267,8 @@ class Growth:
     def _advance(self, g: GrowingTree, first: int) -> None:
         """Make the new nodes that can have children the next frontier."""
         new = range(first, len(g.tokens))
+        if g.budget.min_survival and self._shares_noise and self._calibration is not None:
+            g.unsure.update(node for node in new if g.scores[node] < math.log(g.budget.min_survival))
         if self._shape.num_best is not None:
             if len(g.tokens) > g.budget.num_nodes:
                 kept = set(g.best(g.budget.num_nodes))

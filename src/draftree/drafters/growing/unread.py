@@ -34,6 +34,8 @@ class Unread:
 
     def between(self, first: int, end: int) -> Unread | None:
         """Return the rows of these positions; None for no row."""
+        if first <= self.first and end >= self.end and len(self.hidden):
+            return self
         first, end = max(first, self.first), min(end, self.end)
         if first >= end:
             return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
@@ -96,12 +95,14 @@ class MergedDrafter(SeveralDrafters[MergedSequence]):
         )
 
     def draft(self, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
-        """The merged trees, held to the budgets."""
-        parts, times = [], [self._clock()]
-        for index in range(len(self._drafters)):
-            parts.append(self._draft_part(index, states, budgets))
-            times.append(self._clock())
-        self.part_seconds = tuple(after - before for before, after in pairwise(times))
+        """The merged trees, held to the budgets. Drafters without a model draft first: others depend on their trees."""
+        parts: list[list[TokenTree]] = [[EMPTY] * len(states) for _ in self._drafters]
+        seconds = [0.0] * len(parts)
+        for index in sorted(range(len(parts)), key=lambda part: self._traits[part].runs_model):
+            start = self._clock()
+            parts[index] = self._draft_part(index, states, budgets, list(zip(*parts, strict=True)))
+            seconds[index] = self._clock() - start
+        self.part_seconds = tuple(seconds)
         merged = []
         for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.trees = [part[row] for part in parts]
@@ -114,9 +115,20 @@ class MergedDrafter(SeveralDrafters[MergedSequence]):
             merged.append(fitting.cut(whole.tree))
         return merged
 
-    def _draft_part(self, index: int, states: Sequence[MergedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def _draft_part(
+        self,
+        index: int,
+        states: Sequence[MergedSequence],
+        budgets: Sequence[Budget],
+        earlier: Sequence[Sequence[TokenTree]],
+    ) -> list[TokenTree]:
         held = [budget.of_part(index) for budget in budgets]
-        asked = [row for row, budget in enumerate(held) if budget.num_nodes and budget.depth]
+        conditions = [budget.conditions[index] if budget.conditions else None for budget in budgets]
+        asked = [
+            row
+            for row, (budget, condition) in enumerate(zip(held, conditions, strict=True))
+            if budget.num_nodes and budget.depth and (condition is None or condition.is_met(earlier[row]))
+        ]
         trees = [EMPTY] * len(states)
         if asked:
             drafter = self._drafters[index]

@@ -14,7 +14,7 @@ from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.chains import NativeChains
 from draftree.models.native.library import FORMATS, address, library
-from draftree.models.native.logit_buffers import LogitBufferPool, RowsAt
+from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedWeights
 from draftree.models.native.rotary import RopeTables
@@ -118,33 +118,16 @@ class NativeDecoder:
         layer_range: LayerRange,
         features: Tensor | None = None,
         rope_positions: Sequence[int] | None = None,
-        chains: NativeChains | None = None,
     ) -> RangeOutput:
         """Run one pass over rows; their keys and values are written to the memory, None for a pass over no layers.
 
         `features` are projected to the input of the first layer, shape (rows, inputs of the projection), float32.
-        `rope_positions` are entries of the rotary tables; None for the rows' positions. With `chains`, chains are grown
-        after the rows with logits; the output of the last layer and, with features, the input of the first layer must
-        be captured, and logits are undefined.
+        `rope_positions` are entries of the rotary tables; None for the rows' positions.
         """
-        # avoids numpy and torch: a pass has evicted their code from the processor caches
-        if memory is not None and memory.version != self._memory_version:
-            self._point_at(memory)
-        longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
-        self._ropes.point(self._form, longest=longest + (0 if chains is None else chains.structure.levels))
-        vocab, num_threads = self._blueprint.vocab, torch.get_num_threads()
-        buffer = self._rooms.take(len(logit_rows), vocab)
-        run = CPass.from_buffer_copy(self._form)
-        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(logit_rows)
-        run.first_layer, run.last_layer = layer_range.first, layer_range.end
-        run.num_threads = num_threads
-        requested = array("q", logit_rows)
-        run.logit_rows, run.logits = place_of(requested), buffer.address
-        first = place_of(rows.numbers)
-        for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
-            setattr(run, name, first + start * rows.numbers.itemsize)
+        requested, vocab = array("q", logit_rows), self._blueprint.vocab
         rotated = None if rope_positions is None else array("q", rope_positions)
-        run.rope_position = run.position if rotated is None else place_of(rotated)
+        run, buffer = self._filled(memory, rows, requested, rotated)
+        run.first_layer, run.last_layer = layer_range.first, layer_range.end
         captured = layers = skipped = None
         if not layer_range.is_plain:
             layers = array("q", layer_range.captured_layers)
@@ -153,12 +136,72 @@ class NativeDecoder:
             skipped = layer_range.skipped(self.num_layers)
             run.hidden_in, run.features = address(layer_range.hidden), address(features)
             run.skipped = None if skipped is None else skipped.ctypes.data
-        if chains is None:
-            self._library.run(self._packed.decoder, run)
-        else:
-            self._library.grow_chains(self._packed.decoder, run, chains.structure)
+        self._library.run(self._packed.decoder, run)
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
-        return layer_range.output(NativeLogits(self._library, at, buffer.memory, num_threads), captured)
+        return layer_range.output(NativeLogits(self._library, at, buffer.memory, run.num_threads), captured)
+
+    def grow_chains(
+        self,
+        memory: KVMemory,
+        rows: Rows,
+        logit_rows: Sequence[int],
+        chains: NativeChains,
+        *,
+        before: Tensor,
+        rope_positions: Sequence[int],
+    ) -> None:
+        """Run one pass over rows through all layers, and grow chains after the rows with logits.
+
+        Args:
+            memory: as for `run`.
+            rows: as for `run`.
+            logit_rows: as for `run`.
+            chains: the chains, which contain the results afterwards.
+            before: input of the first layer, shape (rows, hidden), or features, shape (rows, layers, hidden),
+                contiguous float32.
+            rope_positions: entries of the rotary tables.
+        """
+        requested, rotated = array("q", logit_rows), array("q", rope_positions)
+        run, logits = self._filled(memory, rows, requested, rotated, ahead=chains.structure.levels)
+        run.last_layer = self.num_layers
+        if before.dim() == 3:
+            run.features, layers = before.data_ptr(), array("q", (0, self.num_layers))
+        else:
+            run.hidden_in, layers = before.data_ptr(), array("q", (self.num_layers,))
+        states = self._rooms.take(rows.count * len(layers), self._blueprint.hidden)
+        run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
+        self._library.grow_chains(self._packed.decoder, run, chains.structure)
+        # the pass refers to their memory
+        del logits, states
+
+    def _filled(
+        self,
+        memory: KVMemory | None,
+        rows: Rows,
+        requested: array[int],
+        rope_positions: array[int] | None,
+        *,
+        ahead: int = 0,
+    ) -> tuple[CPass, LogitBuffer]:
+        """Return the arguments of a pass, which refer to the given arrays, and the memory of its logits.
+
+        `ahead` is the number of rotary positions that are needed after the last one.
+        """
+        # avoids numpy and torch: a pass has evicted their code from the processor caches
+        if memory is not None and memory.version != self._memory_version:
+            self._point_at(memory)
+        longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
+        self._ropes.point(self._form, longest=longest + ahead)
+        buffer = self._rooms.take(len(requested), self._blueprint.vocab)
+        run = CPass.from_buffer_copy(self._form)
+        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
+        run.num_threads = torch.get_num_threads()
+        run.logit_rows, run.logits = place_of(requested), buffer.address
+        first = place_of(rows.numbers)
+        for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
+            setattr(run, name, first + start * rows.numbers.itemsize)
+        run.rope_position = run.position if rope_positions is None else place_of(rope_positions)
+        return run, buffer
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._packed.layers):

@@ -18,11 +18,8 @@ from draftree.core.tree import TokenTree
 from draftree.planners.estimates.constants import AUTO
 
 LOG_EDGES = tuple(math.log(edge) for edge in AUTO.score_edges)
-CENTRES = tuple(
-    AUTO.score_discount * (low + high) / 2
-    for low, high in zip((0.0, *AUTO.score_edges), (*AUTO.score_edges, 1.0), strict=True)
-)
-"""Assumed acceptance of each bin."""
+CENTRES = tuple((low + high) / 2 for low, high in zip((0.0, *AUTO.score_edges), (*AUTO.score_edges, 1.0), strict=True))
+"""Centre of each bin."""
 NO_SCORE = -1e-4
 """Conditional log-probabilities above this mean that the drafter has no scores."""
 FIRST_UNSCORED = 100
@@ -40,11 +37,13 @@ class Bin:
         hits: number of accepted nodes, observed or initially assumed.
         tries: number of nodes, likewise.
         assumed: acceptance by the drafter's probability; None without one.
+        weight: weight in guesses of `assumed`.
     """
 
     hits: float
     tries: float
     assumed: float | None = None
+    weight: float = AUTO.score_weight
 
     def chance(self, odds: float) -> float:
         """Return the acceptance probability of such a node, given its parent.
@@ -54,7 +53,7 @@ class Bin:
         """
         if self.assumed is None:
             return self.hits / self.tries
-        return (self.hits + AUTO.score_weight * shifted(self.assumed, odds)) / (self.tries + AUTO.score_weight)
+        return (self.hits + self.weight * shifted(self.assumed, odds)) / (self.tries + self.weight)
 
 
 def shifted(chance: float, odds: float) -> float:
@@ -105,10 +104,12 @@ class Acceptance:
 
     Args:
         memory: number of nodes after which an observation of a bin has weight 1/e.
+        calibrated: names of the drafters whose scores are fitted probabilities.
     """
 
-    def __init__(self, memory: float) -> None:
+    def __init__(self, memory: float, calibrated: Sequence[str] = ()) -> None:
         self._keep = 1.0 - 1.0 / memory
+        self._calibrated = frozenset(calibrated)
         self._bins: dict[Key, Bin] = {}
         self._assumed = SequenceAcceptance()
 
@@ -146,7 +147,10 @@ class Acceptance:
     def _new(self, key: Key) -> Bin:
         sources, kind = key
         if kind < FIRST_UNSCORED:
-            self._bins[key] = Bin(0.0, 0.0, CENTRES[kind])
+            if self._calibrated.issuperset(sources) and self._calibrated:
+                self._bins[key] = Bin(0.0, 0.0, CENTRES[kind], AUTO.calibrated_weight)
+            else:
+                self._bins[key] = Bin(0.0, 0.0, AUTO.score_discount * CENTRES[kind])
             return self._bins[key]
         depth, rank = divmod(kind - FIRST_UNSCORED, len(AUTO.rank_chances))
         above = self._bins.get((sources, kind - len(AUTO.rank_chances))) if depth else None

@@ -80,6 +80,12 @@ class AutoConstants:
     """Ratio to the expected seconds at which a round's seconds are clipped."""
     max_draft_jump: float = 3.0
     """The same for a draft's seconds."""
+    cost_window: int = 9
+    """Drafts whose median is the cost of a draft."""
+    cost_doubt: int = 2
+    """Weight in drafts of the cost of a depth that follows from shallower drafts."""
+    cost_age: int = 64
+    """Drafts after which a measured cost of another depth is dropped."""
     min_unread: int = 16
     """Unread tokens above which a draft's seconds do not count as the cost of its levels."""
     settled_rounds: int = 16
@@ -102,6 +108,14 @@ class AutoConstants:
     """Weight in drafts of all sequences' gains beside a sequence's own."""
     hit_prior: float = 1.0
     """Accepted first guesses assumed before any was seen, in the ratio of accepted to expected ones."""
+    known_hit_prior: float = 6.0
+    """The same for a drafter whose acceptance was measured before."""
+    first_drafts: int = 3
+    """Drafts of a drafter whose acceptance was measured before until their cost is judged."""
+    most_survival: float = 0.9
+    """Survival of a node from which a calibrated drafter goes deeper in any case."""
+    further_rate: float = 0.6
+    """Assumed acceptance of a further level of a calibrated drafter whose acceptance was not measured before."""
     hit_memory: float = 50.0
     """Expected first guesses over which this ratio is averaged."""
 
@@ -112,6 +126,8 @@ class AutoConstants:
     """Assumed acceptance of a bin relative to its centre: drafters are overconfident."""
     score_weight: float = 2.5
     """Weight in guesses of what is assumed of a scored bin."""
+    calibrated_weight: float = 12.0
+    """The same for a drafter with calibrated scores, whose assumed acceptance is the centre of the bin."""
     rank_chances: tuple[float, ...] = (0.6, 0.15, 0.06, 0.04, 0.02)
     """Assumed acceptance of an unscored guess by rank among its siblings."""
     first_rank_weight: float = 1.5

@@ -8,9 +8,11 @@ starts as a copy of the last one in use.
 from __future__ import annotations
 
 from bisect import bisect
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from statistics import median
 
 from draftree.planners.estimates.constants import AUTO
 
@@ -122,20 +124,32 @@ def _settled(mean: float, count: int) -> float:
 class DraftCosts:
     """Times of one drafter's calls, of its levels and of reading unread tokens, in seconds. Mutated by `observe`.
 
+    The cost of a depth is the median of its recent drafts. What follows from shallower drafts counts as a few drafts
+    beside them, so that a slow one, such as the first, is not taken for the cost of its depth.
+
     Attributes:
-        call: time of a draft; None before the first one.
-        by_depth: time of a draft by its number of levels, without catching up. The first level may cost more than the
-            others: a head reads the accepted tokens with it.
+        calls: recent drafts of any depth; those with catching up only until there is another.
+        samples: recent drafts by number of levels, without catching up, each with its number. The first level may cost
+            more than the others: a head reads the accepted tokens with it.
+        by_depth: cost of a draft by the depths that were measured.
         guessed: time of a level, estimated from a draft after catching up.
         unread_token: time of each token that it had to read before drafting.
-        is_rough: whether `call` includes catching up.
+        is_rough: whether `calls` includes catching up.
+        count: number of drafts without catching up.
     """
 
-    call: float | None = None
+    calls: deque[float] = field(default_factory=lambda: deque(maxlen=AUTO.cost_window))
+    samples: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)
     by_depth: dict[int, float] = field(default_factory=dict)
     guessed: float = 0.0
     unread_token: float = 0.0
     is_rough: bool = True
+    count: int = 0
+
+    @property
+    def call(self) -> float | None:
+        """Time of a draft; None before the first one."""
+        return median(self.calls) if self.calls else None
 
     def observe(self, seconds: float, depth: int, *, unread: int) -> None:
         """Learn from a draft.
@@ -155,23 +169,43 @@ class DraftCosts:
                 if not self.unread_token
                 else self.unread_token + (min(each, AUTO.max_draft_jump * self.unread_token) - self.unread_token) / 2
             )
-        if catches_up and self.call is not None:
+        if catches_up and self.calls:
             return
-        if self.call is None or self.is_rough:
-            self.call, self.is_rough = seconds, catches_up
-        else:
-            self.call += (min(seconds, AUTO.max_draft_jump * self.call) - self.call) / AUTO.cost_memory
+        if self.is_rough:
+            self.calls.clear()
+        self.calls.append(seconds)
+        self.is_rough = catches_up
         if depth and not catches_up:
             self._observe_depth(depth, seconds)
 
     def _observe_depth(self, depth: int, seconds: float) -> None:
-        known = self.by_depth.get(depth)
-        if known is None:
-            self.by_depth[depth] = seconds
+        self.count += 1
+        own = self.samples.setdefault(depth, deque(maxlen=AUTO.cost_window))
+        before = median([value for value, _ in own]) if own else None
+        own.append((seconds, self.count))
+        if before:
+            self._scale_others(depth, median([value for value, _ in own]) / before)
+        self._settle()
+
+    def _scale_others(self, depth: int, factor: float) -> None:
+        """Change the costs of other depths that were not drafted lately: the machine is slower or faster at each."""
+        if factor == 1.0:
             return
-        mean = known + (min(seconds, AUTO.max_draft_jump * known) - known) / AUTO.cost_memory
-        # a machine that is slower now is slower at every depth
-        self.by_depth = {other: own * mean / known for other, own in self.by_depth.items()}
+        for other, own in self.samples.items():
+            if other != depth and own[-1][1] <= self.count - AUTO.cost_window:
+                self.samples[other] = deque([(value * factor, at) for value, at in own], maxlen=AUTO.cost_window)
+
+    def _settle(self) -> None:
+        """Compute the cost of every measured depth, ascending: none costs less than a shallower one."""
+        self.by_depth = {}
+        least = 0.0
+        for depth in sorted(self.samples):
+            own = self.samples[depth]
+            while len(own) > 1 and own[0][1] <= self.count - AUTO.cost_age:
+                own.popleft()
+            follows = [self.of(depth)] * AUTO.cost_doubt if self.by_depth else []
+            least = max(least, median([*follows, *(value for value, _ in own)]))
+            self.by_depth[depth] = least
 
     @property
     def knows_levels(self) -> bool:
@@ -186,12 +220,12 @@ class DraftCosts:
         """Return the seconds of a draft of `depth` levels; before the first draft a level costs `otherwise`."""
         if not self.by_depth or not depth:
             return depth * (self.guessed or otherwise)
-        known = sorted(self.by_depth)
+        known = list(self.by_depth)
         if depth in self.by_depth or len(known) == 1:
             return self.by_depth.get(depth, depth * self.by_depth[known[0]] / known[0])
         place = min(max(bisect(known, depth), 1), len(known) - 1)
         low, high = known[place - 1], known[place]
-        each = max(0.0, self.by_depth[high] - self.by_depth[low]) / (high - low)
+        each = (self.by_depth[high] - self.by_depth[low]) / (high - low)
         if depth < low:
             return depth * self.by_depth[low] / low
         if depth > high:  # noise must not make a further level dearer than the mean of those before
@@ -200,4 +234,5 @@ class DraftCosts:
 
     def is_below(self, share: float, plain_seconds: float) -> bool:
         """Return whether a draft costs less than this share of a plain pass."""
-        return self.call is not None and self.call < share * plain_seconds
+        call = self.call
+        return call is not None and call < share * plain_seconds

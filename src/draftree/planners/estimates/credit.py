@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftree.core.tree import TokenTree, depths
-from draftree.core.types import DraftPart
+from draftree.core.types import MAX_NODES, DraftPart
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Credit:
-    """Summed survival and number of scored nodes of each level of one drafter, for one sequence's round."""
+    """Summed survival and number of scored nodes of each level of one drafter, for one sequence's round.
+
+    Attributes:
+        gains: summed survival of the scored nodes, by level.
+        rows: number of scored nodes, by level.
+        depth: number of drafted levels.
+        first: summed survival of the scored nodes of the first level, shared ones included.
+    """
 
     gains: list[float]
     rows: list[float]
+    depth: int = MAX_NODES
+    first: float = 0.0
 
 
 class Credits:
@@ -26,7 +35,7 @@ class Credits:
 
     def __init__(self, parts: Sequence[DraftPart]) -> None:
         self._parts = tuple(parts)
-        self._nothing = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in parts]
+        self._nothing = [Credit([0.0] * part.depth, [0.0] * part.depth, 0) for part in parts]
         self._guessers: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def depth_of(self, part: int, tree: TokenTree) -> int:
@@ -55,14 +64,30 @@ class Credits:
             self._guessers[names] = found = found or (0,)
         return found
 
-    def of(self, tree: TokenTree, survivals: Sequence[float], *, costly: Sequence[bool]) -> list[Credit]:
-        """Return every drafter's credit for a scored tree; a shared node counts for a drafter that is not costly."""
-        if not len(tree):
+    def of(
+        self, tree: TokenTree, survivals: Sequence[float], *, costly: Sequence[bool], drafted: TokenTree | None = None
+    ) -> list[Credit]:
+        """Return every drafter's credit for a scored tree; a shared node counts for a drafter that is not costly.
+
+        Args:
+            tree: the scored tree.
+            survivals: of its nodes.
+            costly: which drafters cost time.
+            drafted: the tree before it was cut; None if it was not.
+        """
+        whole = tree if drafted is None else drafted
+        if not len(whole):
             return self._nothing
-        credits = [Credit([0.0] * part.depth, [0.0] * part.depth) for part in self._parts]
+        credits = [
+            Credit([0.0] * part.depth, [0.0] * part.depth, self.depth_of(index, whole))
+            for index, part in enumerate(self._parts)
+        ]
         is_alone = len(self._parts) == 1 or not tree.sources
         for node, (level, survival) in enumerate(zip(depths(tree.parents), survivals, strict=True)):
             named = (0,) if is_alone else self.guessers(tree.sources[node])
+            if level == 1:
+                for part in named:
+                    credits[part].first += survival
             owner = named[0] if len(named) == 1 else next((part for part in named if not costly[part]), named[0])
             if level <= len(credits[owner].gains):
                 credits[owner].gains[level - 1] += survival

@@ -21,7 +21,8 @@ class PartPlan:
 
     Attributes:
         part: the drafter.
-        levels: gains of its levels, averaged over all sequences.
+        levels: gains of its levels, averaged over all greedy sequences.
+        sampled: the same for sequences that are sampled with a temperature.
         costs: of its drafts.
         trials: schedule of trials while it is off; a cheap drafter has one for each sequence.
         depth: levels of the current round; 0 if it does not draft.
@@ -29,12 +30,13 @@ class PartPlan:
         sequence_seconds: of the draft of one sequence; None before the first one.
         num_drafts: number of rounds with a draft.
         recent_gain: of a draft, as `RecentDrafts.gain`, over all sequences.
-        hits: drafts whose first token was accepted.
-        expected_hits: how many were expected; gains are corrected by the ratio.
+        min_survival: survival below which the drafts of this round do not go deeper.
+        is_sampled: whether the first sequence of the last round is sampled, for the reason of the plan.
     """
 
     part: DraftPart
     levels: Levels
+    sampled: Levels
     costs: DraftCosts = field(default_factory=DraftCosts)
     trials: TrialSchedule = field(default_factory=TrialSchedule)
     depth: int = 0
@@ -42,18 +44,23 @@ class PartPlan:
     sequence_seconds: float | None = None
     num_drafts: int = 0
     recent_gain: float = AUTO.first_gain
-    hits: float = AUTO.hit_prior
-    expected_hits: float = AUTO.hit_prior
+    min_survival: float = 0.0
+    is_sampled: bool = False
 
     @classmethod
     def of(cls, part: DraftPart) -> PartPlan:
         """A plan without an observation."""
-        return cls(part, Levels.of_depth(part.depth))
+        return cls(
+            part, Levels.of_depth(part.depth, part.greedy_rates), Levels.of_depth(part.depth, part.sampled_rates)
+        )
 
-    @property
-    def hit_ratio(self) -> float:
-        """Accepted first tokens over expected ones: averages of expected gains follow a bad drafter late."""
-        return self.hits / self.expected_hits
+    def levels_of(self, own: SequenceLevels) -> Levels:
+        """The estimates over all sequences like this one."""
+        return self.sampled if own.is_sampled else self.levels
+
+    def open(self, *, is_sampled: bool = False) -> SequenceLevels:
+        """Estimates for a new sequence."""
+        return SequenceLevels(Levels.of_depth(self.part.depth), is_sampled=is_sampled)
 
     def is_cheap(self, plain_seconds: float, batch: int) -> bool:
         """Whether it drafts first and its tree is judged then, which tells more than its earlier trees do.
@@ -68,17 +75,29 @@ class PartPlan:
 
     def gains(self, owns: Sequence[SequenceLevels], now: int) -> list[list[float]]:
         """Expected gains by sequence and level."""
-        shared = self.levels.expected(now)
-        return [[self.hit_ratio * gain for gain in own.levels.mixed_with(shared, now)] for own in owns]
+        shared = {kind: levels.expected(now) for kind, levels in self._kinds(owns)}
+        found = []
+        for own in owns:
+            levels = self.levels_of(own)
+            # a text unlike the last ones is judged by what was measured before
+            about = levels.known() or shared[own.is_sampled]
+            found.append([levels.hit_ratio * gain for gain in own.levels.mixed_with(about, now)])
+        return found
 
-    def level_seconds(self, curve: Sequence[float], batch: int) -> list[float]:
-        """Cost of each level: drafting it, and its rows in the target's pass."""
+    def _kinds(self, owns: Sequence[SequenceLevels]) -> list[tuple[bool, Levels]]:
+        kinds = dict.fromkeys(own.is_sampled for own in owns)
+        return [(kind, self.sampled if kind else self.levels) for kind in kinds or (self.is_sampled,)]
+
+    def level_seconds(self, curve: Sequence[float], batch: int, owns: Sequence[SequenceLevels] = ()) -> list[float]:
+        """Cost of each level: drafting it, if drafts get so deep, and its rows in the target's pass."""
         unknown = AUTO.unknown_level_share * curve[batch]
+        kinds = [levels for _, levels in self._kinds(owns)]
         rows, seconds, drafting, found = float(batch), curve[batch], 0.0, []
-        for level, of_level in enumerate(self.levels.rows, 1):
-            rows += batch * of_level
-            now, draft = curve[min(round(rows), len(curve) - 1)], self.costs.of(level, otherwise=unknown)
-            found.append(max(0.0, draft - drafting) + now - seconds)
+        for level in range(self.part.depth):
+            rows += batch * sum(levels.rows[level] for levels in kinds) / len(kinds)
+            reached = sum(levels.reached[level] for levels in kinds) / len(kinds) if level else 1.0
+            now, draft = _at(curve, rows), self.costs.of(level + 1, otherwise=unknown)
+            found.append(min(1.0, batch * reached) * max(0.0, draft - drafting) + now - seconds)
             seconds, drafting = now, draft
         return found
 
@@ -88,7 +107,7 @@ class PartPlan:
         curve: Sequence[float],
         plain: Depth,
         *,
-        batch: int,
+        owns: Sequence[SequenceLevels],
         catching_up: float,
         planning: float,
         now: int,
@@ -99,7 +118,7 @@ class PartPlan:
             gains: expected tokens of the whole batch by level.
             curve: seconds of a pass by rows.
             plain: the round without this drafter.
-            batch: sequences of the round.
+            owns: estimates of the sequences of the round.
             catching_up: seconds until the drafter has read the texts.
             planning: seconds of the planner in a round with a draft.
             now: number of the round.
@@ -107,20 +126,34 @@ class PartPlan:
         Returns:
             The levels that pay, with the round's expected tokens and seconds.
         """
-        levels = self.level_seconds(curve, batch)
+        batch, self.is_sampled = len(owns), owns[0].is_sampled
+        has_rates = bool(self.levels_of(owns[0]).rates)
+        levels = self.level_seconds(curve, batch, owns)
         levels[0] += catching_up / AUTO.catch_up_rounds
         bias = AUTO.stay_on if self.depth else AUTO.turn_on
         best = choose_depth(gains, levels, tokens=plain.tokens, seconds=plain.seconds, bias=bias)
-        if best.levels and self.costs.call is None:
+        self.min_survival = self._least_survival(curve, best.speed, batch) if self.part.is_calibrated else 0.0
+        if has_rates and len(self.costs.calls) < AUTO.first_drafts:
+            self._set(1)  # its cost is not settled, and its acceptance is known
+        elif best.levels and self.costs.call is None:
             self._set(1)  # its cost is unknown
         elif best.levels:
             self.trials.restart()
             # a second level is tried once, or its cost would be taken for that of the first
-            self._set(best.levels if self.costs.knows_levels else max(best.levels, min(2, self.part.depth)))
+            depth = best.levels if self.costs.knows_levels else max(best.levels, min(2, self.part.depth))
+            self._set(self.part.depth if self.min_survival else depth)
         else:
             is_due = not self._rounds_left(curve, batch, extra=catching_up + planning, now=now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due)
         return best
+
+    def _least_survival(self, curve: Sequence[float], speed: float, batch: int) -> float:
+        """Survival of a node below which a further level is expected to cost more than it gains at this speed."""
+        own, otherwise = self.sampled if self.is_sampled else self.levels, AUTO.unknown_level_share * curve[batch]
+        level = self.costs.of(2, otherwise=otherwise) - self.costs.of(1, otherwise=otherwise)
+        rate = own.rates[1] if len(own.rates) > 1 else AUTO.further_rate
+        cost = level / batch + _at(curve, batch + 1) - curve[batch]
+        return min(AUTO.most_survival, speed * cost / max(0.1, rate * min(1.0, own.hit_ratio)))
 
     def shares(self, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
         """The depth for each sequence: half of a draft's cost is common, and each must regain its part of the rest."""
@@ -169,20 +202,22 @@ class PartPlan:
         seconds = self.costs.of(self._trial_depth(curve[batch]), otherwise=self.costs.call or 0.0) + row
         return self.trials.rounds_left((extra + seconds) / curve[batch], now)
 
-    def observe(self, now: int, credits: Sequence[Credit], hits: int) -> None:
+    def observe(
+        self, now: int, owns: Sequence[SequenceLevels], credits: Sequence[Credit], hits: Sequence[bool]
+    ) -> None:
         """Learn from the drafts of a round.
 
         Args:
             now: number of the round.
+            owns: of the sequences with a draft.
             credits: of the drafts.
-            hits: number of drafts whose first token was accepted.
+            hits: whether the first token of each was accepted.
         """
-        self.expected_hits += sum(credit.gains[0] for credit in credits)
-        self.hits += hits
-        if self.expected_hits > AUTO.hit_memory:
-            self.hits *= AUTO.hit_memory / self.expected_hits
-            self.expected_hits = AUTO.hit_memory
-        self.levels.observe(now, credits, self.depth)
+        for is_sampled, levels in self._kinds(owns):
+            own = [credit for credit, state in zip(credits, owns, strict=True) if state.is_sampled == is_sampled]
+            found = [hit for hit, state in zip(hits, owns, strict=True) if state.is_sampled == is_sampled]
+            levels.observe_hits(sum(found), sum(credit.first for credit in own))
+            levels.observe(now, own, self.depth)
 
     def observe_costs(self, seconds: float, depth: int, *, unread: Sequence[int]) -> None:
         """Learn from the seconds of a draft.
@@ -227,3 +262,9 @@ class PartPlan:
             gained = prices.token * sum(gain for gain in gains if gain > 0)
             paid = gained > (self.costs.call or 0.0) + prices.planning
             self.trials.record(now, paid=paid, hit=is_hit)
+
+
+def _at(curve: Sequence[float], rows: float) -> float:
+    """Return the seconds of a pass over a mean number of rows."""
+    low = min(int(rows), len(curve) - 1)
+    return curve[low] + (rows - low) * (curve[min(low + 1, len(curve) - 1)] - curve[low])

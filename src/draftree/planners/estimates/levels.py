@@ -2,13 +2,14 @@
 
 The gain of a level is the summed survival of its scored nodes, so it is the expected number of tokens that the level
 adds to a round. Gains are averaged over all sequences; each sequence's own average counts by its number of drafts.
-Levels that were not drafted lately lose weight, and deeper ones are then estimated from the ones above them.
+Levels that were not drafted lately lose weight, and deeper ones are then estimated from the ones above them. If the
+acceptance of the drafter was measured before, estimates begin with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draftree.planners.estimates.cheap_drafts import RecentDrafts
 from draftree.planners.estimates.constants import AUTO
@@ -23,18 +24,40 @@ class Levels:
         gains: tokens a round, by level.
         rows: scored nodes a round, by level.
         weights: drafts that each average counts as.
+        reached: share of drafts that had the level; the others stopped before.
+        rates: acceptance of each level, given that of the level above, that was measured before; empty if unknown.
+        hits: drafts whose first token was accepted.
+        expected_hits: how many were expected; gains are corrected by the ratio.
         last_round: number of the round to which the weights are faded.
     """
 
     gains: list[float]
     rows: list[float]
     weights: list[float]
+    reached: list[float]
+    rates: tuple[float, ...] = ()
+    hits: float = AUTO.hit_prior
+    expected_hits: float = AUTO.hit_prior
     last_round: int = 0
 
     @classmethod
-    def of_depth(cls, depth: int) -> Levels:
+    def of_depth(cls, depth: int, rates: Sequence[float] = ()) -> Levels:
         """Averages without an observation."""
-        return cls([0.0] * depth, [1.0] * depth, [0.0] * depth)
+        prior = AUTO.known_hit_prior if rates else AUTO.hit_prior
+        return cls([0.0] * depth, [1.0] * depth, [0.0] * depth, [1.0] * depth, tuple(rates[:depth]), prior, prior)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Accepted first tokens over expected ones: averages of expected gains follow a bad drafter late."""
+        return self.hits / self.expected_hits
+
+    def observe_hits(self, hits: int, expected: float) -> None:
+        """Count accepted first tokens."""
+        self.expected_hits += expected
+        self.hits += hits
+        if self.expected_hits > AUTO.hit_memory:
+            self.hits *= AUTO.hit_memory / self.expected_hits
+            self.expected_hits = AUTO.hit_memory
 
     def observe(self, now: int, credits: Sequence[Credit], depth: int) -> None:
         """Average what drafts of `depth` levels brought in round `now`."""
@@ -45,6 +68,8 @@ class Levels:
             self.weights[level] = weight
             self.gains[level] += sum(credit.gains[level] - self.gains[level] for credit in credits) / weight
             self.rows[level] += sum(credit.rows[level] - self.rows[level] for credit in credits) / weight
+            reached = sum(level < credit.depth for credit in credits)
+            self.reached[level] += (reached - count * self.reached[level]) / weight
         self._fade(now, start=depth)
 
     def _fade(self, now: int, *, start: int = 0) -> None:
@@ -65,6 +90,13 @@ class Levels:
             above = found[-1]
         return found
 
+    def known(self) -> list[float]:
+        """Return the gain of every level by the known rates alone; empty without them."""
+        found: list[float] = []
+        for rate in (*self.rates, *self.rates[-1:] * (len(self.gains) - len(self.rates))):
+            found.append(rate * (found[-1] if found else 1.0))
+        return found
+
     def mixed_with(self, shared: Sequence[float], now: int) -> list[float]:
         """One sequence's gains, held closer to those of all sequences the fewer drafts it has had."""
         self._fade(now)
@@ -82,8 +114,10 @@ class SequenceLevels:
         levels: gains of the drafter's levels.
         recent: recent drafts, if the drafter is cheap.
         num_read: number of the sequence's tokens that the drafter has read.
+        is_sampled: whether the text is sampled with a temperature.
     """
 
     levels: Levels
-    recent: RecentDrafts
+    recent: RecentDrafts = field(default_factory=RecentDrafts)
     num_read: int = 0
+    is_sampled: bool = False

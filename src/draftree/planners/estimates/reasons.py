@@ -28,7 +28,7 @@ def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool, n
         return f"{name}nothing has been drafted yet"
     plain = curve[batch]
     row = (curve[min(batch + 1, len(curve) - 1)] - plain) / plain
-    gains = plan.levels.expected(now)
+    gains = (plan.sampled if plan.is_sampled else plan.levels).expected(now)
     if plan.is_cheap(plain, batch):
         cost = plan.costs.call if plan.part.runs_model else plan.sequence_seconds or 0.0
         state = "off, tried at growing intervals" if plan.depth == 0 or plan.is_trial else "on"

@@ -49,10 +49,10 @@ class RoutedPlanner(Planner[Routed]):
         """State for a new sequence of the default drafter."""
         return self.open_for("")
 
-    def open_for(self, draft: str) -> Routed:
+    def open_for(self, draft: str, *, is_sampled: bool = False) -> Routed:
         """State for a new sequence of the drafter with this name."""
         choice = self._index[draft]
-        return Routed(choice, None if choice == PLAIN else self._planners[choice].open())
+        return Routed(choice, None if choice == PLAIN else self._planners[choice].open_for("", is_sampled=is_sampled))
 
     def budgets(self, states: Sequence[Routed]) -> list[Budget]:
         """The budgets of each planner for its sequences."""

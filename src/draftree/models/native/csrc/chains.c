@@ -64,8 +64,9 @@ static int search_level(const Pass *pass, const Chain *chain, const ChainRows *r
                         int64_t level, int64_t vocab) {
     for (int64_t row = 0; row < count; row++) {
         const int64_t own = rows->chain[row];
-        memcpy(rows->keys + 2 * row, chain->keys + 2 * (own * chain->levels + level), 8);
-        rows->temperatures[row] = chain->temperatures[own];
+        rows->temperatures[row] = (float)chain->temperatures[own];
+        if (chain->keys != NULL)
+            memcpy(rows->keys + 2 * row, chain->keys + 2 * (own * chain->levels + level), 8);
     }
     Search search = {.logits = pass->logits,
                      .rows = count,

@@ -177,8 +177,8 @@ enum { MAX_COUNT = 64 /* largest count of a search */ };
  *   levels        maximum number of tokens of a chain
  *   is_normed     whether a row reads its parent's state after the final norm
  *   depths        [chains], maximum number of tokens of each
- *   keys, least   [chains][levels][2] and [chains][levels]: keys of the noise, the second odd, and
- *                 the logarithm of the share that a token needs to be followed
+ *   keys          [chains][levels][2], of the noise, the second odd; NULL: no chain has noise
+ *   least         [chains][levels], logarithms of the shares that tokens need to be followed
  *   temperatures  [chains], as in a search
  *   ids           as in a search
  *   slots, places, positions   [chains], of the row of the first token: slot, place and entry in the
@@ -194,7 +194,7 @@ enum { MAX_COUNT = 64 /* largest count of a search */ };
     FIELD(const int64_t *, depths) \
     FIELD(const uint32_t *, keys) \
     FIELD(const double *, least) \
-    FIELD(const float *, temperatures) \
+    FIELD(const double *, temperatures) \
     FIELD(const int32_t *, ids) \
     FIELD(const int64_t *, slots) \
     FIELD(const int64_t *, places) \

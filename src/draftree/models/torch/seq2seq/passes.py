@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from draftree.models.source import Source
-from draftree.models.torch.attention import attend
 from draftree.models.torch.dynamic import SlotPass
 from draftree.models.torch.seq2seq.attention import layer_call
+from draftree.models.torch.seq2seq.cross import CrossPass
 from draftree.models.torch.seq2seq.positions import BiasTables
-
-
-@dataclass(slots=True, eq=False)
-class EncodedSource:
-    """Cross-attention keys and values of a source. Its count is changed by its model only.
-
-    Attributes:
-        source: the source.
-        layers: keys and values of each layer, shape (1, heads, length, head_dim).
-        length: number of positions.
-        num_slots: number of slots that refer to it.
-    """
-
-    source: Source
-    layers: Sequence[tuple[Tensor, Tensor]]
-    length: int
-    num_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +28,7 @@ class DecoderPass:
     Attributes:
         layers: the decoder's attention modules.
         inner: the pass over the slots.
-        sources: for each source its rows, None for all rows of the pass.
+        cross: the attention to the sources.
         tokens: token of each row, shape (rows,).
         positions: position of each row, shape (rows,).
         num_positions: largest position plus one.
@@ -57,7 +37,7 @@ class DecoderPass:
 
     layers: DecoderLayers
     inner: SlotPass
-    sources: Sequence[tuple[EncodedSource, Tensor | None]]
+    cross: CrossPass
     tokens: Tensor
     positions: Tensor
     num_positions: int
@@ -70,8 +50,12 @@ class DecoderPass:
 
     def bias_of(self, module: nn.Module) -> bool:
         """Use a module's bias in the following self-attentions."""
-        self.bias = self.tables.of(module, self.num_positions)
+        self.bias = self.table_of(module)
         return True
+
+    def table_of(self, module: nn.Module) -> Tensor:
+        """Return the bias of a module by distance, shape (heads, distances)."""
+        return self.tables.of(module, self.num_positions)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
@@ -82,35 +66,4 @@ class DecoderPass:
             bias = self.bias if given.get("position_bias") is not None else None
             return self.inner.attend(layer_call(layer, query, scaling, given, bias), query, key, value)
         layer = self.layers.cross[module]
-        call = layer_call(layer, query, scaling, given, None)
-        mixed: Tensor | None = None
-        for source, rows in self.sources:
-            keys, values = source.layers[layer]
-            if rows is None:
-                return attend(query, keys, values, call=call, mask=None).transpose(1, 2)
-            part = attend(query[:, :, rows], keys, values, call=call, mask=None).transpose(1, 2)
-            if mixed is None:
-                mixed = part.new_zeros(1, query.shape[2], *part.shape[2:])
-            mixed[:, rows] = part
-        assert mixed is not None, "a pass has rows"
-        return mixed
-
-
-def rows_by_source(
-    sources: Sequence[EncodedSource], counts: Sequence[int], device: torch.device
-) -> list[tuple[EncodedSource, Tensor | None]]:
-    """Return each source with its rows; None if all rows have one source.
-
-    Args:
-        sources: source of each job, in the order of the rows.
-        counts: number of rows of each job.
-        device: device of the row numbers.
-    """
-    if all(source is sources[0] for source in sources):
-        return [(sources[0], None)]
-    found: dict[int, tuple[EncodedSource, list[int]]] = {}
-    first = 0
-    for source, count in zip(sources, counts, strict=True):
-        found.setdefault(id(source), (source, []))[1].extend(range(first, first + count))
-        first += count
-    return [(source, torch.tensor(rows, device=device)) for source, rows in found.values()]
+        return self.cross.attend(layer, layer_call(layer, query, scaling, given, None), query)
