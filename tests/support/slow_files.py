@@ -17,6 +17,7 @@ SLOW = frozenset(
         "test_bench_runner",
         "test_block_head_texts",
         "test_block_stepper",
+        "test_capture_continued",
         "test_capture_data",
         "test_capture_settings",
         "test_chat_templates",

@@ -18,7 +18,7 @@ from draftree.beam.trace import BeamTrace
 from draftree.beam.tree_svg import tree_svg
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
-from draftree.cli.options import AsJson, Chat, Model, System
+from draftree.cli.options import AsJson, Chat, Model, Prompt, System
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
 from draftree.cli.running import Execution, execution_of
@@ -45,14 +45,6 @@ WITHOUT = frozenset(
 )
 """Functions, tries and further models are for the library; the others have options of their own below."""
 STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
-Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
-        metavar="PROMPT",
-        rich_help_panel="Arguments",
-    ),
-]
 Preset = Annotated[
     str, typer.Option(help=f"Rules of another library: {', '.join(PRESETS)}.", metavar="NAME", rich_help_panel=PANEL)
 ]
