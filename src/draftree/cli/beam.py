@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
+from draftree.cli.decoder import decoder_of
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
 from draftree.cli.options import AsJson, Chat, Model, System
@@ -23,6 +24,7 @@ from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
+    from draftree.prompts import DecoderOptions
 
 __all__ = ["beam"]
 
@@ -87,14 +89,6 @@ Draft = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
-DecoderPrompt = Annotated[
-    str | None,
-    typer.Option(
-        help="Text that the decoder of an encoder-decoder model continues, such as a language token.",
-        metavar="TEXT",
-        rich_help_panel=PANEL,
-    ),
-]
 
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
@@ -122,6 +116,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
 
 @takes_search
 @takes("execution", execution_of)
+@takes("decoder", decoder_of)
 def beam(
     context: typer.Context,
     model: Model,
@@ -132,7 +127,7 @@ def beam(
     force_phrase: Phrases = None,
     length_bounds: Bounds = None,
     draft: Draft = None,
-    decoder_prompt: DecoderPrompt = None,
+    decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
     execution: Execution,
@@ -145,7 +140,7 @@ def beam(
     params = BeamSearchParams.preset(preset, **given, **has_phrases)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    task = Task(read_prompt(prompt), system, chat)
+    task = Task(read_prompt(prompt), system, chat, decoder)
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.report import dump
@@ -158,9 +153,7 @@ def beam(
         phrases = [llm.prompts.encode_text(text, add_special_tokens=False) for text in force_phrase]
         params = dataclasses.replace(params, force_words_ids=phrases)
     start = time.perf_counter()
-    (result,) = llm.beam_search(
-        task.messages if task.chat else task.text, params, draft=draft, decoder_prompt=decoder_prompt
-    )
+    (result,) = llm.beam_search(task.messages if task.chat else task.text, params, draft=draft, **decoder)
     seconds = time.perf_counter() - start
     if as_json:
         say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
