@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
