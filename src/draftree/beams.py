@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.openings import opening_of
+from draftree.engine.openings import DecoderPrompt, opening_of
+from draftree.engine.openings import Prompt as SourceOrTokens
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
-from draftree.prompts import PromptEncoder
+from draftree.prompts import DecoderOptions, PromptEncoder
 from draftree.requests import Requests
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
@@ -47,8 +48,8 @@ class BeamSearching:
         params: BeamParams = None,
         *,
         draft: Any = None,
-        decoder_prompt: Prompt | None = None,
         on_step: OnStep | None = None,
+        **decoder: Unpack[DecoderOptions],
     ) -> list[BeamResult]:
         """Search the most likely texts of prompts, as one batch.
 
@@ -59,9 +60,9 @@ class BeamSearching:
             draft: drafter of the next beams, which changes the number of passes and not the result: `ngram`, `suffix`,
                 `runners-up`, `model:NAME`, several joined by "+", or a loaded model; None for none. A model that a spec
                 names is loaded once.
-            decoder_prompt: what the decoder of an encoder-decoder model continues, such as the token of a target
-                language; it is no part of the hypotheses.
             on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
+            **decoder: of encoder-decoder models, as for `generate`: `decoder_prompt`, `source_lang`, `target_lang`.
+                What the decoder continues is no part of the hypotheses.
 
         Returns:
             The best hypotheses of each prompt, in the order of the prompts.
@@ -70,8 +71,8 @@ class BeamSearching:
             InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
             GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
         """
-        start = self._prompts.encode_decoder_prompt(decoder_prompt)
-        openings = [self._opening(prompt, start) for prompt in _each(prompts)]
+        start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
+        openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
         drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self._draft_model)
@@ -87,13 +88,21 @@ class BeamSearching:
             known[name] = load_model(name, dtype=dtype, device=str(self.model.device), kernels=kernels).model
         return known[name]
 
-    def _opening(self, prompt: AnyPrompt, decoder_prompt: Sequence[int] | None) -> BeamPrompt:
-        given = FeatureSource(prompt) if _is_features(prompt) else self._prompts.encode(prompt)  # type: ignore[arg-type]
+    def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None, source_lang: str | None) -> BeamPrompt:
+        if _is_features(prompt):
+            if source_lang is not None:
+                raise InvalidRequestError(
+                    "source_lang states the language of a text, and features were given: leave it out",
+                    param="source_lang",
+                )
+            given: SourceOrTokens = FeatureSource(prompt)  # type: ignore[arg-type]
+        else:
+            given = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
         return beam_opening(self.model, given, decoder_prompt)
 
 
 def beam_opening(
-    model: LanguageModel, given: Sequence[int] | FeatureSource, decoder_prompt: Sequence[int] | None = None
+    model: LanguageModel, given: SourceOrTokens, decoder_prompt: DecoderPrompt | None = None
 ) -> BeamPrompt:
     """Return the prompt of a search.
 

@@ -19,7 +19,6 @@ PROMPTS = [text(50), [7, 9, 7, 9, 7], text(9) * 3]
 def test_scores_are_bit_equal(family: str, draft: str) -> None:
     sizes: dict[str, Any] = SIZES | FAMILIES[family]
     llm = LLM(lower(HFModel(fresh(family, **sizes))))
-    assert llm.is_exact
     drafter: Any = lower(HFModel(fresh(family, **sizes))) if draft == "same" else draft
     used = 0
     for width in (1, 4, 9):

@@ -17,6 +17,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.models.source import TokenSource
 from draftree.models.table import TableLM, hashed
 from seq2seq_samples import VOCAB, sample, sources
+from translators import tokenizer, translator
 
 PENALTIES = (-1.0, 0.0, 0.6, 1.0, 2.0)
 TEXTS = ("t5", "bart", "marian")
@@ -221,3 +222,22 @@ def test_models_of_another_kind_are_refused() -> None:
         llm.beam_search(prompts_of("whisper", 1))
     with pytest.raises(InvalidRequestError, match="decoder_prompt"):
         LLM(causal).beam_search([1, 2], decoder_prompt=[1])
+    with pytest.raises(InvalidRequestError, match="source_lang"):
+        LLM(shared("whisper")).beam_search(prompts_of("whisper", 1), source_lang="en")
+    with pytest.raises(TypeError, match="decode_prompt"):
+        llm.beam_search(sources(1), decode_prompt=[3])
+
+
+def test_languages_are_given_as_to_generate() -> None:
+    """NLLB: the token of the target language follows the decoder's start token."""
+    llm, own = LLM(translator("nllb"), tokenizer=tokenizer("nllb")), tokenizer("nllb")
+    params = BeamSearchParams(beam_width=3, num_return_sequences=3, max_new_tokens=10)
+    (found,) = llm.beam_search("ab cd", params, source_lang="eng_Latn", target_lang="deu_Latn")
+    own.src_lang = "eng_Latn"
+    given = own("ab cd", return_tensors="pt")
+    start = [translator("nllb").generation_config.decoder_start_token_id, own.convert_tokens_to_ids("deu_Latn")]
+    rows = translator("nllb").generate(
+        **given, decoder_input_ids=torch.tensor([start]), num_beams=3, num_return_sequences=3, max_new_tokens=10
+    )
+    for one, row in zip(found.hypotheses, rows[:, 2:].tolist(), strict=True):
+        assert list(one.tokens) == row[: len(one.tokens)]

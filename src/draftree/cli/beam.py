@@ -16,6 +16,7 @@ import typer
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace
 from draftree.beam.tree_svg import tree_svg
+from draftree.cli.decoder import decoder_of
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
 from draftree.cli.options import AsJson, Chat, Model, System
@@ -26,6 +27,7 @@ from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
+    from draftree.prompts import DecoderOptions
     from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["beam"]
@@ -104,14 +106,6 @@ Draft = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
-DecoderPrompt = Annotated[
-    str | None,
-    typer.Option(
-        help="Text that the decoder of an encoder-decoder model continues, such as a language token.",
-        metavar="TEXT",
-        rich_help_panel=PANEL,
-    ),
-]
 
 
 def takes_search(command: Callable[..., None]) -> Callable[..., None]:
@@ -139,6 +133,7 @@ def takes_search(command: Callable[..., None]) -> Callable[..., None]:
 
 @takes_search
 @takes("execution", execution_of)
+@takes("decoder", decoder_of)
 def beam(
     context: typer.Context,
     model: Model,
@@ -151,7 +146,7 @@ def beam(
     svg: Svg = None,
     svg_step: SvgStep = None,
     draft: Draft = None,
-    decoder_prompt: DecoderPrompt = None,
+    decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
     execution: Execution,
@@ -166,7 +161,7 @@ def beam(
     params = BeamSearchParams.preset(preset, **given, **has_phrases)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    task = Task(read_prompt(prompt), system, chat)
+    task = Task(read_prompt(prompt), system, chat, decoder)
     require_sound(model)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.report import dump
@@ -181,11 +176,7 @@ def beam(
     trace = BeamTrace()
     start = time.perf_counter()
     (result,) = llm.beam_search(
-        task.messages if task.chat else task.text,
-        params,
-        draft=draft,
-        decoder_prompt=decoder_prompt,
-        on_step=trace if svg else None,
+        task.messages if task.chat else task.text, params, draft=draft, on_step=trace if svg else None, **decoder
     )
     seconds = time.perf_counter() - start
     if svg is not None:

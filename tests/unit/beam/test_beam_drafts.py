@@ -279,7 +279,7 @@ def test_loaded_models_draft() -> None:
     [
         ("nonsense", "nonsense"),
         ("prediction", "prediction"),
-        ("lookahead", "picks"),
+        ("lookahead,window=3", "picks"),
         ("early-exit,layers=1", "part of the model"),
         ("ngram,size=3", "size"),
         (TableLM(hashed(VOCAB + 1, 0)), "same vocabulary"),
